@@ -38,11 +38,11 @@ from benchmarks.harness import save
 
 # Part -> the functions whose time it is, as (module, attribute): where their callers look them up.
 PARTS = {
-    "read": [("tilec.jit.build", "trace_variant")],
+    "read": [("tilec.jit.build", "trace")],
     "choose": [("tilec.tune", "Chooser.choose")],
     "passes": [("tilec.passes", "apply")],
     "verify": [("tilec.passes", "verify")],
-    "print": [("tilec.codegen", "emit")],
+    "print": [("tilec.codegen", "emit"), ("tilec.codegen", "emit_records")],
     "llvm": [("tilec.jit.attempts", "assemble")],
     "ptxas": [("tilec.codegen.assemble", "run_ptxas")],
 }

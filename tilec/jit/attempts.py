@@ -43,6 +43,7 @@ class Attempt:
     llvm_text: str
     assembled: Assembled
     spared: bool = False  # what it spills makes room for a block
+    emitted: tuple[codegen.Emitter, str] | None = None  # for GPUs: the records that LLVM was given
 
     @property
     def faults(self) -> tuple[int, int]:
@@ -85,10 +86,10 @@ class Attempts:
         wait for tiles, a thread that could do with fewer gets fewer, so that more of them load at
         the same time. Two plans may have the same code, as where nothing can be brought by TMA: it
         is assembled once."""
-        text = codegen.emit(func, self.target)
-        if text in self._made:
-            return replace(self._made[text], plan=plan, func=func)
-        made = self._made[text] = self._assembled(plan, func, text)
+        emitted = None if self.target.kind == "cpu" else codegen.emit_records(func, self.target)
+        text = emitted[1] if emitted else codegen.emit(func, self.target)
+        made = self._made.get(text) or self._assembled(plan, func, text)
+        made = self._made[text] = replace(made, plan=plan, func=func, emitted=emitted)
         return made
 
     def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:

@@ -147,7 +147,10 @@ def compile_variant(
             dump.stage("sass", lambda: stages["sass"])
     kept = tried[-1][0] if tried else None
     image = _image(signature, key, func, final, assembled, kept)
-    return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
+    compiled = CompiledKernel(image, stages, None if target.kind == "cpu" else final)
+    if key.simulated and made.func is final:
+        compiled.emitted = made.emitted
+    return compiled
 
 
 def _refuse_prints(func: Func, target: str) -> None:

@@ -42,6 +42,7 @@ from tilec.support.lazy import Lazy
 from tilec.target import find_target
 
 if TYPE_CHECKING:
+    from tilec.codegen import Emitter
     from tilec.ir import schedule
     from tilec.ir.core import Func
     from tilec.jit import describe
@@ -60,13 +61,14 @@ class CompiledKernel(Launchable):
     the machine, `binary` is a cubin (PTX text where no assembler was found), hsaco or host
     object. Call it like the kernel, less the compile-time arguments; `compiled[grid](…)` where
     the launch gives the grid. `lowered` is its LOWERED function, where this process has compiled it
-    for a GPU.
+    for a GPU; `emitted`, where that was for the simulator, who emitted its LLVM text, and the text.
     """
 
     def __init__(self, image: Image, stages: Stages, lowered: Func | None = None) -> None:
         self.image = image
         self.stages = stages
         self.lowered = lowered
+        self.emitted: tuple[Emitter, str] | None = None
         self._parameters = tuple(_parameter(a) for a in image.arguments if not a.output)
         self._loaded: dict[int, Kernel] = {}
         self._paths: dict[str, LaunchPath] = {}

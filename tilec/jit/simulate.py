@@ -152,7 +152,7 @@ def records_for(kernel: Kernel, planned: Planned) -> Records:
         plan = variant.plan
         assert plan is not None  # GPUs have plans
         if variant.lowered is not None:
-            found = records_of(variant.lowered, variant.target)
+            found = records_of(variant.lowered, variant.target, variant.emitted)
         else:
             found = variant_records(kernel.signature, planned.key, plan)
         _records[variant] = found

@@ -66,10 +66,13 @@ def variant_records(signature: Signature, key: SpecialisationKey, plan: Plan) ->
     return records_of(passes.run_plan(func, find_target(key.target), plan), key.target)
 
 
-def records_of(func: Func, target: str) -> Records:
-    """The records of a LOWERED function. Raises CompileError for what the target cannot do."""
-    func = with_host_meanings(func)
-    emitter, text = emit_records(func, find_target(target))
+def records_of(func: Func, target: str, emitted: tuple[Emitter, str] | None = None) -> Records:
+    """The records of a LOWERED function, which may have been `emitted` before. Raises CompileError
+    for what the target cannot do."""
+    meant = with_host_meanings(func)
+    if emitted is None or meant is not func:
+        emitted = emit_records(meant, find_target(target))
+    func, (emitter, text) = meant, emitted
     registers = tuple(
         RegisterBuffer(value, tuple(s.ref for s in r.slots), r.pack, r.is_array)
         for value, r in emitter.registers.items()
