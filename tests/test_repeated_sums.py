@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -88,6 +89,29 @@ def test_what_is_said(form: str, target: str) -> None:
 )
 def test_what_is_not(rows: int, trips: int, threads: int, form: str) -> None:
     assert not told(by_hand(rows, trips, threads, form))
+
+
+def test_several_are_told_at_once() -> None:
+    @tilec.kernel
+    def sums(A: T.Tensor((M, 64), "float32"), S: T.Tensor((M,), "float32"), n: T.int32):
+        with T.Kernel(T.ceildiv(M, 4), threads=128) as b:
+            s = T.alloc_fragment((4,), "float32")
+            T.clear(s)
+            for i in T.Parallel(4):
+                for j in T.serial(64):
+                    s[i] += A[b * 4 + i, j]
+            for i in T.Parallel(4):
+                for j in T.serial(n):
+                    s[i] += A[b * 4 + i, j]  # of as many elements
+            T.copy(s, S[b * 4])
+
+    (text,) = told(sums)
+    first, second = re.findall(r"\.py:(\d+):|so in line (\d+)", text)
+    assert int(second[1]) == int(first[0]) + 3, text
+
+
+def test_on_a_cpu_threads_are_loops() -> None:
+    assert not told(by_hand(4, 64, 128, "plain"), "cpu")
 
 
 def test_the_reduction_itself_is_not() -> None:

@@ -19,7 +19,6 @@ from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.private import private_names
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
-from tilec.frontend.repeated_sums import find_repeated_sum
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
     Buffer,
@@ -30,7 +29,7 @@ from tilec.frontend.values import (
     describe,
 )
 from tilec.ir.core import Value
-from tilec.ir.errors import CompileWarning, PerformanceWarning, warn
+from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
@@ -312,11 +311,6 @@ class ForLoops(Loops):
                 hint = "give each iteration an element of its own, or loop with T.serial"
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
-        earlier = (o for b in self.builders for o in b.ops)
-        repeated = None if wanted else find_repeated_sum(made, self.threads, earlier)
-        if repeated is not None:
-            message, hint, at = repeated
-            warn(PerformanceWarning, message, at, hint)
         self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
 

@@ -14,8 +14,10 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
+from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
 from tilec.ir.uniformity import Level, uniformity_of
+from tilec.jit.repeated_sums import repeated_sums
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.groups import warps_of
@@ -64,8 +66,10 @@ class Watch:
                 "loop with T.Parallel, which shares the iterations out, or let each thread begin "
                 "at T.get_thread_binding(0)",
             )
-        if self._laid_out is not None and func.attrs.get("threads"):  # the author's, not ours
-            _warn_of_idle(self._laid_out, target)
+        if threads := func.attrs.get("threads"):  # the author's, not ours
+            told = _warn_of_sums(func, threads)
+            if self._laid_out is not None:
+                _warn_of_idle(self._laid_out, target, told)
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""
@@ -147,9 +151,34 @@ def _decided_by(o: Op) -> tuple[Value, ...]:
     return (o.cond,) if isinstance(o, If) else (o.lo, o.hi) if isinstance(o, For) else ()
 
 
-def _warn_of_idle(func: Func, target: Target) -> None:
+def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
+    """Of loops with fewer iterations than threads, each of which takes a sum by itself: of all of
+    a kernel at once. Where these loops are."""
+    found = list(repeated_sums(func, threads))
+    if found:
+        first, *more = found
+        count = prod(first.loop.extents)
+        many = "all" if first.trips is None else str(first.trips)
+        lines = ", ".join(str(s.loc.line) for s in more)
+        message = (
+            f"each iteration of this T.Parallel ({count}) takes the {first.word} of {many} "
+            f"elements by itself, and {threads} threads have {count} iterations: others repeat "
+            "them, or wait"
+        )
+        warn(
+            PerformanceWarning,
+            f"{message} (so in line {lines})" if more else message,
+            first.loc,
+            f"T.reduce_{first.word}(x, s, dim=1), of a tile, shares the elements out\n"
+            "among all threads; or go over them in T.Parallel",
+        )
+    return {s.loop.loc for s in found}
+
+
+def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
     """Of products whose tile has no work for some of the warps, where no other product needs them,
-    and of parallel loops over tiles whose threads do several times their share."""
+    and of parallel loops over tiles whose threads do several times their share; not of those that
+    were told of."""
     warps = warps_of(func, target)
     products = [o for o in walk(func.body) if isinstance(o, Gemm) and o.warps]
     busy = [prod(o.warps) for o in products]
@@ -165,7 +194,7 @@ def _warn_of_idle(func: Func, target: Target) -> None:
             )
         return
     for p in walk(func.body):
-        if isinstance(p, Parallel) and p.layout is not None and len(p.extents) > 1:
+        if isinstance(p, Parallel) and p.layout and len(p.extents) > 1 and p.loc not in told:
             each, times = p.layout.size("reg"), idle(p.layout)
             share = -(-prod(p.extents) // (warps(p) * target.warp_size))
             if times >= 4 and each >= max(FEW_REPEATED, 4 * share):

@@ -4,53 +4,49 @@ threads: an iteration is one thread's, and threads without one of their own do a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from tilec.ir.core import Op, Value, walk
-from tilec.ir.ops import Binary, Const, For, Load, Parallel, Store, yielded
-
-if TYPE_CHECKING:
-    from tilec.ir.loc import Loc
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.loc import Loc
+from tilec.ir.ops import Binary, For, Load, Parallel, Store, constants, yielded
 
 SHORT = 16  # sums of fewer elements take no longer than an exchange between threads
 _WORDS = {"add": "sum", "max": "max", "min": "min"}
 
 
-def find_repeated_sum(
-    loop: Parallel, threads: int | None, before: Iterable[Op]
-) -> tuple[str, str, Loc] | None:
-    """What to tell the author of the first such sum of `loop` (message, hint), and where; None
-    where every other thread has an iteration, or `threads` is not known. `before`: what stands
-    before it."""
-    count = math.prod(loop.extents)
-    if threads is None or not 0 < 2 * count <= threads:
-        return None
-    numbers: dict[Value, int] | None = None
-    for o in walk(loop.body):
-        if not isinstance(o, For):
-            continue
-        for kind, loc in _sums(o):
-            if numbers is None:
-                known = (o for o in (*before, *walk(loop.body)) if isinstance(o, Const))
-                numbers = {o.result: o.value for o in known if isinstance(o.value, int)}
-            trips = None
-            if {o.lo, o.hi, o.step} <= numbers.keys():
-                trips = len(range(numbers[o.lo], numbers[o.hi], numbers[o.step]))
-            if trips is not None and trips < SHORT:
-                continue
-            many = "all elements" if trips is None else f"{trips} elements"
-            message = (
-                f"each iteration of this T.Parallel ({count}) takes the {_WORDS[kind]} of {many} "
-                f"by itself, and {threads} threads have {count} iterations: others repeat them, or "
-                "wait"
-            )
-            hint = (
-                f"T.reduce_{_WORDS[kind]}(x, s, dim=1), of a tile, shares the elements out\n"
-                "among all threads; or go over them in T.Parallel"
-            )
-            return message, hint, loc
-    return None
+@dataclass(frozen=True)
+class RepeatedSum:
+    """One such sum of a `loop`: the word for its kind, of how many elements (None: not known),
+    where."""
+
+    loop: Parallel
+    word: str
+    trips: int | None
+    loc: Loc
+
+
+def repeated_sums(func: Func, threads: int) -> Iterator[RepeatedSum]:
+    """The first such sum of each parallel loop of `func` (TILE) that has no iteration for every
+    other of so many threads, and whose layout its author has not chosen."""
+    numbers = constants(func.body)
+    for o in walk(func.body):
+        if isinstance(o, Parallel) and o.wanted is None and 0 < 2 * math.prod(o.extents) <= threads:
+            found = next(_long_sums(o.body, numbers), None)
+            if found is not None:
+                yield RepeatedSum(o, *found)
+
+
+def _long_sums(
+    body: Block, numbers: dict[Value, bool | int | float]
+) -> Iterator[tuple[str, int | None, Loc]]:
+    for o in walk(body):
+        if isinstance(o, For):
+            ends = [numbers.get(v) for v in (o.lo, o.hi, o.step)]
+            known = [n for n in ends if isinstance(n, int)]
+            trips = len(range(*known)) if len(known) == 3 else None
+            if trips is None or trips >= SHORT:
+                yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
 
 
 def _sums(loop: For) -> Iterator[tuple[str, Loc]]:
