@@ -80,17 +80,16 @@ HELPERS = {"tilec.builtins.annotations.dtype_of", "tilec.builtins.annotations.on
 
 def language() -> dict[str, Any]:
     """The public words: what `tilec.language` has that is its own, and no tool it is made with."""
-    found = {}
-    for name, value in vars(T).items():
-        module = getattr(value, "__module__", "")
-        if name.startswith("_") or name.isupper() or f"{module}.{name}" in HELPERS:
-            continue
-        package, _, topic = module.rpartition(".")
-        own = module == "tilec.language" or package == "tilec.builtins"
-        own = own and topic not in MODULES_WITHOUT_GENERATOR
-        if own or isinstance(value, DType):
-            found[name] = value
-    return found
+    return {name: value for name, value in vars(T).items() if is_word(name, value)}
+
+
+def is_word(name: str, value: Any) -> bool:
+    module = getattr(value, "__module__", "")
+    if name.startswith("_") or name.isupper() or f"{module}.{name}" in HELPERS:
+        return False
+    package, _, topic = module.rpartition(".")
+    own = module == "tilec.language" or package == "tilec.builtins"
+    return (own and topic not in MODULES_WITHOUT_GENERATOR) or isinstance(value, DType)
 
 
 @cache
@@ -118,8 +117,8 @@ def written() -> tuple[set[str], set[tuple[str, str]]]:
 
 def positional(word: str, count: int) -> set[tuple[str, str]]:
     """The parameters that so many arguments of a word name."""
-    function = getattr(T, word, None) if word in language() else None
-    if not callable(function) or isinstance(function, DType):
+    function = getattr(T, word, None)
+    if not is_word(word, function) or not callable(function) or isinstance(function, DType):
         return set()
     return {(word, name) for name in [*parameters(function)][:count]}
 
