@@ -83,6 +83,7 @@ class _Machine:
         self.passes = 0  # of all of them: two groups may hand a turn to and fro
         self.address: dict[Value, Any] = {}
         self.base = env
+        self.tensors: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
         self.cluster = launched_cluster(func)
         self.peers: list[_Machine] = [self]  # the blocks of its cluster, by number
         self.meeting = [0, 0]  # threads at the cluster barrier, times it has opened
@@ -90,6 +91,11 @@ class _Machine:
     def agent(self, first_warp: int, warps: int) -> _Agent:
         self.agents += 1
         return _Agent(self, first_warp, warps, dict(self.base))
+
+
+_MAY_WAIT = (
+    ops.For, ops.While, ops.If, ops.Scope, ops.MbarrierWait, ops.ClusterBarrier, ops.OrderedWait,
+)  # fmt: skip
 
 
 class _Agent:
@@ -100,6 +106,7 @@ class _Agent:
         self.group, self.consumer_groups = group, 1
         self.size = m.target.warp_size
         self.n = warps * self.size
+        self.lanes = np.arange(self.n)
         self.env = env
         self.first = first_warp
         self.mask = np.ones(self.n, bool)
@@ -109,7 +116,10 @@ class _Agent:
 
     def get(self, v: Value) -> np.ndarray:
         got = self.env[v]
-        return np.broadcast_to(got, (self.n,)) if np.ndim(got) == 0 else got
+        if np.ndim(got) == 0:
+            one = np.asarray(got)
+            got = self.env[v] = np.full(self.n, one, one.dtype)
+        return got
 
     def one(self, v: Value) -> int:
         """A value that all active threads agree on."""
@@ -120,15 +130,16 @@ class _Agent:
 
     def run(self, block: Block) -> Iterator[None]:
         for o in block.ops:
-            yield from self.op(o)
+            if isinstance(o, _MAY_WAIT):
+                yield from self.op(o)
+            elif not isinstance(o, ops.Yield):
+                self.simple(o)
 
     def set(self, o: Op, value: Any) -> None:
         self.env[o.result] = value
 
     def op(self, o: Op) -> Iterator[None]:
         match o:
-            case ops.Yield():
-                pass
             case ops.For():
                 yield from self.loop(o)
             case ops.While():
@@ -157,8 +168,6 @@ class _Agent:
                 turn[o.id + self.group] -= 1  # -1: it waits, 0: both have been here
                 while turn[o.id + self.group] < 0:
                     yield
-            case _:
-                self.simple(o)
 
     def loop(self, o: ops.For) -> Iterator[None]:
         index, hi, step = self.get(o.lo).copy(), self.get(o.hi), self.get(o.step)
@@ -223,8 +232,7 @@ class _Agent:
     # --- one op ---
 
     def simple(self, o: Op) -> None:
-        get, put = self.get, self.set
-        lanes = np.arange(self.n)
+        get, put, lanes = self.get, self.set, self.lanes
         match o:
             case ops.Const() | ops.Binary() | ops.Unary() | ops.Fma() | ops.Compare() | ops.Cast():
                 put(o, o.evaluate(*map(get, o.operands)))
@@ -379,6 +387,12 @@ class _Agent:
 
     def tensor(self, v: Value) -> tuple[np.ndarray, np.ndarray, int]:
         """A tensor's storage as a flat array, which elements belong to it, and where it starts."""
+        found = self.m.tensors.get(v.name)
+        if found is None:
+            found = self.m.tensors[v.name] = self._tensor(v)
+        return found
+
+    def _tensor(self, v: Value) -> tuple[np.ndarray, np.ndarray, int]:
         a = self.m.args[v.name]
         low = a
         while isinstance(low.base, np.ndarray):

@@ -123,7 +123,18 @@ class Layout:
 
     def flat(self, *owners: str) -> Ints:
         """The row-major number of the element at every index combination of the owners (their array
-        dimensions)."""
+        dimensions). Read only."""
+        found = self._flats.get(owners)
+        if found is None:
+            found = self._flats[owners] = self._flat(owners)
+            found.setflags(write=False)
+        return found
+
+    @functools.cached_property
+    def _flats(self) -> dict[tuple[str, ...], Ints]:
+        return {}
+
+    def _flat(self, owners: tuple[str, ...]) -> Ints:
         strides = row_major_strides(self.shape)
         widths = [a.bit_length() - 1 for a in self.atom]
         total: Ints = np.zeros((1,) * len(owners), np.int32)
