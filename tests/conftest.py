@@ -11,6 +11,7 @@ import importlib.util
 import os
 import signal
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -139,3 +140,11 @@ def _verified(text: str, target: Target) -> Assembled:
     check_intrinsics(text, target)
     _parse(parted(text)[0], None).verify()
     return Assembled(text, target, binary=b"none")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept() -> Iterator[None]:
+    """What a module's kernels keep of their compilation lives until the end of the session."""
+    yield
+    gc.collect()
+    gc.freeze()
