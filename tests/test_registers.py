@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from dataclasses import replace
 from math import prod
@@ -14,6 +15,7 @@ from test_lowering import matmul_text
 
 import tilec
 import tilec.language as T
+from tilec.codegen.assemble import Assembled
 from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
 from tilec.ir.errors import CompileWarning, InternalError, ResourceError
@@ -185,6 +187,63 @@ def test_sizes_left_open_are_chosen_so_that_they_fit():
             *(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_90a"
         )
     assert not made.resources.spilled_bytes
+
+
+def product_of(side, columns=64):
+    @tilec.kernel
+    def product(
+        A: T.Tensor((64, K), "float16"),
+        B: T.Tensor((K, columns), "float16"),
+        C: T.Tensor((64, columns), "float32"),
+        BN: T.constexpr = side,
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, BN), "float16")
+            acc = T.alloc_fragment((64, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32)):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[:, 0:BN])
+
+    return product
+
+
+@pytest.mark.parametrize("target", [SM90, SM80], ids=str)
+def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target):
+    """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((64, 96), (96, 512)))
+    c, kernel = np.zeros((64, 512), "float32"), product_of(512, 512)
+    with pytest.warns(CompileWarning, match="acc takes 256 registers of each of 128"):
+        made = kernel.compile(a, b, c, target=str(target))
+    assert "gemm" in made.stages["select_gemm"] and "wgmma" not in made.stages["select_gemm"]
+    assert made.resources.spilled_bytes is None or made.resources.spilled_bytes > 0
+    report = tilec.simulate(kernel, a, b, c, target=str(target))
+    assert not report.findings
+    np.testing.assert_array_equal(c, a.astype("float32") @ b.astype("float32"))
+
+
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
+    """The fragments fit by their sizes, and the assembler keeps other values in memory: a warning
+    where the author has fixed all sizes, and none where tilec chooses."""
+
+    def spilling(text, target):
+        return Assembled(text, target, b"", spilled_bytes=800, advisories=("800 bytes spilled",))
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", spilling)
+    specs = [tilec.spec((64, 96), "float16"), tilec.spec((96, 64), "float16")]
+    specs.append(tilec.spec((64, 64), "float32"))
+    with pytest.warns(CompileWarning, match="acc takes 32 registers of each of 128") as given:
+        product_of(64).compile(*specs, target=str(target))
+    text = str(given[0].message)
+    assert len(given) == 1 and "800 bytes of what a thread has are kept in memory" in text
+    assert "acc = T.alloc_fragment" in text and "help: write threads=256" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompileWarning)
+        product_of(T.auto(32, 64)).compile(*specs, target=str(target))
 
 
 def test_more_than_any_assembler_takes_is_still_an_error():

@@ -121,13 +121,15 @@ def compile_variant(
     tried: list[tuple[Plan, ResourceError | None]] = []
     ranked = () if key.plan is None else (key.plan, *key.ranked)
     attempts = Attempts(target, ranked)
+    asked_for = not key.only_ranked and not _can_choose(signature, func)
     if plan is None:
         try:
             final = _first_good(func, target, keep_pass, ranked, tried, attempts, key.only_ranked)
         except ResourceError as error:
-            if not error.may_spill or key.only_ranked or _can_choose(signature, func):
+            if not error.may_spill or not asked_for:
                 raise
             runs.clear()
+            asked_for = False  # and said
             final = _spilling(func, target, keep_pass, tried, attempts, error)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
@@ -137,6 +139,8 @@ def compile_variant(
     watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
     llvm_text, assembled = made.llvm_text, made.assembled
+    if asked_for and (assembled.spilled_bytes or 0) > FEW_SPILLED and not made.spared:
+        watch.warn_of_spills(assembled.spilled_bytes or 0)
     keep("llvm", lambda: llvm_text)
     keep("llvm-opt", lambda: assembled.llvm_opt)
     keep(ASSEMBLY[target.kind], lambda: assembled.asm)

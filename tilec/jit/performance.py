@@ -18,6 +18,7 @@ from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated_sums import repeated_sums
+from tilec.passes.check_registers import most_held, said_of
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.groups import warps_of
@@ -70,6 +71,21 @@ class Watch:
             told = _warn_of_sums(func, threads)
             if self._laid_out is not None:
                 _warn_of_idle(self._laid_out, target, told)
+
+    def warn_of_spills(self, spilled: int) -> None:
+        """Warn that each thread keeps so many bytes of its registers in memory."""
+        held = [] if self._laid_out is None else most_held(self._laid_out)
+        if self._laid_out is None or not held:
+            return
+        groups = int(self._laid_out.attrs.get("consumer_groups", 1))
+        threads = int(self._laid_out.attrs["threads"]) * groups
+        warn(
+            PerformanceWarning,
+            f"{said_of(held, threads)}: {spilled} bytes of what a thread has are kept in memory, "
+            "which is slow",
+            held[0].loc,
+            f"write threads={2 * threads}, or use a smaller tile",
+        )
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""

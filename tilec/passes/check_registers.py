@@ -31,23 +31,36 @@ def check_registers(func: Func, target: Target) -> Func:
     threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
     limit = budget(threads, specialised, target)
-    fragments = _fragments(func)
-    sets = [[o] for o in fragments.values()]
-    for loop in walk(func.body):
-        if isinstance(loop, (For, While)):
-            sets.append(_held_at_once(func, loop, fragments))
-    for held in sets:
+    for held in _held_sets(func):
         needed = sum(map(_registers, held))
-        if held and needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
+        if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
             error = ResourceError(
-                f"{_named(held)} {needed} registers of each of {threads} threads; on {target} "
-                f"{limit} are left for {'it' if len(held) == 1 else 'them'}",
+                f"{said_of(held, threads)}; on {target} {limit} are left for "
+                f"{'it' if len(held) == 1 else 'them'}",
                 held[0].loc,
                 _hint(held, threads, specialised, target, groups),
             )
             error.may_spill = needed <= MOST_HELD
             raise error
     return func
+
+
+def most_held(func: Func) -> list[Alloc]:
+    """Of a LAID_OUT function the fragments that take the most registers at once: one, or those of
+    one loop's products."""
+    return max(_held_sets(func), key=lambda held: sum(map(_registers, held)), default=[])
+
+
+def said_of(held: list[Alloc], threads: int) -> str:
+    """How many registers they take: "acc takes 128 registers of each of 256 threads"."""
+    return f"{_named(held)} {sum(map(_registers, held))} registers of each of {threads} threads"
+
+
+def _held_sets(func: Func) -> list[list[Alloc]]:
+    fragments = _fragments(func)
+    sets = [[o] for o in fragments.values()]
+    loops = (o for o in walk(func.body) if isinstance(o, (For, While)))
+    return sets + [held for loop in loops if (held := _held_at_once(func, loop, fragments))]
 
 
 def fragment_registers(func: Func) -> int:

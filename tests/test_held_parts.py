@@ -1,0 +1,125 @@
+"""Parts of accumulators: each thread does what it holds of them, and nothing passes through shared
+memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+pytestmark = pytest.mark.usefixtures("unassembled")
+
+TARGETS = ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
+M, N, K = 64, 32, 32
+
+
+def after_product(which: str) -> Any:
+    """A kernel that does `which` with parts of an accumulator."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float32"),
+        D: T.Tensor((M, N), "float32"),
+        first: T.int32,
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((M, K), "float16"), T.alloc_shared((K, N), "float16")
+            acc = T.alloc_fragment((M, N), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, acc, clear_accum=True)
+            if which == "copies":
+                for r in T.serial(4):
+                    T.copy(acc[r * 16 : r * 16 + 16, :], D[r * 16 : r * 16 + 16, :])
+            elif which == "columns":
+                T.copy(acc[:, 8:24], D[0:M, 8:24])
+            elif which == "guarded":
+                for r in range(2):
+                    for i, j in T.Parallel(M, N):
+                        if i < M // 2:
+                            D[i + r * (M // 2), j] = acc[i + r * (M // 2), j] * 2.0
+            elif which == "row":
+                for j in T.Parallel(N):
+                    D[first, j] = acc[first, j]
+            elif which == "element":
+                for i in T.Parallel(1):
+                    D[first + i, 3] = acc[first + i, 3]
+            elif which == "written":
+                for i, j in T.Parallel(8, N):
+                    acc[first + i, j] += D[first + i, j]
+                T.fill(acc[40:48, :], 5.0)
+                T.copy(D[48:56, :], acc[48:56, :])
+            elif which == "atomic":
+                T.atomic_add(D[8:16, :], acc[first : first + 8, :])
+            elif which == "shared":
+                s = T.alloc_shared((8, N), "float16")
+                T.copy(acc[first : first + 8, :], s)
+                T.copy(s, D[8:16, :])
+            elif which == "turned":  # the loops run along other dimensions: a copy of all of it
+                for j, i in T.Parallel(N, 8):
+                    D[first + i, j] = acc[first + i, j]
+            elif which == "repeated":
+                for i, j in T.Parallel(8, N):
+                    D[first + i, j] = acc[first + i // 2, j]
+            T.copy(acc, C)
+
+    return kernel
+
+
+def expected(which: str, c: Any, d: Any, first: int) -> None:
+    part = slice(first, first + 8)
+    match which:
+        case "copies":
+            d[:] = c
+        case "columns":
+            d[:, 8:24] = c[:, 8:24]
+        case "guarded":
+            d[:] = 2 * c
+        case "row":
+            d[first] = c[first]
+        case "element":
+            d[first, 3] = c[first, 3]
+        case "written":
+            c[part] += d[part]
+            c[40:48] = 5
+            c[48:56] = d[48:56]
+        case "atomic":
+            d[8:16] += c[part]
+        case "shared":
+            d[8:16] = c[part]
+        case "turned":
+            d[part] = c[part]
+        case "repeated":
+            d[part] = np.repeat(c[first : first + 4], 2, axis=0)
+
+
+WITHOUT_SCRATCH = (
+    "copies", "columns", "guarded", "row", "element", "written", "atomic", "shared", "turned",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "cpu"])
+@pytest.mark.parametrize("which", [*WITHOUT_SCRATCH, "repeated"])
+def test_parts_of_an_accumulator(which: str, target: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((M, K), (K, N)))
+    c, d = np.zeros((M, N), "float32"), rng.integers(-4, 5, (M, N)).astype("float32")
+    wanted_c, wanted_d, first = a.astype("float32") @ b.astype("float32"), d.copy(), 21
+    expected(which, wanted_c, wanted_d, first)
+    kernel = after_product(which)
+    if target == "cpu":
+        kernel(a, b, c, d, first)
+    else:
+        report = tilec.simulate(kernel, a, b, c, d, first, target=target)
+        assert not report.findings, report
+        made = kernel.compile(a, b, c, d, first, target=target)
+        through_shared = "%acc_converted = alloc shared" in made.stages["infer_layouts"]
+        assert through_shared == (which not in WITHOUT_SCRATCH)
+    np.testing.assert_array_equal(c, wanted_c)
+    np.testing.assert_array_equal(d, wanted_d)
