@@ -158,6 +158,7 @@ class Target:
         - "printf": kernels can print;
         - "inline_asm": tilec finds an assembler for inline assembly;
         - "min_blocks": its assembler takes the least number of blocks that share a multiprocessor;
+        - "red_vector": it adds vectors of float32 in global memory, each element atomically;
         - "pdl": a launch may begin before the one in front of it has ended (`tilec.ir.pdl`).
         """
         return feature in self.features
@@ -169,6 +170,7 @@ class Target:
 _CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks"})
 _SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
 _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}
+_SM90 |= {"red_vector"}
 _SM90 |= {"mma_fp8", "mma_sp_fp8", "wgmma_sp"}
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
 # frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the

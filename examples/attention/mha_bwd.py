@@ -125,6 +125,7 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
                         seen = seen and bx * BN + i <= m * BM + j + N - S
                     x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j] * LOG2_E)
                     s[i, j] = T.if_then_else(seen, x, 0.0)
+                for i, j in T.Parallel(BN, BM):  # while these wait for the second product
                     ds[i, j] = s[i, j] * (ds[i, j] - delta[j]) * scale
                 T.copy(s, p)
                 T.gemm(p, do, dv, policy=Policy)
@@ -181,7 +182,9 @@ def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
                     if causal:
                         seen = seen and n * BN + j <= place + i
                     x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[i] * LOG2_E)
-                    ds[i, j] = T.if_then_else(seen, x * (ds[i, j] - delta[i]) * scale, 0.0)
+                    s[i, j] = T.if_then_else(seen, x, 0.0)
+                for i, j in T.Parallel(BM, BN):
+                    ds[i, j] = s[i, j] * (ds[i, j] - delta[i]) * scale
                 T.copy(ds, half)
                 T.gemm(half, k, dq, policy=Policy)
             T.copy(dq, dQ[b, bx * BM : (bx + 1) * BM, h, :])

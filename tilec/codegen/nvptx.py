@@ -30,7 +30,7 @@ from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
 from tilec.ir.instr.nvidia import AND_OR, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.pdl import first_of_all
-from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
+from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
 
 DIMS = "xyz"
 WARPGROUP = 4  # warps
@@ -221,6 +221,14 @@ class NvptxEmitter(PrintingEmitter):
         if o.kind not in ("min", "max") or o.dest.dtype.bits >= 32:
             return offset
         return self.execute(UNKNOWN[offset.type], offset)[0]
+
+    def emit_mem_red(self, o: ops.MemRed) -> None:
+        at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
+        t = o.value.type
+        assert isinstance(t, VectorType)
+        values = self.f.unpack(self.get(o.value), t.lanes, "float")
+        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+        self.only_if(guard, lambda: self.execute(moves.red_add(len(values)), at, *values), "red")
 
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")

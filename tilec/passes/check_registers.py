@@ -59,8 +59,12 @@ def said_of(held: list[Alloc], threads: int) -> str:
 def _held_sets(func: Func) -> list[list[Alloc]]:
     fragments = _fragments(func)
     sets = [[o] for o in fragments.values()]
-    loops = (o for o in walk(func.body) if isinstance(o, (For, While)))
-    return sets + [held for loop in loops if (held := _held_at_once(func, loop, fragments))]
+    registers = {v: _registers(o) for v, o in fragments.items()}
+    for loop in walk(func.body):
+        if isinstance(loop, (For, While)):
+            held = held_at_once(func, loop, registers)
+            sets += [[fragments[v] for v in held]] if held else []
+    return sets
 
 
 def fragment_registers(func: Func) -> int:
@@ -108,23 +112,21 @@ def _of_products(loop: For | While) -> list[Value]:
     return list(dict.fromkeys(v for o in products for v in (o.c, o.a.buffer, o.b.buffer)))
 
 
-def _held_at_once(func: Func, loop: For | While, fragments: Mapping[Value, Alloc]) -> list[Alloc]:
-    """Of the fragments that a loop's products keep in registers those that are live at the place
-    where they take the most: what nothing outside of the loop touches lives from its writer to its
-    last reader. (What one loop inside alone touches is that loop's.)"""
+def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) -> list[Value]:
+    """Of these fragments, with their `registers`, those that a loop's products keep there and that
+    are live at the place where they take the most: what nothing outside of the loop touches lives
+    from its writer to its last reader. (What one loop inside alone touches is that loop's.)"""
     uses = [modref(o, covered) for o in loop.body.ops]
     inner = [u for o, u in zip(loop.body.ops, uses) if isinstance(o, (For, While))]
     alone = {v for u in inner for v in u if sum(v in other for other in uses) == 1}
-    mine = [v for v in _of_products(loop) if v in fragments and v not in alone]
+    mine = [v for v in _of_products(loop) if v in registers and v not in alone]
     inside = {*walk(loop.body)}
     outside = (o for o in walk(func.body) if o not in inside and not o.region_fields)
     lasting = {v for o in outside if not isinstance(o, Alloc) for v in o.operands}
     reads = [{v for v in mine if v in u and not u[v].whole} for u in uses]
     kills = [{v for v in mine if v in u and u[v].whole} for u in uses]
-    found = live_at_once(
-        reads, kills, lasting.intersection(mine), lambda v: _registers(fragments[v])
-    )
-    return [fragments[v] for v in mine if v in found]
+    found = live_at_once(reads, kills, lasting.intersection(mine), registers.__getitem__)
+    return [v for v in mine if v in found]
 
 
 def _registers(o: Alloc) -> int:

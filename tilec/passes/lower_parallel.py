@@ -80,7 +80,7 @@ MOST_TOGETHER = 8
 
 def lower_parallel(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    lowering = Lowering(func)
+    lowering = Lowering(func, target)
 
     def loops(o: Op) -> None | list[Op]:
         match o:
@@ -105,8 +105,8 @@ def lower_parallel(func: Func, target: Target) -> Func:
 class Lowering:
     """The lowering of one function's loops."""
 
-    def __init__(self, func: Func) -> None:
-        self.known = MemoryFacts(func)
+    def __init__(self, func: Func, target: Target) -> None:
+        self.known = MemoryFacts(func, target)
         self.held_once = held_once(func)
         self.may_alias = bool(func.attrs.get("may_alias"))
 

@@ -147,14 +147,15 @@ class BlockMemory:
         values: tuple[Any, ...],
         combined: Callable[..., Any],
         blind: bool = False,
+        align: int = 0,
     ) -> Any:
         """What each thread has found, one after the other. Atomics never conflict with one
-        another."""
+        another. `align`: of the places, where it is more than an element's."""
         before, dtype = np.zeros_like(values[0]), values[0].dtype
         size = dtype.itemsize
         across = self.order.clocks.across
         by = self._threads(active)
-        for region, mine, pick in self._inside(regions, active, at, size, size):
+        for region, mine, pick in self._inside(regions, active, at, size, align or size):
             if region.shadow is not None:
                 region.note_atomic(by.part(pick), mine, size, blind)
             for i in range(len(mine)):
@@ -167,6 +168,15 @@ class BlockMemory:
                 if across is not None:
                     across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before
+
+    def red_add(self, active: Threads, at: Ints, values: Sequence[Any]) -> None:
+        """See `Machine.red_add`."""
+        for n, value in enumerate(values):
+            size = value.dtype.itemsize
+            place = at + n * size
+            regions = self.globals.regions(active, place)
+            align = 0 if n else size * len(values)
+            self._atomics(active, regions, place, (value,), np.add, align=align)
 
     def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
         """See `Machine.count_up`."""

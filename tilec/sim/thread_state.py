@@ -301,6 +301,11 @@ class ThreadState(Threads):
         at = np.ascontiguousarray(self.full(address), np.int64)
         return self.block.memory.count_up(self, at, self.full(last))
 
+    def red_add(self, address: Word, values: Sequence[Word]) -> None:
+        at = np.ascontiguousarray(self.full(address), np.int64)
+        given = [np.asarray(self.full(v), np.float32) for v in values]
+        self.block.memory.red_add(self, at, given)
+
     def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
         return matrices.ldmatrix(self, self.block.memory, fragment, address)
 

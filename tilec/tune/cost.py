@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
+from tilec.passes.arrange import START
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.plans import GROUP_THREADS
@@ -140,10 +141,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
-    work = max(loop.compute + loop.vector, loop.from_cache) / (plan.split * plan.parts)
-    if plan.consumer_groups > 1 or plan.overlap:
-        work = max(loop.compute, loop.vector, loop.from_cache)
-    busy = work / s.clock
+    busy = _busy(n, plan, made, threads, loop, s) / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
@@ -259,9 +257,26 @@ def _loop(
     return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
 
 
+def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:
+    """Clocks of a block's loops. Groups that take turns do so for whole loops: one hides what
+    another does behind its own. In a loop where threads wait for products, so does the tensor core,
+    but for what other warpgroups of the group have to do."""
+    waits = 0.0
+    if any(r is not None and r.warps > 1 for r in made.instrs):
+        waits = START * n.mixed.waited * GROUP_THREADS / max(threads, GROUP_THREADS)
+    inside = DIRECT * n.mixed.stored / s.l2 + waits
+    if plan.consumer_groups > 1:
+        mixed = n.mixed.vector / s.vector
+        return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
+    if plan.overlap:
+        return max(max(loop.compute, loop.vector) + inside, loop.from_cache)
+    own = loop.compute + loop.vector + inside
+    return max(own, loop.from_cache) / (plan.split * plan.parts)
+
+
 def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Seconds from a block's last product to the end of its results."""
-    stores = n.stored / (s.l2 * s.clock)
+    stores = (n.stored - n.mixed.stored) / (s.l2 * s.clock)
     if not plan.staged_store:
         stores *= SCATTERED if made.scattered else DIRECT
     latency = STORE_LATENCY

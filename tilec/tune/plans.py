@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Block, Func, walk
-from tilec.ir.effects import effects_in
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, ThreadIndex, is_by_hand, yielded
@@ -21,6 +20,7 @@ from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
+from tilec.tune.work import is_mixed
 
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
@@ -179,17 +179,7 @@ def has_pipelined_product(func: Func) -> bool:
 def may_overlap(func: Func) -> bool:
     """Whether a pipelined loop holds several tile products, and threads compute there with what one
     of them gives."""
-    return any(
-        sum(isinstance(o, Gemm) for o in loop.body.ops) > 1 and _is_computed_with(loop)
-        for loop in walk(func.body)
-        if isinstance(loop, For) and loop.kind == "pipelined"
-    )
-
-
-def _is_computed_with(loop: For) -> bool:
-    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
-    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
-    return any(e.buffer in sums for _, e in effects_in(others))
+    return any(isinstance(o, For) and is_mixed(o) for o in walk(func.body))
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:

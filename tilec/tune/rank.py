@@ -14,9 +14,11 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
-from tilec.ir.ops import Alloc, Gemm
+from tilec.ir.ops import Alloc, For, Gemm, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
+from tilec.passes.arrange import KEPT
 from tilec.passes.block_order import can_persist
+from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
 from tilec.passes.utils.plans import Wanted, take_wanted
@@ -38,8 +40,8 @@ from tilec.tune.cost import (
     multiprocessors_for,
 )
 from tilec.tune.footprint import Footprint, footprint
-from tilec.tune.plans import PARTS, has_pipelined_product, plans
-from tilec.tune.work import Numbers, Values, Work, read_work
+from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
+from tilec.tune.work import Numbers, Values, Work, is_mixed, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
@@ -116,6 +118,23 @@ class Candidate:
     def _sums(self) -> dict[Value, int]:
         """The accumulators of products, and how many elements they have."""
         return {p.op.c: p.op.c.buffer.size for p in self.work.products}
+
+    @cached_property
+    def _held(self) -> int:
+        """Registers of a block for the accumulators that are held at once; in loops in which
+        threads compute with what products give, for operands too."""
+        words = {
+            o.result: -(-o.type.size * o.type.dtype.bits // 32)
+            for o in walk(self.func.body)
+            if isinstance(o, Alloc) and o.type.space == "fragment"
+        }
+        sums = {v: n for v, n in words.items() if v in self._sums}
+        found = [*sums.values()]
+        for loop in walk(self.func.body):
+            if isinstance(loop, For | While):
+                held = words if isinstance(loop, For) and is_mixed(loop) else sums
+                found.append(sum(held[v] for v in held_at_once(self.func, loop, held)))
+        return max(found, default=0)
 
     @property
     def rejected(self) -> list[Ranked]:
@@ -216,12 +235,12 @@ class Candidate:
             return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"
         if largest > limit:
             return f"a fragment takes {largest} registers of each thread, {limit} are left for it"
-        sums = sum(n // threads for n in self._sums.values())
+        sums = self._held // threads
         clustered = plan.cluster != (1, 1, 1)
         beside = EPILOGUE + CLUSTERED * clustered if self.work.elements else 0
         beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
-        # Where products overlap, `arrange` counts what is live at each place.
-        beside = 0 if plan.overlap else beside
+        # What is done with them in the loop is counted (`_held`), and by `arrange`.
+        beside = KEPT if may_overlap(self.func) else beside
         if sums + beside > limit and self.target.has("setmaxnreg"):
             return (
                 f"accumulators take {sums} registers of each thread, what is done "

@@ -15,6 +15,7 @@ from functools import cached_property
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.fold import fold
 from tilec.ir.ops import (
     Alloc,
@@ -88,6 +89,17 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """Of the work of a block what stands in loops in which threads compute with what products give
+    (`is_mixed`), where nothing outside of a group's own loop hides it: `vector` operations, bytes
+    `stored`, and how often a product is `waited` for."""
+
+    vector: float
+    stored: float
+    waited: float
+
+
+@dataclass(frozen=True)
 class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
@@ -99,8 +111,8 @@ class Numbers:
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
     their tensors and are filled instead; `fetched` those loaded outside of the pipelined loops, if
-    there are any. `results` is how often a result is stored, `sides` the extents of the tensors
-    that have one."""
+    there are any. `results` is how often a result is stored (`mixed` loops add to theirs without
+    waiting), `sides` the extents of the tensors that have one."""
 
     grid: tuple[int, ...]
     products: tuple[tuple[Product, float], ...]
@@ -114,6 +126,7 @@ class Numbers:
     vector: float
     iterations: float
     dram: float
+    mixed: Mixed
     growing: tuple[float, float] | None = None
 
     @property
@@ -175,8 +188,9 @@ class Work:
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
-        stored = outside = fetched = scattered = 0.0
+        stored = outside = fetched = scattered = mixed_stored = 0.0
         results = 1.0
+        mixed = {i for i, o in enumerate(self.loops) if isinstance(o, For) and is_mixed(o)}
         pipelined = {
             i for i, o in enumerate(self.loops) if isinstance(o, For) and o.kind == "pipelined"
         }
@@ -185,7 +199,10 @@ class Work:
             if t.is_store:
                 stored += amount
                 scattered += amount * self._scattered(t)
-                results = max(results, times(t.loops))
+                if mixed & {*t.loops}:
+                    mixed_stored += amount
+                else:
+                    results = max(results, times(t.loops))
             else:
                 lines = amount * _lines(t, sizes)
                 loads[t.along] = loads.get(t.along, 0.0) + lines
@@ -215,6 +232,11 @@ class Work:
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
+            Mixed(
+                sum(n * times(loops) for n, loops in self.vector if mixed & {*loops}),
+                mixed_stored,
+                sum(times(p.loops) for p in self.products if mixed & {*p.loops}),
+            ),
             self._growing(base, extents, inner),
         )
 
@@ -272,6 +294,16 @@ class Work:
         """Bits of each fragment."""
         allocs = (o for o in walk(self.func.body) if isinstance(o, Alloc))
         return [o.type.size * o.type.dtype.bits for o in allocs if o.type.space == "fragment"]
+
+
+def is_mixed(loop: For) -> bool:
+    """Whether a pipelined loop holds several tile products, and threads compute there with what one
+    of them gives."""
+    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
+    if loop.kind != "pipelined" or sum(isinstance(o, Gemm) for o in loop.body.ops) < 2:
+        return False
+    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
+    return any(e.buffer in sums for _, e in effects_in(others))
 
 
 def read_work(func: Func) -> Work:

@@ -104,6 +104,10 @@ class Machine(Protocol):
         """`atom.relaxed.gpu.global.inc.u32`: add one to the word at `address`, or set it to 0 where
         it is `last`; gives what it was."""
 
+    def red_add(self, address: Word, values: Sequence[Word]) -> None:
+        """`red.relaxed.gpu.global.add` of float32: each of `values` is added, atomically, to the
+        next element from `address` on, a multiple of their bytes."""
+
     # --- registers: section "setmaxnreg" ---
 
     def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:

@@ -114,6 +114,26 @@ def _named(policy: str) -> str:
     return f".{policy}" if policy else ""
 
 
+# --- sums in global memory: PTX ISA 8.1, section "red" ---
+
+RED_WIDTHS = (2, 4)  # elements of float32
+
+
+@functools.cache
+def red_add(width: int) -> Instruction:
+    """Arguments: address (i64), and as many float32 values to add to the elements from there on."""
+    if width not in RED_WIDTHS:
+        raise InternalError(f"red of {width} elements; it adds {RED_WIDTHS}")
+    x = Operands()
+    at, values = x.input("l"), ", ".join(x.inputs("f", width))
+
+    def add(m: Machine, at: Word, *values: Word) -> None:
+        m.red_add(at, values)
+
+    text = f"red.relaxed.gpu.global.add.v{width}.f32 [{at}], {{{values}}};"
+    return Instruction(f"red.add.v{width}.f32", "red_vector", x.asm(text, add))
+
+
 # --- cp.async ---
 
 CP_ASYNC_BYTES = (4, 8, 16)

@@ -12,7 +12,7 @@ from tilec.ir.effects import update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import DType, Type, scalar_type
 
-__all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic"]
+__all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]
 
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange")
 _OF_INTS = {"max": "max", "min": "min", "exchange": "xchg"}
@@ -84,6 +84,24 @@ class MemAtomic(Op):
 
     def infer(self) -> Sequence[Type]:
         return (scalar_type(self.dest.dtype),)
+
+    def effects(self) -> Effects:
+        return (update(self.dest),)
+
+
+@op("mem_red")
+class MemRed(Op):
+    """Add a vector to the elements from `offset` on, each by an atomic of its own; where `guard` is
+    false nothing is done. Nobody is told what they were."""
+
+    dest: Value
+    offset: Value
+    value: Value
+    guard: Value | None = None
+
+    def verify(self) -> None:
+        if self.value.dtype != self.dest.dtype:
+            raise InternalError(f"adds {self.value.type} to {self.dest.type}", self.loc)
 
     def effects(self) -> Effects:
         return (update(self.dest),)

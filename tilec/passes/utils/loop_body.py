@@ -31,6 +31,7 @@ from tilec.ir.ops import (
     Lookup,
     MemAtomic,
     MemLoad,
+    MemRed,
     MemStore,
     Pack,
     Parallel,
@@ -202,7 +203,8 @@ class LoopBody:
     # --- memory ---
 
     def _memory(self, o: ElementAccess, envs: list[Substitution]) -> None:
-        limit = 1 if isinstance(o, Atomic) else min(self.width, len(envs))
+        alone = isinstance(o, Atomic) and not self.known.adds_vectors(o)
+        limit = 1 if alone else min(self.width, len(envs))
         arg = self._arg if limit > 1 else None
         known = self.known.memory(o, arg, limit)
         width = known.width
@@ -222,7 +224,7 @@ class LoopBody:
         elif isinstance(o, Load):
             self._load(o, group, known)
         elif isinstance(o, Atomic):
-            self._atomic(o, group[0], known)
+            self._atomic(o, group, known)
         else:
             self._store(o, group, known)
 
@@ -325,8 +327,13 @@ class LoopBody:
             for env, r in zip(group, made.results):
                 env[o.result] = r
 
-    def _atomic(self, o: Atomic, env: Substitution, known: Memory) -> None:
-        guard = conjunction(self.b, self._conditions(o, env, known))
+    def _atomic(self, o: Atomic, group: list[Substitution], known: Memory) -> None:
+        env = group[0]
+        guard = conjunction(self.b, self._conditions(o, group[-1], known))
+        if len(group) > 1:
+            values = self.b.value(Pack, tuple(e.get(o.value, o.value) for e in group))
+            self.b.emit(MemRed, o.dest, self._offset(o, env), values, guard)
+            return
         value = env.get(o.value, o.value)
         compare = None if o.compare is None else env.get(o.compare, o.compare)
         at = self._offset(o, env)

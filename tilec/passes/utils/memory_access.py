@@ -3,6 +3,7 @@ needs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +12,16 @@ from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
+    Atomic,
     Compare,
     Const,
     ElementAccess,
     If,
     Parallel,
 )
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import FLOAT32, INT32, BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
+from tilec.target import Target
 
 MAX_VECTOR_BYTES = 16
 
@@ -37,10 +40,23 @@ class Memory:
 class MemoryFacts:
     """Facts about one function that decide how its elements are accessed."""
 
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, target: Target | None = None) -> None:
+        self.func = func
         self.facts = facts_of(func)
         self.tensors = Tensors(func)
+        self.red_vector = target is not None and target.has("red_vector")
         self.runs: dict[Layout, int] = {}
+
+    @functools.cached_property
+    def used(self) -> frozenset[Value]:
+        """The values that something asks for."""
+        return frozenset(v for o in walk(self.func.body) for v in o.operands)
+
+    def adds_vectors(self, o: Atomic) -> bool:
+        """Whether one instruction may do what `o` does for neighbours."""
+        t = o.dest.buffer
+        plain = o.kind == "add" and (t.space, t.dtype) == ("global", FLOAT32)
+        return self.red_vector and plain and o.result not in self.used
 
     def moves(self, v: Value, arg: Value) -> bool:
         """Whether `v` changes with `arg`."""
