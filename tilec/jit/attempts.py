@@ -17,11 +17,12 @@ from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
 from tilec.codegen.foreign import without_asm
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
 from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect, Fma, Mma, Realign, Scope, Wgmma
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
+from tilec.passes.utils.registers import register_split
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
@@ -99,7 +100,7 @@ class Attempts:
             assembled = assemble(coded, self.target)
         except InternalError as error:
             raise _blamed(func, error) from None
-        made = Attempt(plan, func, text, assembled)
+        made = self._of_producers(Attempt(plan, func, text, assembled))
         for blocks in self._more_blocks(func, made.assembled):
             again = with_min_blocks(made.assembled, blocks)
             more = replace(made, llvm_text=again.llvm_text, assembled=again)
@@ -109,6 +110,18 @@ class Attempts:
             if _waits(func) and spilled <= SPILLED_FOR_A_BLOCK and advisories <= 1:
                 return replace(more, spared=True)
         return made
+
+    def _of_producers(self, made: Attempt) -> Attempt:
+        """`made`, or, where it spills a little, what the few registers do that producers can spare:
+        with them, nothing may be left to spill."""
+        if not 0 < (made.assembled.spilled_bytes or 0) <= FEW_SPILLED:
+            return made
+        func = _with_scarce(made.func, self.target)
+        if func is None:
+            return made
+        text = codegen.emit(func, self.target)
+        more = replace(made, func=func, llvm_text=text, assembled=assemble(text, self.target))
+        return more if more.faults < made.faults else made
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
         """How many blocks a multiprocessor should hold but does not, for its registers: what is
@@ -183,6 +196,25 @@ def _waits(func: Func) -> bool:
     """Whether tiles wait in registers of the threads that compute: only another block has something
     to do while they are on their way."""
     return any(isinstance(o, Realign) for o in walk(func.body))
+
+
+def _with_scarce(func: Func, target: Target) -> Func | None:
+    """`func` whose producers leave its consumers what they can; None if they have left it."""
+    scopes = {o.name: o for o in walk(func.body) if isinstance(o, Scope) and o.registers}
+    if "consumer" not in scopes or "producer" not in scopes:
+        return None
+    own = scopes["consumer"].registers, scopes["producer"].registers
+    split = register_split(scopes["consumer"].warps, target, scarce=True)
+    if split[0] <= own[0]:
+        return None
+    given = dict(zip(("consumer", "producer"), split))
+
+    def visit(o: Op) -> Op | None:
+        if not isinstance(o, Scope) or not o.registers:
+            return None
+        return replace(o, registers=given[o.name])
+
+    return func.with_body(rewrite(func.body, visit))
 
 
 def _in_registers(plan: Plan) -> Plan:

@@ -138,7 +138,7 @@ def compile_variant(
         keep("plan", lambda: _plan_text(tried, key, final))
     watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
-    llvm_text, assembled = made.llvm_text, made.assembled
+    final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
     if asked_for and (assembled.spilled_bytes or 0) > FEW_SPILLED and not made.spared:
         watch.warn_of_spills(assembled.spilled_bytes or 0)
     keep("llvm", lambda: llvm_text)

@@ -7,6 +7,7 @@ from tilec.target import Target
 PRODUCER_WARPS = 4  # a whole warpgroup, because registers move between warpgroups
 OTHER_REGISTERS = 56  # of a thread in a loop with a product, beside its fragments
 MOST_LACKING = 60  # registers of a thread: spilling as many costs less than smaller tiles
+FEWEST = 24  # registers that `setmaxnreg` leaves a thread
 RESERVED = 24  # of each thread: addresses, loop counters, a few temporaries
 
 
@@ -20,13 +21,14 @@ def at_launch(threads: int, target: Target) -> int:
     return min(target.registers // threads // 8 * 8, target.max_registers_per_thread)
 
 
-def register_split(warps: int, target: Target) -> tuple[int, int]:
-    """Registers per thread of consumers and producers. The sum over warpgroups may not exceed what
-    the block got at launch, or the kernel hangs where it asks for them. (0, 0): leave them."""
+def register_split(warps: int, target: Target, scarce: bool = False) -> tuple[int, int]:
+    """Registers per thread of consumers and producers; where they are `scarce`, producers have the
+    fewest that there can be. The sum over warpgroups may not exceed what the block got at launch,
+    or the kernel hangs where it asks for them. (0, 0): leave them."""
     groups = (warps + producer_warps(warps)) // 4
     if not target.has("setmaxnreg") or warps % 4 or groups < 3:
         return 0, 0
-    producer = 40 if groups == 3 else 32
+    producer = FEWEST if scarce else 40 if groups == 3 else 32
     pool = at_launch(groups * 128, target) * groups
     return min((pool - producer) // (groups - 1) // 8 * 8, 240), producer
 
