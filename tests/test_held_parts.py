@@ -123,3 +123,63 @@ def test_parts_of_an_accumulator(which: str, target: str) -> None:
         assert through_shared == (which not in WITHOUT_SCRATCH)
     np.testing.assert_array_equal(c, wanted_c)
     np.testing.assert_array_equal(d, wanted_d)
+
+
+def seen_as(shape: tuple[int, ...], n: int) -> Any:
+    """A kernel that works on an accumulator of 64 x n through a view."""
+    last = len(shape) - 1
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, n), "float16"),
+        C: T.Tensor((M, n), "float32"),
+        D: T.Tensor(shape[:-1], "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((M, K), "float16"), T.alloc_shared((K, n), "float16")
+            acc = T.alloc_fragment((M, n), "float32")
+            seen, sums = T.reshape(acc, shape), T.alloc_fragment(shape[:-1], "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, acc, clear_accum=True)
+            for i, j, k in T.Parallel(*shape):
+                seen[i, j, k] = T.max(seen[i, j, k], 0.0) + j
+            T.reduce_sum(seen, sums, dim=last)
+            T.copy(sums, D)
+            T.copy(acc, C)
+
+    return kernel
+
+
+# A view of 64 x n, and whether it is one of what threads hold.
+VIEWS = {
+    (64, 2, 32): (64, True),
+    (64, 3, 32): (96, True),
+    (16, 4, 64): (64, True),
+    (4, 16, 48): (48, True),
+    (64, 8, 4): (32, True),
+    (64, 32, 3): (96, False),
+    (8, 4, 128): (64, False),
+}
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "cpu"])
+@pytest.mark.parametrize("shape", VIEWS)
+def test_views_of_an_accumulator(shape: tuple[int, ...], target: str) -> None:
+    n, held = VIEWS[shape]
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((M, K), (K, n)))
+    c, d = np.zeros((M, n), "float32"), np.zeros(shape[:-1], "float32")
+    product = (a.astype("float32") @ b.astype("float32")).reshape(shape)
+    wanted = np.maximum(product, 0) + np.arange(shape[1], dtype="float32")[:, None]
+    kernel = seen_as(shape, n)
+    if target == "cpu":
+        kernel(a, b, c, d)
+    else:
+        report = tilec.simulate(kernel, a, b, c, d, target=target)
+        assert not report.findings, report
+        laid_out = kernel.compile(a, b, c, d, target=target).stages["infer_layouts"]
+        assert ("%acc_converted = alloc shared" in laid_out) == (not held)
+    np.testing.assert_array_equal(c.reshape(shape), wanted)
+    np.testing.assert_array_equal(d, wanted.sum(-1))

@@ -9,11 +9,15 @@ leaves goes through registers of its own (`stage_reductions`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.affine import Affine
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
-from tilec.ir.ops import Gemm, Parallel, Reduce
+from tilec.ir.ops import Binary, Const, Gemm, Load, Parallel, Reduce, Store
+from tilec.ir.types import INT32
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import with_types
@@ -23,7 +27,7 @@ from tilec.target import Target
 
 def demote_fragments(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    func = over_all(func, _accumulators(func))
+    func = over_all(_with_runs(func), _accumulators(func))
     bad = demoted(func)
     shared = {v: replace(v.buffer, space="shared") for v in bad}
     func = func.with_body(with_types(func.body, shared))
@@ -43,6 +47,47 @@ def demoted(func: Func) -> dict[Value, Op]:
                 bad.setdefault(r.buffer, o)
     kept = _accumulators(func)
     return {v: o for v, o in bad.items() if v not in kept}
+
+
+def _with_runs(func: Func) -> Func:
+    """`func` where an index of a fragment that is the row-major number of several of a loop's, as
+    behind a view, is spelled so in the loop (`Access.runs`)."""
+    facts = facts_of(func)
+
+    def visit(p: Op) -> Op | None:
+        if not isinstance(p, Parallel):
+            return None
+        extents = dict(zip(p.body.args, p.extents))
+        own = {a.op for a in fragment_accesses(p)}
+
+        def spelled(o: Op) -> None | list[Op]:
+            if o in own or not isinstance(o, Load | Store) or o.buffer.buffer.space != "fragment":
+                return None
+            b = Builder(o.loc)
+            indices = tuple(_number(b, facts.form(v), extents) or v for v in o.indices)
+            return [*b.ops, replace(o, indices=indices)] if b.ops else None
+
+        body = rewrite(p.body, spelled)
+        return None if body is p.body else replace(p, body=body)
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _number(b: Builder, form: Affine, extents: Mapping[Value, int]) -> Value | None:
+    """`form` spelled as a row-major number of indices with these `extents`; None if it is none."""
+    args = sorted(form.terms, key=lambda v: -form.terms[v])
+    if form.const or len(args) < 2 or not all(v in extents for v in args):
+        return None
+    size = 1
+    for v in reversed(args):
+        if form.terms[v] != size:
+            return None
+        size *= extents[v]
+    total = args[0]
+    for v in args[1:]:
+        wide = b.value(Binary, "mul", total, b.value(Const, extents[v], INT32))
+        total = b.value(Binary, "add", wide, v)
+    return total
 
 
 def _accumulators(func: Func) -> set[Value]:

@@ -176,7 +176,10 @@ class _Inference:
                 if a.buffer in self.layouts and len(a.dims) == len(p.extents):
                     layout = self.layouts[a.buffer]
                     shape = tuple(p.extents[d] for d in a.dims)  # without a row's extent of 1
-                    layout = layout if layout.shape == shape else layout.reshape(shape)
+                    try:
+                        layout = layout if layout.shape == shape else layout.reshape(shape)
+                    except LayoutError:  # a thread's elements would not be a box of the loop's
+                        continue
                     order = tuple(a.dims.index(d) for d in range(len(p.extents)))
                     self.loops[p] = layout.permute(order)
                     break

@@ -40,7 +40,7 @@ from tilec.ir.ops import (
     View,
     Yield,
 )
-from tilec.ir.types import DTYPES, INT32, BufferType, DType
+from tilec.ir.types import DTYPES, INT32, BufferType, DType, Extent
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.warp_matrices import by_elements
 
@@ -178,10 +178,29 @@ class _Views:
             total = index if total is None else b.value(Binary, "add", total, index)
         return (total or b.value(Const, 0, INT32)), inside
 
-    def indices(self, b: Builder, root: Value, place: Value) -> tuple[Value, ...]:
-        """The buffer's indices for a row-major number."""
+    def element(
+        self, b: Builder, v: Value, indices: Sequence[Value]
+    ) -> tuple[tuple[Value, ...], Value | None]:
+        """The buffer's indices for those of a view of the same dtype; whether they lie inside,
+        where that is not known. On chip, dimensions that number the same elements are by
+        themselves."""
+        root = self.source[v]
+        if root.buffer.space == "global":
+            place, inside = self.place(b, v, indices)
+            return self.indices(b, root.buffer.shape, place), inside
         found: list[Value] = []
-        for d, extent in reversed(list(enumerate(root.buffer.shape))):
+        for of_view, of_root in _groups(v.buffer.shape, root.buffer.shape):
+            place = indices[of_view[0]]
+            for d in of_view[1:]:
+                number = self.tensors.number(b, v.buffer.shape[d], place.dtype)
+                place = b.value(Binary, "add", b.value(Binary, "mul", place, number), indices[d])
+            found += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
+        return tuple(found), None
+
+    def indices(self, b: Builder, shape: Sequence[Extent], place: Value) -> tuple[Value, ...]:
+        """The indices in a buffer of this shape for a row-major number."""
+        found: list[Value] = []
+        for d, extent in reversed(list(enumerate(shape))):
             number = self.tensors.number(b, extent, place.dtype)
             if d:
                 found.insert(0, b.value(Binary, "mod", place, number))
@@ -192,35 +211,39 @@ class _Views:
 
     def load(self, b: Builder, v: Value, indices: Sequence[Value]) -> Value:
         root, dtype = self.source[v], v.dtype
-        place, inside = self.place(b, v, indices)
         own, times = _bits(root.dtype), dtype.bits // root.dtype.bits
         if dtype.bits == root.dtype.bits:
-            value = b.value(Load, root, self.indices(b, root, place))
-        elif times > 1:
+            at, inside = self.element(b, v, indices)
+            return self._inside(b, inside, _as(b, b.value(Load, root, at), dtype))
+        place, inside = self.place(b, v, indices)
+        if times > 1:
             word, value = _bits(dtype), b.value(Const, 0, _bits(dtype))
             first = b.value(Binary, "mul", place, b.value(Const, times, place.dtype))
             for k in range(times):
                 at = b.value(Binary, "add", first, b.value(Const, k, place.dtype))
-                part = b.value(Load, root, self.indices(b, root, at))
+                part = b.value(Load, root, self.indices(b, root.buffer.shape, at))
                 part = b.value(Cast, _as(b, part, own), word)
                 shift = b.value(Const, k * own.bits, word)
                 value = b.value(Binary, "or", value, b.value(Binary, "shl", part, shift))
         else:
             count = b.value(Const, root.dtype.bits // dtype.bits, place.dtype)
             at = b.value(Binary, "floordiv", place, count)
-            whole = _as(b, b.value(Load, root, self.indices(b, root, at)), own)
+            whole = _as(b, b.value(Load, root, self.indices(b, root.buffer.shape, at)), own)
             part = b.value(Cast, b.value(Binary, "mod", place, count), own)
             shift = b.value(Binary, "mul", part, b.value(Const, dtype.bits, own))
             value = b.value(Cast, b.value(Binary, "shr", whole, shift), _bits(dtype))
-        value = _as(b, value, dtype)
+        return self._inside(b, inside, _as(b, value, dtype))
+
+    def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
+        """`value`, or zero where it does not lie inside."""
         if inside is None:
             return value
+        dtype = value.dtype
         zero = b.value(Const, 0.0 if dtype.is_float else 0, dtype)
         return b.value(Select, inside, value, zero)
 
     def store(self, b: Builder, v: Value, indices: Sequence[Value], value: Value) -> None:
         root = self.source[v]
-        place, inside = self.place(b, v, indices)
         inner = Builder(b.loc)
         times = v.dtype.bits // root.dtype.bits
         if times == 0:
@@ -231,16 +254,17 @@ class _Views:
                 f"store whole elements of {root.name}, or view it where it is allocated",
             )
         if times == 1:
-            at = self.indices(inner, root, place)
+            at, inside = self.element(b, v, indices)
             inner.emit(Store, root, at, _as(inner, value, root.dtype))
         else:
+            place, inside = self.place(b, v, indices)
             own, word = _bits(root.dtype), _as(inner, value, _bits(v.dtype))
             first = inner.value(Binary, "mul", place, inner.value(Const, times, place.dtype))
             for k in range(times):
                 at_k = inner.value(Binary, "add", first, inner.value(Const, k, place.dtype))
                 shift = inner.value(Const, k * own.bits, word.dtype)
                 part = inner.value(Cast, inner.value(Binary, "shr", word, shift), own)
-                at = self.indices(inner, root, at_k)
+                at = self.indices(inner, root.buffer.shape, at_k)
                 inner.emit(Store, root, at, _as(inner, part, root.dtype))
         if inside is None:
             b.ops += inner.ops
@@ -257,8 +281,8 @@ class _Views:
                 f"use the dtype of {root.name}, {root.dtype.name}",
             )
         b = Builder(o.loc)
-        place, inside = self.place(b, o.dest, o.indices)
-        done = replace(o, dest=root, indices=self.indices(b, root, place))
+        at, inside = self.element(b, o.dest, o.indices)
+        done = replace(o, dest=root, indices=at)
         if inside is None:
             return [*b.ops, done]
         fresh = tuple(Value(r.type, r.name) for r in o.results)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from math import prod
 
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
+    Binary,
     Cast,
     Const,
     ElementAccess,
@@ -24,15 +26,19 @@ from tilec.ir.uniformity import Level, Uniformity
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store in a parallel loop. `dims`: for each index of the buffer the loop
-    dimension it is, in the buffer's order; constant zeros (of extent-1 dimensions) are left
-    out."""
+    """One load or store in a parallel loop. `runs`: for each index of the buffer the loop dimension
+    it is, in the buffer's order, or several whose row-major number it is; constant zeros (of
+    extent-1 dimensions) are left out. `dims`: those of all of them."""
 
     op: Op
     buffer: Value
     write: bool
-    dims: tuple[int, ...]
+    runs: tuple[tuple[int, ...], ...]
     indices: tuple[Value, ...]
+
+    @functools.cached_property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(d for run in self.runs for d in run)
 
     def project(self, loop: Layout) -> Layout:
         """The layout that the loop's layout means for this buffer: the dimensions it is not
@@ -49,16 +55,34 @@ class Access:
 
 @functools.lru_cache(maxsize=64)
 def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
-    """Every load and store in the loop, with `dims` only where all indices are loop indices."""
-    position = {a: i for i, a in enumerate(p.body.args)}
+    """Every load and store in the loop, with `runs` only where all indices are loop indices, or
+    their numbers (of powers of two, in fragments)."""
     made: set[Value] = set(p.body.args)
     zeros: set[Value] = set()
     found: list[Access] = []
+    runs = {a: (i,) for i, a in enumerate(p.body.args)}
+    numbers: dict[Value, object] = {}
+    scaled: dict[Value, tuple[tuple[int, ...], object]] = {}
+
+    def note(o: Op) -> None:
+        """What is a row-major number of the loop's indices."""
+        match o:
+            case Const():
+                numbers[o.result] = o.value
+            case Cast() if o.operand in runs and o.dtype.is_int and o.dtype.bits >= 32:
+                runs[o.result] = runs[o.operand]
+            case Binary(kind="mul") if o.lhs in runs and o.rhs in numbers:
+                scaled[o.result] = runs[o.lhs], numbers[o.rhs]
+            case Binary(kind="add") if o.lhs in scaled and o.rhs in runs:
+                high, by = scaled[o.lhs]
+                low = [p.extents[d] for d in runs[o.rhs]]
+                if by == prod(low) and not any(e & (e - 1) for e in low):
+                    runs[o.result] = high + runs[o.rhs]
+
     for o in walk(p.body):
+        note(o)
         if isinstance(o, Const) and o.value == 0:
             zeros.add(o.result)
-        if isinstance(o, Cast) and o.operand in position and o.dtype.is_int and o.dtype.bits >= 32:
-            position[o.result] = position[o.operand]
         made.update(o.results)
         if isinstance(o, ElementAccess):
             buffer = o.buffer
@@ -68,10 +92,11 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
                 for v, e in zip(o.indices, shape)
                 if not (e == 1 and (v in zeros or v not in made))
             ]
-            plain = all(v in position for v in kept)
-            plain = plain and len({position[v] for v in kept}) == len(kept)
-            dims = tuple(position[v] for v in kept) if plain else ()
-            found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices))
+            mine = tuple(runs.get(v, ()) for v in kept)
+            dims = [d for run in mine for d in run]
+            several = buffer.buffer.space == "fragment" or all(len(run) == 1 for run in mine)
+            plain = all(mine) and len({*dims}) == len(dims) and several
+            found.append(Access(o, buffer, isinstance(o, Store), mine if plain else (), o.indices))
     return tuple(found)
 
 
@@ -83,7 +108,8 @@ def fragment_accesses(p: Parallel) -> list[Access]:
         if t.space != "fragment" or not a.dims:
             continue
         extents = tuple(e for e in t.static_shape if e != 1)
-        if extents == tuple(p.extents[d] for d in a.dims if p.extents[d] != 1):
+        own = (prod(p.extents[d] for d in run) for run in a.runs)
+        if extents == tuple(e for e in own if e != 1):
             out.append(a)
     return out
 

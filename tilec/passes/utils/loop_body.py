@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import BOOL, INT32, ScalarType
-from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import (
     conjunction,
     narrow,
@@ -174,15 +175,16 @@ class LoopBody:
         index = b.value(Binary, "add", self.first, b.value(Const, e, INT32)) if e else self.first
         straight = access.dims == tuple(range(len(self.loop.extents)))
         if not straight or access.buffer.buffer.layout != self.loop.layout:
-            index = b.value(Lookup, self._table(access.buffer, access.dims), index)
+            index = b.value(Lookup, self._table(access), index)
         if isinstance(o, Load):
             env[o.result] = b.value(RegRead, access.buffer, index)
         else:
             b.emit(RegWrite, access.buffer, index, env.get(o.value, o.value))
 
-    def _table(self, fragment: Value, dims: tuple[int, ...]) -> tuple[int, ...]:
+    def _table(self, access: Access) -> tuple[int, ...]:
         """Register of the fragment for each register of the loop."""
         assert self.loop is not None and self.loop.layout is not None
+        fragment, extents = access.buffer, self.loop.extents
         own = fragment.buffer.layout
         assert own is not None
         mine = self.loop.layout.table("reg")
@@ -191,9 +193,16 @@ class LoopBody:
         wide = [i for i, e in enumerate(fragment.buffer.static_shape) if e != 1]
         for r in reversed(range(len(theirs))):
             where[tuple(int(theirs[r][i]) for i in wide)] = r
-        kept = [d for d in dims if self.loop.extents[d] != 1]
+        kept = [run for run in access.runs if any(extents[d] != 1 for d in run)]
+
+        def number(c: Sequence[int], run: tuple[int, ...]) -> int:
+            total = 0
+            for d in run:
+                total = total * extents[d] + int(c[d])
+            return total
+
         try:
-            return tuple(where[tuple(int(c[d]) for d in kept)] for c in mine)
+            return tuple(where[tuple(number(c, run) for run in kept)] for c in mine)
         except KeyError:
             raise InternalError(
                 f"the loop's layout {self.loop.layout} does not match {fragment.type}",
