@@ -42,6 +42,8 @@ def test_the_pool_is_never_overdrawn():
             pool = at_launch((groups + 1) * 128, SM90) * (groups + 1)
             assert consumer * groups + producer <= pool
             assert consumer % 8 == producer % 8 == 0
+            more, fewest = register_split(4 * groups, SM90, scarce=True)
+            assert more * groups + fewest <= pool and more >= consumer and fewest == 24
     assert register_split(8, SM90) == (232, 40), "the split that was measured"
 
 
@@ -223,6 +225,48 @@ def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target):
     report = tilec.simulate(kernel, a, b, c, target=str(target))
     assert not report.findings
     np.testing.assert_array_equal(c, a.astype("float32") @ b.astype("float32"))
+
+
+@pytest.mark.parametrize("least", [0, 400])
+def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, least):
+    """Not where much does, for eight registers more do not mend that."""
+    texts = []
+
+    def assemble(text, target):
+        texts.append(text)
+        fits = "setmaxnreg.inc.sync.aligned.u32 240" in text
+        spilled = 0 if fits else max(8, least)
+        told = (f"{spilled} bytes spilled",) if spilled else ()
+        return Assembled(text, target, b"", spilled_bytes=spilled, advisories=told)
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((128, K), "float16"),
+        B: T.Tensor((K, 128), "float16"),
+        C: T.Tensor((128, 128), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            T.annotate_schedule(specialise=True)
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            acc = T.alloc_fragment((128, 128), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64)):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C)
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", assemble)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    specs = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
+    specs.append(tilec.spec((128, 128), "float32"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)
+        made = kernel.compile(*specs, target="cuda:sm_90a")
+    assert made.resources.spilled_bytes == least
+    again = [t for t in texts if "setmaxnreg.dec.sync.aligned.u32 24;" in t]
+    assert len(again) == (least == 0)
+    assert ("setmaxnreg.inc.sync.aligned.u32 240" in made.stages["llvm"]) == (least == 0)
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

@@ -18,8 +18,10 @@ TARGETS = ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
 
 @tilec.kernel
 def added_product(
-    A: T.Tensor((64, 32), "float16"), B: T.Tensor((32, 32), "float16"), C: T.Tensor((M, N), "float32")
-):  # fmt: skip
+    A: T.Tensor((64, 32), "float16"),
+    B: T.Tensor((32, 32), "float16"),
+    C: T.Tensor((M, N), "float32"),
+):
     with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 64), threads=128) as (bx, by):
         a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 32), "float16")
         acc = T.alloc_fragment((64, 32), "float32")

@@ -213,8 +213,8 @@ class _Views:
         root, dtype = self.source[v], v.dtype
         own, times = _bits(root.dtype), dtype.bits // root.dtype.bits
         if dtype.bits == root.dtype.bits:
-            at, inside = self.element(b, v, indices)
-            return self._inside(b, inside, _as(b, b.value(Load, root, at), dtype))
+            where, inside = self.element(b, v, indices)
+            return self._inside(b, inside, _as(b, b.value(Load, root, where), dtype))
         place, inside = self.place(b, v, indices)
         if times > 1:
             word, value = _bits(dtype), b.value(Const, 0, _bits(dtype))

@@ -60,7 +60,7 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
     made: set[Value] = set(p.body.args)
     zeros: set[Value] = set()
     found: list[Access] = []
-    runs = {a: (i,) for i, a in enumerate(p.body.args)}
+    runs: dict[Value, tuple[int, ...]] = {a: (i,) for i, a in enumerate(p.body.args)}
     numbers: dict[Value, object] = {}
     scaled: dict[Value, tuple[tuple[int, ...], object]] = {}
 
