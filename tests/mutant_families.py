@@ -297,6 +297,36 @@ def grouped(
                         C[row + i, column + j] = acc[i, j]
 
 
+def sums_kernel(shared: bool) -> Any:
+    """C += A @ B^T: two blocks make each sum, and TMA adds each part of it to C, from a shared tile
+    or from registers."""
+
+    @tilec.kernel
+    def sums(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), 2, threads=128) as (bx, by, bz):
+            a = T.alloc_shared((64, 32), "float16")
+            b = T.alloc_shared((64, 32), "float16")
+            out = T.alloc_shared((64, 64), "float32")
+            acc = T.alloc_fragment((64, 64), "float32")
+            for k in T.serial(T.ceildiv(K, 64)):
+                T.copy(A[by * 64, (k * 2 + bz) * 32], a)
+                T.copy(B[bx * 64, (k * 2 + bz) * 32], b)
+                T.gemm(a, b, acc, transpose_B=True, clear_accum=True)
+                if shared:
+                    T.copy(acc, out)
+                T.atomic_add(C[by * 64, bx * 64], out if shared else acc, use_tma=True)
+
+    return sums
+
+
+def _sums(x: Arrays) -> Arrays:
+    return {"C": 77 + product(x)["C"]}
+
+
 GROUPS = (30, 0, 70)
 
 
@@ -406,6 +436,8 @@ FAMILIES: dict[str, Family] = {
         product_kernel(persistent=False, split=(1, 3), store="direct"),
         SM90, operands(50, 56, 664), product,
     ),
+    "sums by TMA": Family(sums_kernel(True), SM90, operands(50, 56, 152), _sums),
+    "sums by TMA, staged": Family(sums_kernel(False), SM90, operands(50, 56, 152), _sums),
     "fused epilogue": Family(
         linear, SM90,
         lambda rng: {

@@ -191,8 +191,11 @@ def weaker(o: Op) -> Iterator[Weaker]:
             yield from _other_slot(o)
             if o.blocks is not None:
                 yield "multicast to itself only", said(o), _set(blocks=None)
-        case TmaStore() if o.guard is not None:
-            yield "guard removed", said(o), _set(guard=None)
+        case TmaStore():
+            if o.guard is not None:
+                yield "guard removed", said(o), _set(guard=None)
+            if o.reduction:
+                yield "stored, not added", said(o), _set(reduction="")
         case Barrier():
             if o.threads:
                 for n in (o.threads - 32, o.threads + 32):

@@ -25,6 +25,8 @@ from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.instr import find_instruction
 from tilec.ir.memory import stage_bytes
+from tilec.ir.ops import atomicrmw
+from tilec.sim.memory import COMBINED
 from tilec.target import Target
 
 Threads = np.ndarray
@@ -532,7 +534,10 @@ class _Agent:
                 what = f"TMA store at {o.loc}"
                 self.races.engine_read(self.clock, "tma_store", touched, np.array([thread]), what)
                 got = self.m.shared.load(address[ok], o.source.dtype)
-                view[tuple(source[:, ok])] = got
+                place = tuple(source[:, ok])
+                if o.reduction:
+                    got = COMBINED[atomicrmw(o.reduction, o.source.dtype)](view[place], got)
+                view[place] = got
 
     def shuffle(self, v: Value, lane: np.ndarray) -> np.ndarray:
         mask = self.mask.reshape(-1, self.size)

@@ -35,7 +35,16 @@ def atomic_add(
 
     `memory_order`: "relaxed" (the default) orders nothing else; "release" lets whoever acquires
     what it has left see all that this thread did before, "acquire" is the other side, "acq_rel" and
-    "seq_cst" both. `use_tma` is a wish.
+    "seq_cst" both.
+
+    With `use_tma` a tile is combined by TMA, if the target has it: one thread starts it, and the
+    other threads go on (`cp.reduce.async.bulk.tensor`). `value` is a whole shared tile of dst's
+    dtype, or what a matrix instruction has left, which goes through shared memory; `dst` a part of
+    a tensor that the kernel uses for atomics alone. There are sums of int32, int64 and their
+    unsigned forms, float16, bfloat16 and float32; minima, maxima and bitwise forms of the ints.
+    Where TMA cannot do it, threads do, and a PerformanceWarning says why; so do the stages
+    (`select_copies`: `atomic_tile … engine=threads`). Sums are the same either way, but for the
+    order of additions.
 
     Raises CompileError for a fragment or local buffer as `dst`, other dtypes, tiles of other
     shapes, and an unknown `memory_order`.
@@ -44,35 +53,55 @@ def atomic_add(
 
 
 def atomic_max(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
 ) -> Any:
     """Leave the larger of `dst` and `value`; a nan is left out. See `atomic_add`."""
     only_inside("atomic_max")
 
 
 def atomic_min(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
 ) -> Any:
     """Leave the smaller of `dst` and `value`; a nan is left out. See `atomic_add`."""
     only_inside("atomic_min")
 
 
 def atomic_and(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that both have. See `atomic_add`."""
     only_inside("atomic_and")
 
 
 def atomic_or(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that either has. See `atomic_add`."""
     only_inside("atomic_or")
 
 
 def atomic_xor(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that one of both has. See `atomic_add`."""
     only_inside("atomic_xor")

@@ -324,7 +324,7 @@ class NvptxEmitter(PrintingEmitter):
         self.execute(instr, *args)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
-        instr = moves.tma_store(len(o.coords), o.guard is not None, o.cache)
+        instr = moves.tma_store(len(o.coords), o.guard is not None, o.cache, o.reduction)
         source = self.shared_address(o.source, self.get(o.source_offset))
         args = [self.get(o.map), *(self.get(c) for c in o.coords), source]
         if o.guard is not None:

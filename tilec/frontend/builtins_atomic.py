@@ -35,12 +35,11 @@ _BITS = ("and", "or", "xor")
 
 
 def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
-    if "use_tma" in c.values:
-        bool_argument(t, c, "use_tma")
+    by_tma = "use_tma" in c.values and bool_argument(t, c, "use_tma")
     returned = bool_argument(t, c, "return_prev")
     dst, value = c["dst"], c["value"]
     if isinstance(value, Buffer) and not value.variable or _is_box(value):
-        _tile(t, c, kind, returned, None)
+        _tile(t, c, kind, returned, None, by_tma)
         return None
     if _is_box(dst) or (isinstance(dst, Buffer) and not returned and t.parallel is None):
         number = number_argument(t, c, "value")
@@ -134,7 +133,14 @@ def _emit(
     return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind, asked)
 
 
-def _tile(t: Expressions, c: Call, kind: str, returned: bool, number: Number | None) -> None:
+def _tile(
+    t: Expressions,
+    c: Call,
+    kind: str,
+    returned: bool,
+    number: Number | None,
+    by_tma: bool = False,
+) -> None:
     tile_level(t, c)
     if returned:
         raise t.error(
@@ -163,7 +169,7 @@ def _tile(t: Expressions, c: Call, kind: str, returned: bool, number: Number | N
 
         for_each_element(t, dest.shape or (1,), update, t.loc)
     else:
-        t.emit(AtomicTile, t.box(source), t.box(dest), kind)
+        t.emit(AtomicTile, t.box(source), t.box(dest), kind, "tma_store" if by_tma else "")
     if order not in (None, "relaxed", "release"):
         t.emit(DeviceFence)
 

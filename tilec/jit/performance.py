@@ -15,7 +15,7 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
+from tilec.ir.ops import Alloc, AtomicTile, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated_sums import repeated_sums
 from tilec.passes.check_registers import most_held, said_of
@@ -54,6 +54,7 @@ class Watch:
     def warn(self, func: Func, final: Func, target: Target) -> None:
         """Warn of what is slow in `func`, as it was traced, which became `final`."""
         _warn_of_serial(func, final)
+        _warn_of_atomics(func, final)
         if target.kind == "cpu":  # threads are loops there, and registers memory
             return
         self._warn_of_moved(func)
@@ -222,6 +223,21 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
                     "its fragments are held so: copy them to shared memory first, or give the loop "
                     "a layout, T.Parallel(…, loop_layout=…)",
                 )
+
+
+def _warn_of_atomics(func: Func, final: Func) -> None:
+    """Warn where the author asked for TMA, and threads do a tile's atomics."""
+    why = dict(final.attrs.get("not_reduced", ()))
+    for o in walk(func.body) if why else ():
+        if isinstance(o, AtomicTile) and o.engine and o.loc.line in why:
+            warn(
+                PerformanceWarning,
+                f"use_tma=True, but threads do these atomics, one element after the other: TMA "
+                f"cannot, {why[o.loc.line]}",
+                o.loc,
+                "leave use_tma out, or add a whole shared tile of C's dtype to a tensor that "
+                "nothing else reads or writes",
+            )
 
 
 def _warn_of_serial(func: Func, final: Func) -> None:

@@ -7,13 +7,14 @@ chunk of columns at a time: wait until the last chunk has been read from there, 
 elements as 8x8 matrices, by `stmatrix`, others in vectors), fence, and let one lane start the box.
 A shared tile leaves at once, started by one thread. TMA drops what lies outside of the tensor, so
 ragged tiles need no guards. The scope ends by waiting until its stores have read the block's shared
-memory: what they write is complete when the launch is."""
+memory: what they write is complete when the launch is. Reductions leave the same way."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.ops import (
     Compare,
@@ -30,7 +31,7 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32
+from tilec.ir.types import INT32, DType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.utils.building import counted, read_packed
@@ -42,6 +43,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if not any(isinstance(o, Copy) and o.engine == "tma_store" for o in walk(func.body)):
         return func
+    staged = any(isinstance(o, Copy) and o.staging is not None for o in walk(func.body))
     maps = TensorMaps()
     for p in func.params:
         if p.role == "tensor_map":
@@ -54,18 +56,21 @@ def lower_stores(func: Func, target: Target) -> Func:
             case Copy(engine="tma_store"):
                 return _store(o, maps, target)
             case Scope(name="consumer"):
-                return replace(o, body=_drained(o.body, func))
+                return replace(o, body=_drained(o.body, func, staged))
         return None
 
     body = rewrite(func.body, visit)
     if not any(isinstance(o, Scope) for o in body.ops):
-        body = _drained(body, func)
+        body = _drained(body, func, staged)
     known = {p.value for p in func.params}
     extra = tuple(p for p in maps.params.values() if p.value not in known)
     return replace(func, params=(*func.params, *extra), body=body)
 
 
-def _drained(body: Block, func: Func) -> Block:
+def _drained(body: Block, func: Func, staged: bool) -> Block:
+    """`body`, and a wait for what is `staged`: who starts a shared tile has waited by himself."""
+    if not staged:
+        return body
     b = Builder(func.loc)
     wait = Builder(func.loc)
     wait.emit(TmaStoreWait, 0, True)
@@ -79,12 +84,13 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
     next barrier gives the tile free."""
     b, send = Builder(o.loc), Builder(o.loc)
     tile = o.source.buffer
-    descriptor, _, boxes = maps.boxes(tile, o.dest)
+    descriptor, _, boxes = maps.boxes(tile, o.dest, dtype=_map_dtype(o))
     n = Numbers(send)
     for offset, shifts in boxes:
         starts = zip(reversed(o.dest.offsets), shifts)
         at = tuple(n.op("add", narrow(send, v), n.const(shift)) for v, shift in starts)
-        send.emit(TmaStore, descriptor, at, tile, n.const(offset), None, o.eviction_policy)
+        how = (None, o.eviction_policy, o.reduction)
+        send.emit(TmaStore, descriptor, at, tile, n.const(offset), *how)
     send.emit(TmaStoreCommit)
     send.emit(TmaStoreWait, 0, True)
     only_if(b, elected(b), send.ops)
@@ -102,7 +108,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     bits = o.dest.dtype.bits
     rank = o.dest.buffer.buffer.rank
     box = (found.columns, CHUNK_ROWS, *(1 for _ in range(rank - 2)))
-    descriptor = maps.get(o.dest.buffer, box, found.columns * bits // 8, o.dest.dtype)
+    descriptor = maps.get(o.dest.buffer, box, found.columns * bits // 8, _map_dtype(o))
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)
@@ -138,10 +144,17 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
             at.append(y.op("add", start, step))
         at += [narrow(inner, v) for v in reversed(o.dest.offsets[:-2])]
         # Without a branch: nothing that is computed for later chunks moves past it.
-        sent = (o.staging, own_offset, first_lane, o.eviction_policy)
+        sent = (o.staging, own_offset, first_lane, o.eviction_policy, o.reduction)
         inner.emit(TmaStore, descriptor, tuple(at), *sent)
         inner.emit(TmaStoreCommit)
     return b.ops
+
+
+def _map_dtype(o: Copy) -> DType:
+    """The dtype by which the tensor's descriptor names its elements."""
+    dtype = tma_reduces(o.reduction, o.dest.dtype) if o.reduction else o.dest.dtype
+    assert dtype is not None
+    return dtype
 
 
 def _values(

@@ -8,7 +8,8 @@ Before: copies name regions. After: each copy has an `engine` and a `vector`:
 tile leaves as it lies;
 - "threads": loads and stores of `vector` consecutive elements. A tensor whose base or strides do
   not allow an engine takes the next one down. The facts come from the tensor's type, never from
-  values."""
+  values. A tile of atomics that TMA shall do (`use_tma`) is such a "tma_store" with a `reduction`,
+  or is done by threads."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, box_may_begin, ragged_tensors, same_order
 from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
+from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
-from tilec.ir.ops import Copy, For, If, Store, While
+from tilec.ir.ops import Atomic, AtomicTile, Copy, DeviceFence, For, If, Store, While
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.rings import settle
@@ -36,11 +38,15 @@ def select_copies(func: Func, target: Target) -> Func:
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None:
+        if isinstance(o, AtomicTile) and o.engine == "tma_store":
+            return chooser.reduction(o)
         if not isinstance(o, Copy) or (o.engine and o.vector):
             return None
         return chooser.asked(o) if o.engine else chooser.choose(o)
 
-    return settle(func.with_body(rewrite(func.body, visit)))
+    done = settle(func.with_body(rewrite(func.body, visit)))
+    reasons = tuple(chooser.not_reduced)
+    return done.with_attrs(not_reduced=reasons) if reasons else done
 
 
 class _Chooser:
@@ -48,8 +54,11 @@ class _Chooser:
         self.target = target
         self.func = func
         self.engines = CopyEngines(func, target)
-        self.unseen = _Unseen(func).copies
+        unseen = _Unseen(func)
+        self.unseen, self.users = unseen.copies, unseen.users
         self.ragged = ragged_tensors(func)
+        self.fences = any(isinstance(o, DeviceFence) for o in walk(func.body))
+        self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them
         self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
         specialise = bool(func.attrs.get("specialise"))
         ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
@@ -84,6 +93,49 @@ class _Chooser:
             able = self._may_store(o) and self._box_store(o)
         return replace(o, engine=o.engine if able else "threads", vector=vector)
 
+    def reduction(self, o: AtomicTile) -> Op:
+        """Atomics on a tile that TMA shall do, or threads if it cannot."""
+        if not self.target.has("tma"):
+            return replace(o, engine="threads")
+        copy = Copy(o.source, o.dest, engine="tma_store", reduction=o.kind, loc=o.loc)
+        why = self._no_reduction(copy)
+        if why:
+            self.not_reduced.append((o.loc.line, why))
+            return replace(o, engine="threads")
+        return replace(copy, vector=self.engines.vector(copy))
+
+    def _no_reduction(self, o: Copy) -> str:
+        """Why TMA cannot do what `o` says; "" if it can."""
+        source, tensor = o.source.buffer, o.dest.buffer
+        if tensor.buffer.space != "global":
+            return f"{tensor.name} is in shared memory"
+        if tma_reduces(o.reduction, tensor.dtype) is None:
+            return f"it has no {o.reduction} of {tensor.dtype.name}"
+        if not self._may_store(o):
+            return (
+                f"it writes tensors of 2 to 5 dimensions, whose rows begin and end at multiples of "
+                f"16 bytes, from such a multiple on; of {tensor.name} that is not known"
+            )
+        if not all(self._only_combines(u, tensor) for u in self.users[tensor]):
+            return f"the kernel reads or writes {tensor.name} otherwise, too"
+        if self.func.attrs.get("may_alias"):
+            return "tensors of this call may overlap"
+        if self.fences:
+            return "memory_order puts in order what threads do"
+        if source.buffer.space == "fragment":
+            held = "its registers cannot be staged: copy it to shared memory first"
+            return "" if self._staged(o) else held
+        fits = f"it cannot read {source.name} as it lies in shared memory, whole and as "
+        return "" if self._box_store(o) else f"{fits}{tensor.dtype.name}"
+
+    def _only_combines(self, o: Op, tensor: Value) -> bool:
+        """Whether it does not matter to an op when a tensor is reduced, which TMA does at any time
+        until the kernel has ended."""
+        if not any(e.buffer is tensor and (e.reads or e.writes) for e in o.effects()):
+            return True
+        unused = isinstance(o, Atomic) and o.result not in self.users
+        return unused or isinstance(o, AtomicTile)
+
     def _may_store(self, o: Copy) -> bool:
         t = o.dest.buffer.buffer
         return (
@@ -101,11 +153,14 @@ class _Chooser:
             return False
         if f.space == "shared":
             return self._box_store(o)
+        return f.space == "fragment" and self._staged(o) and _is_narrow(f, t)
+
+    def _staged(self, o: Copy) -> bool:
+        """Whether a fragment can be staged on its way, warp by warp."""
+        f = o.source.buffer.buffer
         return (
-            f.space == "fragment"
-            and len(f.shape) == 2
-            and _is_narrow(f, t)
-            and staged_form(f.layout, t.dtype.bits, self.target)[1] is not None
+            len(f.shape) == 2
+            and staged_form(f.layout, o.dest.dtype.bits, self.target)[1] is not None
             and o.dest.extents[-2:] == f.static_shape
         )
 

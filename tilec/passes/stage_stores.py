@@ -17,7 +17,7 @@ from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Builder, Func, Op, Value, walk
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import PAD_BYTES, stage_bytes
-from tilec.ir.ops import Alloc, Copy, For, Parallel, Scope, While
+from tilec.ir.ops import Alloc, AtomicTile, Copy, For, Parallel, Scope, While
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import along_rows
@@ -53,8 +53,11 @@ class _Stager:
         for o in block.ops:
             fragment = isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment"
             if isinstance(o, Copy) and fragment and o.engine == "tma_store":
-                ops += self.by_tma(o, known)
-            elif isinstance(o, Copy) and fragment and self.scatters(o) and self.room(o, again):
+                if o.reduction and not self.has_room(self.staging(o)[0], again):
+                    ops.append(AtomicTile(o.source, o.dest, o.reduction, "threads", loc=o.loc))
+                else:
+                    ops += self.by_tma(o, known)
+            elif isinstance(o, Copy) and fragment and self.leaves_by_rows(o, again):
                 ops += self.by_rows(o)
             elif isinstance(o, Scope):  # groups store as they hold it
                 ops.append(o)
@@ -72,16 +75,23 @@ class _Stager:
         """Copies that follow one another use the same staging, for each warp waits until TMA has
         read its chunk."""
         b = Builder(o.loc)
-        dtype = o.dest.dtype
-        layout, found = staged_form(o.source.buffer.buffer.layout, dtype.bits, self.target)
-        assert found is not None
+        t, layout = self.staging(o)
         o = _in_layout(b, o, layout)
-        shape = (self.warps * CHUNK_ROWS, found.columns)
-        swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
-        t = BufferType(shape, dtype, "shared", layout=swizzle)
         if t not in known:
             known[t] = b.value(Alloc, t, name=f"{o.dest.buffer.name}_staging")
         return [*b.ops, replace(o, staging=known[t])]
+
+    def staging(self, o: Copy) -> tuple[BufferType, Layout | None]:
+        """The buffer that a fragment is staged in, and the layout from which it is written."""
+        dtype = o.dest.dtype
+        layout, found = staged_form(o.source.buffer.buffer.layout, dtype.bits, self.target)
+        assert found is not None
+        shape = (self.warps * CHUNK_ROWS, found.columns)
+        swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
+        return BufferType(shape, dtype, "shared", layout=swizzle), layout
+
+    def leaves_by_rows(self, o: Copy, again: bool) -> bool:
+        return self.scatters(o) and self.has_room(_rows(o), again)
 
     def scatters(self, o: Copy) -> bool:
         """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
@@ -94,10 +104,10 @@ class _Stager:
         rows = along_rows(f.static_shape, self.target.warp_size, self.warps, o.vector)
         return rows_at_once(f.layout) >= FEWER_ROWS * rows_at_once(rows)
 
-    def room(self, o: Copy, again: bool) -> bool:
-        """Whether the tile fits beside all that is in use while it is: `plan_shared` would refuse
+    def has_room(self, t: BufferType, again: bool) -> bool:
+        """Whether a buffer fits beside all that is in use while it is: `plan_shared` would refuse
         the kernel otherwise."""
-        size = stage_bytes(_rows(o))
+        size = stage_bytes(t)
         needed = (
             self.taken + size * self.consumer_groups if again else self.taken - self.rings + size
         )

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
+from tilec.ir.ops import atomicrmw
+from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import TFLOAT32
 from tilec.sim.barriers import PEER_READ, Barriers
 from tilec.sim.buffers import at_block
@@ -194,7 +196,13 @@ class Engines:
             active.report("out of bounds", "a store by TMA that begins before the tensor")
 
     def tma_store(
-        self, active: Threads, map: Any, corner: Sequence[Any], source: Any, where: Any = None
+        self,
+        active: Threads,
+        map: Any,
+        corner: Sequence[Any],
+        source: Any,
+        where: Any = None,
+        reduction: str = "",
     ) -> None:
         """See `Machine.tma_store`. The reads of shared memory and the writes of the tensor have a
         column each, since `wait_group.read` waits for the former only."""
@@ -212,9 +220,13 @@ class Engines:
             rows = got.reshape(-1, box.row_bytes)[box.numbers, box.inside]
             if rows.size:
                 out = order.engine(("tma store", lane, "out"))
-                memory.engine_write(
-                    active, box.at, np.ascontiguousarray(rows), out, issuer, space="global"
-                )
+                rows = np.ascontiguousarray(rows)
+                if reduction:
+                    elements = rows.view(numpy_dtype(kind.dtype))
+                    how = atomicrmw(reduction, kind.dtype)
+                    memory.engine_atomic(active, box.at, elements, out, issuer, how)
+                else:
+                    memory.engine_write(active, box.at, rows, out, issuer, space="global")
                 if box.spilled:
                     name, last = kind.tensor.name, kind.sizes[0]
                     active.report(

@@ -232,6 +232,24 @@ class BlockMemory:
         regions, places, align = self._reached(active, at, data.shape[1], space, "write")
         self._write(regions, self._engines(active, column, issuers), places, data, align)
 
+    def engine_atomic(
+        self, active: Threads, at: Any, data: Any, column: Any, issuers: Any, kind: str
+    ) -> None:
+        """As `engine_write` to global memory: combine each element of `data` (n, elements of one
+        address) with what is there, as LLVM's atomicrmw `kind` does."""
+        size = data.dtype.itemsize * data.shape[1]
+        regions, places, align = self._reached(active, at, size, "global", "write")
+        by = self._engines(active, column, issuers)
+        for region, mine, pick in self._inside(regions, active, places, size, align):
+            if region.shadow is not None:
+                region.note_atomic(by.part(pick), mine, size, False)
+            old = region.storage.gather(mine, size).view(data.dtype)
+            with np.errstate(all="ignore"):
+                made = COMBINED[kind](old, _part(data, pick)).astype(data.dtype)
+            region.storage.scatter(mine, np.ascontiguousarray(made).view(np.uint8))
+            if self.tracer is not None and active.inst is not None:
+                self._trace(self.tracer, active, active.inst, region, mine, size)
+
     def _engines(self, active: Threads, column: Any, issuers: Any) -> Actors:
         team = self.order.team(active.lanes if issuers is None else issuers)
         engines = np.asarray(column) if np.ndim(column) else int(column)

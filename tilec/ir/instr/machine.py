@@ -143,10 +143,16 @@ class Machine(Protocol):
         cluster: the box and the completion go to the same addresses in each (`.multicast`)."""
 
     def tma_store(
-        self, map: Word, corner: Sequence[Word], source: Word, where: Where = None
+        self,
+        map: Word,
+        corner: Sequence[Word],
+        source: Word,
+        where: Where = None,
+        reduction: str = "",
     ) -> None:
         """`cp.async.bulk.tensor`, shared to global, as part of the thread's bulk group; what lies
-        outside of the tensor is dropped."""
+        outside of the tensor is dropped. With a `reduction` `cp.reduce.async.bulk.tensor`: each
+        element is combined with the tensor's by a relaxed atomic of the device."""
 
     def tma_store_commit(self) -> None:
         """`cp.async.bulk.commit_group`."""

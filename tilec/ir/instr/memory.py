@@ -17,7 +17,17 @@ from tilec.ir.instr.instruction import Array, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting, nothing
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.types import FLOAT32, TFLOAT32, DType
+from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    INT64,
+    TFLOAT32,
+    UINT32,
+    UINT64,
+    DType,
+)
 
 MATRIX_COUNTS = (1, 2, 4)
 
@@ -209,24 +219,28 @@ def tma_load(dims: int, multicast: bool = False, policy: str = "") -> Instructio
 
 
 @functools.cache
-def tma_store(dims: int, guarded: bool = False, policy: str = "") -> Instruction:
+def tma_store(
+    dims: int, guarded: bool = False, policy: str = "", reduction: str = ""
+) -> Instruction:
     """One box from shared memory; what lies outside of the tensor is dropped. Arguments: descriptor
     (ptr), `dims` coordinates (i32, innermost first), shared address; if `guarded` an i32: 0 for
-    those who do not store (no branch). `policy`: see `_cached`."""
+    those who do not store (no branch). `policy`: see `_cached`. `reduction`: how each element is
+    combined with the tensor's, of the descriptor's dtype (`tma_reduces`); PTX ISA,
+    "cp.reduce.async.bulk.tensor"."""
     x = Operands()
     dest = x.input("p")
 
     def write(m: Machine, map: Word, *words: Word) -> None:
-        m.tma_store(
-            map, words[:dims], words[dims], where=acting(words[dims + 1]) if guarded else None
-        )
+        where = acting(words[dims + 1]) if guarded else None
+        m.tma_store(map, words[:dims], words[dims], where, reduction)
 
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
-    store = f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group{{hint}} "
+    word, mode = ("cp.reduce", f".{reduction}.tile") if reduction else ("cp", "")
+    store = f"{word}.async.bulk.tensor.{dims}d.global.shared::cta{mode}.bulk_group{{hint}} "
     store += f"[{dest}, {{{{{at}}}}}], [{x.input('r')}]{{policy}};"
     if guarded:
         store = f"{{{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}}}"
-    name = f"tma.store.{dims}d{'.if' if guarded else ''}{_named(policy)}"
+    name = f"tma.{reduction or 'store'}.{dims}d{'.if' if guarded else ''}{_named(policy)}"
     return Instruction(name, "tma", x.asm(_cached(store, policy), write))
 
 
@@ -240,6 +254,25 @@ def tma_gives(tensor: DType, shared: DType) -> bool:
     """Whether a load brings a tensor's elements to shared memory as another dtype, or as they
     are."""
     return tensor == shared or (tensor, shared) in TMA_CONVERSIONS
+
+
+_BITWISE = dict.fromkeys(("and", "or", "xor"), (INT32, UINT32, INT64, UINT64))
+TMA_REDUCTIONS = {
+    "add": (INT32, UINT32, INT64, UINT64, FLOAT16, BFLOAT16, FLOAT32),
+    "min": (INT32, UINT32, INT64, UINT64),
+    "max": (INT32, UINT32, INT64, UINT64),
+    **_BITWISE,
+}
+"""What a store by TMA can do with what is there, to which dtypes. Minima and maxima of half floats
+are left out: PTX does not say what becomes of a nan."""
+
+
+def tma_reduces(kind: str, dtype: DType) -> DType | None:
+    """The dtype of the descriptor by which TMA combines elements of `dtype`; None where it cannot.
+    Sums of 64 bits are those of unsigned numbers."""
+    if dtype not in TMA_REDUCTIONS.get(kind, ()):
+        return None
+    return UINT64 if dtype == INT64 and kind == "add" else dtype
 
 
 def _tma_dims(dims: int) -> int:
@@ -298,6 +331,7 @@ MEMORY_INSTRUCTIONS: tuple[Instruction, ...] = (
     CP_ASYNC_COMMIT,
     *(tma_load(d, m) for d in TMA_DIMS for m in (False, True)),
     *(tma_store(d, guarded) for d in TMA_DIMS for guarded in (False, True)),
+    *(tma_store(2, guarded, "", k) for k in TMA_REDUCTIONS for guarded in (False, True)),
     TMA_STORE_COMMIT,
     TMA_PREFETCH,
 )

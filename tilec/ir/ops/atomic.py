@@ -61,11 +61,14 @@ class Atomic(Op):
 
 @op("atomic_tile")
 class AtomicTile(Op):
-    """Combine each element of a region with that of `source`, by atomics."""
+    """Combine each element of a region with that of `source`, by atomics. `engine` "tma_store": TMA
+    shall do it (`select_copies` makes a copy with a reduction of that, where it can); otherwise
+    threads do."""
 
     source: Region
     dest: Region
     kind: str
+    engine: str = ""
 
     def effects(self) -> Effects:
         return Effect("read", self.source), Effect("update", self.dest)

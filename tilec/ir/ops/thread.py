@@ -464,7 +464,8 @@ class TmaLoad(Op):
 class TmaStore(Op):
     """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are
     dropped. Executed by the threads where `guard` (bool) holds, if it is given (no branch): one per
-    box. `cache` as of `mem_load`."""
+    box. `cache` as of `mem_load`. With `reduction` (one of `ATOMICS`) it is combined with what is
+    there, element by element, each at once."""
 
     map: Value
     coords: tuple[Value, ...]
@@ -472,6 +473,7 @@ class TmaStore(Op):
     source_offset: Value
     guard: Value | None = None
     cache: str = ""
+    reduction: str = ""
 
     def effects(self) -> Effects:
         return read(self.source, engine="tma"), Effect("output")

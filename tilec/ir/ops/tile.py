@@ -131,7 +131,8 @@ class Copy(Op):
     `disable_tma` and `eviction_policy` are the user's wishes. Decided by passes: `ahead`, the copy
     may run before its iteration (`plan_pipeline`); `engine`, who moves the data ("threads",
     "cp_async", "tma", "tma_store"), and `vector`, elements per access (`select_copies`); `staging`,
-    the shared memory a "tma_store" goes through (`stage_stores`)."""
+    the shared memory a "tma_store" goes through (`stage_stores`); `reduction`, one of `ATOMICS`: a
+    "tma_store" combines each element with what is there, and nothing comes between."""
 
     source: Region
     dest: Region
@@ -142,6 +143,7 @@ class Copy(Op):
     ahead: bool = False
     engine: str = ""
     vector: int = 0
+    reduction: str = ""
 
     def verify(self) -> None:
         for side in (self.source, self.dest):
@@ -149,11 +151,14 @@ class Copy(Op):
         if self.source.shape != self.dest.shape:
             boxes = f"{self.source.extents} onto {self.dest.extents}"
             raise InternalError(f"copy of {boxes}", self.loc)
+        if self.reduction and self.engine != "tma_store":
+            raise InternalError(f"{self.reduction} by {self.engine or 'nobody'}", self.loc)
 
     def effects(self) -> Effects:
         engine = ENGINES.get(self.engine, "threads")
         reader = engine if self.staging is None else "threads"
-        source, dest = Effect("read", self.source, reader), Effect("write", self.dest, engine)
+        done = "update" if self.reduction else "write"
+        source, dest = Effect("read", self.source, reader), Effect(done, self.dest, engine)
         if self.staging is None:
             return source, dest
         return source, dest, Effect("update", Region(self.staging), private=True)

@@ -305,9 +305,11 @@ class TensorMaps:
         region: Region,
         shape: tuple[int, ...] | None = None,
         box: tuple[int, ...] | None = None,
+        dtype: DType | None = None,
     ) -> tuple[Value, list[int], list[tuple[int, list[int]]]]:
         """What moves a shared tile, or the first `shape` of it, to or from a region of a tensor (in
-        boxes of `box`, else the largest): the descriptor; for each dimension of the tensor,
+        boxes of `box`, else the largest), of elements that the descriptor calls `dtype` (None: as
+        the tile does): the descriptor; for each dimension of the tensor,
         innermost first, which one of the tile it is (-1: none); for each box where it begins in the
         tile's memory, in elements, and how far from the region's offsets."""
         t = tile.buffer
@@ -321,7 +323,7 @@ class TensorMaps:
         extents = tuple(box[d] if d >= 0 else 1 for d in dims)
         offsets = t.layout.offsets()
         return (
-            self.get(region.buffer, extents, found[1], t.dtype),
+            self.get(region.buffer, extents, found[1], dtype or t.dtype),
             dims,
             [
                 (int(offsets[corner]), [corner[d] if d >= 0 else 0 for d in dims])
