@@ -73,13 +73,71 @@ def test_blocks_are_given_one_tile(n: int, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(b, np.broadcast_to(a, b.shape))
 
 
+@tilec.kernel
+def of_the_first(
+    A: T.Tensor((64, N), "float32"), B: T.Tensor((64, N), "float32"), mask: T.constexpr
+):
+    """Blocks in a cluster of 2x2; those of the mask are given what the first of them names."""
+    with T.Kernel(2, 4, threads=64, cluster_dims=(2, 2)) as (x, y):
+        tile = T.alloc_shared((16, 32), "float32")
+        bar = T.alloc_barrier(64)
+        T.tma_copy(A[y * 16, x * 32], tile, barrier=bar, cluster_mask=mask)
+        T.mbarrier_arrive(bar)
+        T.mbarrier_wait_parity(bar, 0)
+        T.copy(tile, B[y * 16, x * 32])
+
+
+@pytest.mark.parametrize("mask", [0b1, 0b1010, 0b1100, 0b1111, 0b1000])
+@pytest.mark.parametrize("columns", [64, 60])
+def test_blocks_are_given_the_tile_of_the_first(
+    mask: int, columns: int, rng: np.random.Generator
+) -> None:
+    a = rng.standard_normal((64, columns)).astype(np.float32)
+    b = np.zeros_like(a)
+    report = tilec.simulate(of_the_first, a, b, mask=mask, target=TARGET)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, given(a, mask, 2))
+
+
+def given(a: np.ndarray, mask: int, across: int) -> np.ndarray:
+    """What each block of 16x32 has of `a`, in clusters of `across` x 2 blocks."""
+    wide = np.zeros((a.shape[0], across * 32), a.dtype)
+    wide[:, : a.shape[1]] = a
+    want = wide.copy()
+    first = (mask & -mask).bit_length() - 1
+    for y in range(a.shape[0] // 16):
+        for x in range(across):
+            if mask >> (x + across * (y % 2)) & 1:
+                fy, fx = y - y % 2 + first // across, first % across
+                tile = wide[fy * 16 : fy * 16 + 16, fx * 32 : fx * 32 + 32]
+                want[y * 16 : y * 16 + 16, x * 32 : x * 32 + 32] = tile
+    return want[:, : a.shape[1]]
+
+
+def test_a_place_that_one_block_alone_knows() -> None:
+    @tilec.kernel
+    def kernel(I: T.Tensor((4,), "int32"), A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(4, threads=128, cluster_dims=2) as b:
+            tile = T.alloc_shared((16, 32), "float32")
+            bar = T.alloc_barrier(128)
+            T.tma_copy(A[I[b], 0], tile, barrier=bar, cluster_mask=3)
+
+    message = "and no other block can compute where this one begins"
+    with pytest.raises(CompileError, match=message) as e:
+        kernel.compile(*(tilec.spec(*s) for s in (((4,), "int32"), ((64, 32), "float32"))), target=TARGET)  # fmt: skip  # noqa: E501
+    assert e.value.loc.line == kernel_line("cluster_mask=3)")
+
+
+def kernel_line(text: str) -> int:
+    return next(n for n, line in enumerate(open(__file__), 1) if text in line)
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
         ({"leader_scope_threads": 64}, "leader_scope_threads of T.tma_copy is 64: a copy is that"),
         ({"cluster_mask": 0}, "cluster_mask of T.tma_copy is 0"),
         ({"cluster_mask": 0b101}, "is 0b101; a cluster has 2 blocks"),
-        ({"cluster_mask": 0b11}, "named by the index of each block"),
     ],
 )
 def test_errors(keywords: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ __all__ = [
     "ptx_wait_group", "set_max_nreg", "tma_copy", "tma_store_arrive", "tma_store_wait",
     "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand",
     "warpgroup_wait", "ws", "alloc_cluster_barrier", "block_rank_in_cluster", "cluster_arrive",
-    "cluster_sync", "cluster_wait",
+    "cluster_sync", "cluster_wait", "copy_cluster",
 ]  # fmt: skip
 
 
@@ -104,14 +104,54 @@ def tma_copy(
     bounds arrives as 0. Where TMA cannot bring it the threads copy.
 
     `leader_scope_threads=32`: each warp has a tile of its own, which its lanes copy. `cluster_mask`
-    names blocks of the cluster that are given one tile, which no block's index may name: each of
-    them brings it. `eviction_policy` as of `copy`. `annotations` are accepted and decide nothing.
+    names blocks of the cluster (bit n is block number n) that are given one tile, that which the
+    first of them names; the others have their own. Each block brings its tile by itself, so no
+    block waits for another. `eviction_policy` as of `copy`. `annotations` are accepted and decide
+    nothing.
 
     From a whole shared tile to a tensor there is no barrier: the tile may be written again, by the
     threads that come here, when the copy has read it, and what it writes is there when the kernel
     ends.
     """
     only_inside("tma_copy")
+
+
+def copy_cluster(
+    src: Any,
+    dst: Any,
+    *,
+    dst_block: Any = None,
+    cluster_mask: _Int | None = None,
+    remote_barrier: Any = None,
+    eviction_policy: Any = None,
+    coalesced_width: _Int | None = None,
+    annotations: Any = None,
+    loop_layout: Any = None,
+) -> None:
+    """Copy between the blocks of a cluster: a shared tile into another block's shared memory, or
+    one tile of a tensor for several blocks.
+
+    With `dst_block`, the number of a block in the cluster, `src` is a shared tile of this block and
+    `dst`, of its shape and dtype, names a tile of that block. `remote_barrier`, one made by
+    `alloc_cluster_barrier`, is that block's, too: the copy counts there as one arrival, and who has
+    waited for that phase may read the tile. Where the bytes lie in at most 64 pieces of multiples
+    of 16 bytes one thread starts asynchronous copies (`cp.async.bulk`); elsewhere, and without a
+    barrier, the threads store them (`st.shared::cluster`). Without a barrier `cluster_sync` lets
+    the other block know. That `dst` is free, and when `src` may be written again, is the author's
+    to order: both are so when the other block has waited and the cluster has met. The blocks of a
+    kernel with such copies begin and end together.
+
+    With `cluster_mask` it is a `copy` of a tile of a tensor to shared memory: blocks whose bit is
+    set are given the tile that the first of them names, each other block has its own.
+    `eviction_policy` is that of `copy`.
+
+    `coalesced_width`, `annotations` and `loop_layout` are accepted and decide nothing.
+
+    Raises CompileError outside of clusters, for both or none of `dst_block` and `cluster_mask`, for
+    a block that the cluster has not, a tile elsewhere or of another dtype, and, with `dst_block`,
+    for a target without clusters (all but `cuda:sm_90a`).
+    """
+    only_inside("copy_cluster")
 
 
 def tma_store_arrive() -> None:

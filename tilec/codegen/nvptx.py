@@ -9,7 +9,7 @@ from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
-from tilec.codegen.lanes import from_memory, in_words
+from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, launched_cluster
@@ -250,7 +250,11 @@ class NvptxEmitter(PrintingEmitter):
         self.execute(sync.MBARRIER_INIT_FENCE)
 
     def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
-        self.execute(sync.mbarrier_expect(o.bytes), self.barrier_address(o.barrier, o.stage))
+        at = self.barrier_address(o.barrier, o.stage)
+        if o.block is None:
+            self.execute(sync.mbarrier_expect(o.bytes), at)
+        else:
+            self.execute(cluster.expect_at(o.bytes), at, self.get(o.block))
 
     def emit_mbarrier_expect_tx(self, o: ops.MbarrierExpectTx) -> None:
         self.execute(sync.mbarrier_expect_tx(o.bytes), self.barrier_address(o.barrier, o.stage))
@@ -290,6 +294,28 @@ class NvptxEmitter(PrintingEmitter):
         )
         self.env[o.result] = f.cast(
             "bitcast", got, elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
+        )
+
+    def emit_cluster_store(self, o: ops.ClusterStore) -> None:
+        f, given = self.f, to_memory(self.f, self.get(o.value), o.value.dtype)
+        lanes = o.value.type.lanes if isinstance(o.value.type, VectorType) else 1
+        bits = o.dest.dtype.bits * lanes
+        if bits < 32:
+            words = [f.cast("zext", f.cast("bitcast", given, f"i{bits}"), "i32")]
+        elif bits == 32:
+            words = [f.cast("bitcast", given, "i32")]
+        else:
+            words = f.unpack(f.cast("bitcast", given, f"<{bits // 32} x i32>"), bits // 32, "i32")
+        at = self.shared_address(o.dest, self.get(o.offset))
+        self.execute(cluster.cluster_store(bits // 8), at, self.get(o.block), *words)
+
+    def emit_cluster_send(self, o: ops.ClusterSend) -> None:
+        self.execute(
+            cluster.cluster_send(o.bytes),
+            self.shared_address(o.source, self.get(o.source_offset)),
+            self.shared_address(o.dest, self.get(o.dest_offset)),
+            self.barrier_address(o.barrier, o.stage),
+            self.get(o.block),
         )
 
     # --- asynchronous copies ---

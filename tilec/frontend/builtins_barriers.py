@@ -18,13 +18,14 @@ from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import eviction_policy, tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
-from tilec.frontend.tma_scopes import check_cluster_mask, copy_by_warp, is_for_each_warp
+from tilec.frontend.tma_scopes import copy_by_warp, is_for_each_warp, of_first_block
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
 from tilec.ir.ops import (
     Alloc,
     BarrierArrive,
     Binary,
+    ClusterCopy,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -123,22 +124,26 @@ def _thread_level(t: Expressions, c: Call) -> None:
         )
 
 
+def _block(t: Expressions, c: Call, name: str) -> Value:
+    """The number of a block in the cluster (i32)."""
+    block, blocks = number_argument(t, c, name), math.prod(t.cluster or ())
+    known = static_int(block)
+    if isinstance(block, float) or (known is not None and not 0 <= known < blocks):
+        raise t.error(
+            f"{name} of T.{c.builtin} is {block}; the blocks of the cluster are 0 to {blocks - 1}",
+            "write T.block_rank_in_cluster() for one's own",
+            c.place(name),
+        )
+    return t.convert(block, INT32).value
+
+
 def _arrive(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
     if c["cta_id"] is None:
         t.emit(MbarrierArrive, *_barrier(t, c))
         return
     in_cluster(t, c)
-    block, blocks = number_argument(t, c, "cta_id"), math.prod(t.cluster or ())
-    known = static_int(block)
-    if isinstance(block, float) or (known is not None and not 0 <= known < blocks):
-        raise t.error(
-            f"cta_id of T.{c.builtin} is {block}; the blocks of the cluster are 0 to {blocks - 1}",
-            "write T.block_rank_in_cluster() for one's own",
-            c.place("cta_id"),
-        )
-    value = t.convert(block, INT32).value
-    t.emit(MbarrierArrive, *_barrier(t, c), None, value, publish=True)
+    t.emit(MbarrierArrive, *_barrier(t, c), None, _block(t, c, "cta_id"), publish=True)
 
 
 builtin(T.barrier_arrive)(_arrive)
@@ -247,11 +252,68 @@ def tma_copy(t: Expressions, c: Call) -> None:
             f"write T.tma_copy(…, {d.name}, barrier=bar), with bar = T.alloc_barrier(1)",
         )
     barrier = _barrier(t, c, "barrier")
-    check_cluster_mask(t, c, source)
+    if c["cluster_mask"] is not None:
+        in_cluster(t, c)
+        source = of_first_block(t, c, source)
     if is_for_each_warp(t, c):
         copy_by_warp(t, source, dest)
     else:
         t.emit(TmaCopy, t.box(source), t.box(dest), *barrier, policy)
+
+
+@builtin(T.copy_cluster)
+def copy_cluster(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    in_cluster(t, c)
+    if c["coalesced_width"] is not None:
+        int_argument(t, c, "coalesced_width", 1)
+    policy = eviction_policy(t, c)
+    if (c["dst_block"] is None) == (c["cluster_mask"] is None):
+        raise t.error(
+            "T.copy_cluster takes one of dst_block and cluster_mask",
+            "write dst_block=1 for the block that a shared tile goes to, or cluster_mask=0b11 for "
+            "the blocks that are given one tile of a tensor",
+        )
+    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    if c["cluster_mask"] is not None:
+        _to_several(t, c, source, dest, policy)
+        return
+    s, d = source.buffer, dest.buffer
+    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
+    if s.type.space != "shared" or d.type.space != "shared":
+        raise t.error(
+            f"T.copy_cluster goes from shared memory to that of another block: {sides}",
+            "go through a shared tile",
+        )
+    _check_whole_bytes(t, "T.copy_cluster", source, dest)
+    if s.type.dtype != d.type.dtype:
+        raise t.error(
+            f"T.copy_cluster converts nothing: {sides}",
+            f'allocate {d.name} as "{s.type.dtype.name}"',
+        )
+    block = _block(t, c, "dst_block")
+    told = () if c["remote_barrier"] is None else _barrier(t, c, "remote_barrier")
+    t.emit(ClusterCopy, t.box(source), t.box(dest), block, *told)
+
+
+def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) -> None:
+    """One tile of a tensor for several blocks; who comes behind it finds it there."""
+    if not source.buffer.is_global or dest.buffer.type.space != "shared":
+        raise t.error(
+            "cluster_mask of T.copy_cluster brings a tile of a tensor to shared memory: the source "
+            f"is {t.tile_text(source)}, the destination {t.tile_text(dest)}",
+            "write dst_block for a copy from block to block",
+            c.place("cluster_mask"),
+        )
+    if c["remote_barrier"] is not None:
+        raise t.error(
+            "T.copy_cluster waits for what cluster_mask brings: nothing is counted on "
+            "remote_barrier",
+            "leave remote_barrier out, or write T.tma_copy(…, barrier=bar, cluster_mask=…)",
+            c.place("remote_barrier"),
+        )
+    source = of_first_block(t, c, source)
+    t.emit(Copy, t.box(source), t.box(dest), eviction_policy=policy)
 
 
 @builtin(T.tma_store_wait)

@@ -290,6 +290,11 @@ for _kind in _COMBINE:
 
 @builtin(T.block_rank_in_cluster)
 def block_rank_in_cluster(t: Expressions, c: Call) -> Number:
+    return rank_in_cluster(t)
+
+
+def rank_in_cluster(t: Expressions) -> Number:
+    """This block's number in its cluster."""
     rank: Number = 0
     for dim, blocks in reversed([*enumerate(t.cluster or ())]):
         if blocks > 1:

@@ -1,17 +1,20 @@
 """What T.tma_copy says of threads and blocks: `leader_scope_threads`, a copy for each warp, and
-`cluster_mask`, one copy for several blocks of a cluster."""
+`cluster_mask`, one tile for several blocks of a cluster."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
 from tilec.frontend.builtins import Call, int_argument
-from tilec.frontend.builtins_threads import in_cluster, sources_of
+from tilec.frontend.builtins_threads import rank_in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Scalar, Tile
+from tilec.frontend.values import Number, Scalar, Tile
+from tilec.ir.core import Substitution, clone
 from tilec.ir.ops import BlockIndex
+from tilec.ir.types import INT32
 
 WARP = 32  # threads; of targets with mbarriers
 
@@ -58,23 +61,49 @@ def _by_lane(source: Any, dest: Any, count: int) -> None:
     T.sync_warp()
 
 
-def check_cluster_mask(t: Expressions, c: Call, source: Tile) -> None:
-    """`cluster_mask`: its blocks are given one tile. Where all of them name the same one, a copy by
-    each of them does that; raises CompileError where they may not."""
-    if c["cluster_mask"] is None:
-        return
-    in_cluster(t, c)
+def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
+    """`cluster_mask`: the tile that its blocks are given, which the first of them names; a block
+    that is not among them has its own. Each block brings its tile by itself: the others need not
+    have read the one before. Raises CompileError for no mask of the cluster's blocks, and where the
+    tile begins somewhere that only its own block can compute."""
     mask, place = int_argument(t, c, "cluster_mask", 1), c.place("cluster_mask")
-    blocks = math.prod(t.cluster or ())
+    cluster = t.cluster or ()
+    blocks = math.prod(cluster)
     if mask >> blocks:
-        message = f"cluster_mask of T.tma_copy is {mask:#b}; a cluster has {blocks} blocks"
+        message = f"cluster_mask of T.{c.builtin} is {mask:#b}; a cluster has {blocks} blocks"
         raise t.error(message, f"write {(1 << blocks) - 1:#b} for all of them", place)
-    offsets = [o.value for o in source.offsets if isinstance(o, Scalar)]
-    made, _, _ = sources_of(t, offsets)
-    if any(isinstance(o, BlockIndex) for o in made):
+    offsets = [o for o in source.offsets if isinstance(o, Scalar)]
+    made, _, unknown = sources_of(t, [o.value for o in offsets])
+    if not any(isinstance(o, BlockIndex) for o in made):
+        return source
+    if unknown or not all(o.pure for o in made):
         raise t.error(
-            "cluster_mask of T.tma_copy brings one tile to several blocks, and this one is named "
-            "by the index of each block",
-            "compute where it starts without the index, or leave cluster_mask out",
+            f"cluster_mask of T.{c.builtin} brings the tile that the first of its blocks names, "
+            "and no other block can compute where this one begins",
+            "compute it of block indices and sizes alone, without variables and tensors",
             place,
         )
+    subst: Substitution = {}
+    for o in made:
+        if isinstance(o, BlockIndex):
+            own = Scalar(o.result)
+            moved = t.number(_of_first(t, own, o.dim, mask), "the index")
+            subst[o.result] = t.run_time(moved, INT32).value
+        else:
+            t.builders[-1].ops.append(clone(o, subst))
+    there = [Scalar(subst[o.value]) if isinstance(o, Scalar) else o for o in source.offsets]
+    return replace(source, offsets=tuple(there))
+
+
+def _of_first(t: Expressions, own: Scalar, dim: int, mask: int) -> Number:
+    """The index along `dim` of the first block of `mask`; that of this block outside of it."""
+    cluster = t.cluster or ()
+    first = (mask & -mask).bit_length() - 1
+    along = first // math.prod(cluster[:dim]) % cluster[dim]
+    rank = t.binary("mod", own, cluster[dim])
+    there = t.binary("add", t.binary("sub", own, rank), along)
+    if mask + 1 == 1 << math.prod(cluster):
+        return there
+    number = rank_in_cluster(t)
+    among = t.binary("and", t.binary("shr", mask, number), 1)
+    return t.binary("add", own, t.binary("mul", among, t.binary("sub", there, own)))

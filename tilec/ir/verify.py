@@ -16,6 +16,7 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
     AtomicTile,
+    ClusterCopy,
     Copy,
     ElementAccess,
     Fill,
@@ -69,6 +70,7 @@ OP_SPAN = {
     "mbarrier_arrive": ("TILE", "LOWERED"),
     "mbarrier_wait": ("TILE", "LOWERED"),
     "tma_copy": ("TILE", "SCHEDULED"),
+    "cluster_copy": ("TILE", "SCHEDULED"),
     "tma_store_wait": ("TILE", "LOWERED"),
     "cp_async_commit": ("TILE", "LOWERED"),
     "cp_async_wait": ("TILE", "LOWERED"),
@@ -424,7 +426,9 @@ def _needs(o: Op) -> Level | None:
         "load_matrices",
     ):
         return Level.WARP
-    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _BARRIERS:
+    if isinstance(o, Parallel | TmaCopy | ClusterCopy | SetRegisters | WgmmaWait):
+        return Level.BLOCK
+    if o.opname in _BARRIERS:
         return Level.BLOCK
     if type(o) not in ELEMENTWISE:
         if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
@@ -437,6 +441,7 @@ _SPELLED = {
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
     "cluster_barrier": "T.cluster_sync()",
+    "cluster_copy": "T.copy_cluster",
     "warp_sync": "T.sync_warp()",
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",

@@ -19,6 +19,7 @@ from tilec.ir.ops import (
     Barrier,
     BarrierArrive,
     ClusterBarrier,
+    ClusterCopy,
     MbarrierArrive,
     MbarrierExpect,
     MbarrierExpectTx,
@@ -30,7 +31,7 @@ from tilec.ir.ops import (
 from tilec.passes.utils.thread_masks import Visit, visits
 from tilec.target import Target
 
-_Arrival = MbarrierArrive | MbarrierExpect
+_Arrival = MbarrierArrive | MbarrierExpect | ClusterCopy
 _Announcement = MbarrierExpect | MbarrierExpectTx
 
 
@@ -188,6 +189,8 @@ class _Phases:
 
     def _is_behind(self, arrival: Visit, wait: Visit) -> bool:
         """Whether who arrives has waited before, for the first phase."""
+        if getattr(arrival.op, "block", None) is not None:  # another block's threads do
+            return False
         order = self.found.index(arrival) > self.found.index(wait)
         own = not np.any(arrival.threads & ~wait.threads)
         return order and own and wait.exact and not wait.repeated

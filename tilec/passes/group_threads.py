@@ -21,6 +21,7 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     ClusterBarrier,
+    ClusterCopy,
     Const,
     Copy,
     CpAsyncCommit,
@@ -71,11 +72,14 @@ def group_threads(func: Func, target: Target) -> Func:
                 o.loc,
                 "write T.copy and T.gemm in T.Pipelined, which every target orders in its own way",
             )
-        if isinstance(o, ClusterBarrier) and not target.has("cluster"):
+        if isinstance(o, ClusterBarrier | ClusterCopy) and not target.has("cluster"):
+            meet = isinstance(o, ClusterBarrier)
             raise CompileError(
-                f"{target} has no clusters whose blocks could meet",
+                f"{target} has no clusters whose blocks could "
+                f"{'meet' if meet else 'copy to one another'}",
                 o.loc,
-                "end the kernel there and launch another one, or write T.sync_grid()",
+                "end the kernel there and launch another one"
+                + (", or write T.sync_grid()" if meet else "; leave the tile in a tensor for it"),
             )
     func = func.with_body(_Groups(func, target).block(func.body, None, False))
     engines = CopyEngines(func, target)

@@ -38,6 +38,8 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     BarrierArrive,
+    ClusterBarrier,
+    ClusterCopy,
     CpAsyncWait,
     For,
     Gemm,
@@ -208,6 +210,7 @@ class _Placer:
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
         self.refilled: set[Value] = set()  # rings that TMA writes to
+        self.sent: set[Value] = set()  # buffers that other blocks fill by asynchronous copies
         self.numbers = constants(func.body)
         self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[_Effects, _Known]] = {}
         read = set(buffers_read(e for _, e in effects_in(func.body)))
@@ -230,6 +233,9 @@ class _Placer:
                 self.refilled.add(self.root.get(o.dest, o.dest))
             if isinstance(o, TmaCopy):
                 self.refilled.add(o.dest.buffer)
+            if isinstance(o, ClusterCopy) and o.engine == "tma":
+                self.refilled.add(o.dest.buffer)
+                self.sent.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
@@ -249,6 +255,8 @@ class _Placer:
             span = self.span(v)
             if isinstance(x, TmaCopy) and done.writes:
                 e.refills.add(v)
+            if isinstance(x, ClusterCopy) and done.writes:
+                continue  # that is in another block, which knows of it by other ways
             if done.private:
                 e.private |= span
                 continue
@@ -319,7 +327,7 @@ class _Placer:
                 case Barrier():
                     state.meet(self.group)
                     ops.append(o)
-                case WarpSync() | MbarrierArrive() if self._must_fence(o, state):
+                case WarpSync() | MbarrierArrive() | ClusterBarrier() if self._must_fence(o, state):
                     # Each lane for itself, before one of them frees the stage for all.
                     ops += [ProxyFence(loc=o.loc), o]
                     state.fence(self.group)
@@ -354,6 +362,8 @@ class _Placer:
         """Whether what these threads did must be before what asynchronous engines do for those who
         learn of it by `o`."""
         known = state.near(self.group)
+        if isinstance(o, ClusterBarrier):  # others learn that their copies may come
+            return o.part != "wait" and not known.touched.isdisjoint(self.sent)
         by_hand = isinstance(o, MbarrierArrive) and o.guard is None
         return bool(known.touched) or (by_hand and _overlap(known.unfenced, self.engine_reads))
 

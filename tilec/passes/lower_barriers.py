@@ -3,14 +3,15 @@
 Before: SCHEDULED; `mbarrier_init` ops stand where barriers were allocated, `tma_copy` ops name
 regions. After: one thread of the block initialises them all, before anything else is done, and the
 threads meet; no `tma_copy` is left: one thread of the scope announces the bytes and starts the
-boxes. A wait for asynchronous products names the fragments that they use."""
+boxes. Nor is a `cluster_copy` (`utils/peer_copies.py`): where there was one the blocks of a cluster
+begin and end together, so that each is there while others use its shared memory. A wait for
+asynchronous products names the fragments that they use."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     Binary,
+    ClusterBarrier,
+    ClusterCopy,
     Gemm,
     MbarrierExpectTx,
     MbarrierInit,
@@ -30,10 +33,12 @@ from tilec.ir.ops import (
     TmaCopy,
     TmaLoad,
     WgmmaWait,
-    constants,
+    Yield,
 )
 from tilec.passes.select_copies import MAX_BOX
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.groups import warps_of
+from tilec.passes.utils.peer_copies import Part, part_of, pieces, send, store
 from tilec.passes.utils.rings import TensorMaps, const, elected, only_if
 from tilec.target import Target
 
@@ -43,19 +48,25 @@ def lower_barriers(func: Func, target: Target) -> Func:
     inits = [o for o in walk(func.body) if isinstance(o, MbarrierInit)]
     if not func.attrs.get("by_hand"):
         return func
-    lowering = _Lowering(func)
+    lowering = _Lowering(func, target)
+    copies = any(isinstance(o, ClusterCopy) for o in walk(func.body))
     body = rewrite(func.body, lowering.visit)
-    if not inits:
+    if not inits and not copies:
         return func.with_body(body)
     top = Builder(func.loc)
     top.ops += [o for o in body.ops if _is_barrier(o)]
-    first = Builder(func.loc)
-    first.ops += inits
-    first.emit(MbarrierInitFence)
-    lowering.maps.prefetch(first)
-    only_if(top, elected(top), first.ops)
-    top.emit(Barrier)
+    if inits:
+        first = Builder(func.loc)
+        first.ops += inits
+        first.emit(MbarrierInitFence)
+        lowering.maps.prefetch(first)
+        only_if(top, elected(top), first.ops)
+    top.emit(ClusterBarrier if copies else Barrier)
     top.ops += [o for o in body.ops if not _is_barrier(o)]
+    if copies:
+        last = [top.ops.pop()] if isinstance(top.ops[-1], Yield) else []
+        top.emit(ClusterBarrier)
+        top.ops += last
     params = {p.value: p for p in (*func.params, *lowering.maps.params.values())}
     return replace(func.with_body(top.block()), params=tuple(params.values()))
 
@@ -65,12 +76,12 @@ def _is_barrier(o: Op) -> bool:
 
 
 class _Lowering:
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.warps = warps_of(func, target)
         self.maps = TensorMaps()
         for p in func.params:
             if p.role == "tensor_map":
                 self.maps.params[p.value.type] = p  # type: ignore[index]
-        self.numbers = constants(func.body)
         self.facts = facts_of(func)
         self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
         self.find_products(func.body)
@@ -107,13 +118,22 @@ class _Lowering:
                 self.boxes(inner, o)
                 only_if(b, elected(b), inner.ops)
                 return b.ops
+            case ClusterCopy(engine="tma"):
+                found = pieces(o, self.facts)
+                assert found is not None
+                return send(o, found)
+            case ClusterCopy():
+                return store(o, self.warps(o))
         return None
 
     def boxes(self, b: Builder, o: TmaCopy) -> None:
         """The bytes announced and the boxes started, by one thread."""
         t, region = o.dest.buffer.buffer, o.source
-        first, base = self.corner(b, o)
-        box, swizzle, offsets = _box(o, first)
+        part = part_of(o.dest, self.facts)
+        if part is None:
+            raise _unfit(o)
+        base = part.moved(b)
+        box, swizzle = _box(o, part)
         b.emit(MbarrierExpectTx, o.barrier, o.stage, math.prod(o.dest.extents) * t.dtype.bits // 8)
         wide = (d for d, e in enumerate(region.extents) if e != 1)
         tile_of = dict(zip(wide, (d for d, e in enumerate(o.dest.extents) if e != 1)))
@@ -127,49 +147,16 @@ class _Lowering:
                 if d >= 0 and corner[d]:
                     at = b.value(Binary, "add", at, const(b, corner[d]))
                 coords.append(at)
-            where = b.value(Binary, "add", base, const(b, int(offsets[corner])))
+            where = b.value(Binary, "add", base, const(b, int(part.places[corner])))
             at_barrier = (o.barrier, o.stage, None, o.cache)
             b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), *at_barrier)
 
-    def corner(self, b: Builder, o: TmaCopy) -> tuple[tuple[int, ...], Value]:
-        """Where the part of a shared buffer that a copy fills begins, as far as it is known now (0
-        where it is not); and how far from there it is, in elements (i32)."""
-        t = o.dest.buffer.buffer
-        assert t.layout is not None
-        offsets = t.layout.offsets()
-        first: list[int] = []
-        base = const(b, 0)
-        for d, (at, extent, size) in enumerate(zip(o.dest.offsets, o.dest.extents, t.static_shape)):
-            known = 0 if extent == size else self.numbers.get(at)
-            first.append(int(known or 0))
-            if known is None:
-                step = _step(offsets, d, extent)
-                if step is None or self.facts.divisor(at) % extent:
-                    raise _unfit(o)
-                moved = b.value(Binary, "mul", narrow(b, at), const(b, step))
-                base = b.value(Binary, "add", base, moved)
-        return tuple(first), base
 
-
-def _step(offsets: Any, dim: int, extent: int) -> int | None:
-    """How many places in memory one index of `dim` counts for, where it is a multiple of `extent`;
-    None where that differs from place to place."""
-    size = offsets.shape[dim]
-    if size % extent:
-        return None
-    parts = [offsets.take(range(at, at + extent), dim) for at in range(0, size, extent)]
-    far = int(parts[1].flat[0] - parts[0].flat[0]) if len(parts) > 1 else 0
-    same = all(np.array_equal(p - parts[0], np.full_like(p, n * far)) for n, p in enumerate(parts))
-    return far // extent if same and far % extent == 0 else None
-
-
-def _box(o: TmaCopy, first: tuple[int, ...]) -> tuple[tuple[int, ...], int, Any]:
-    """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer that begins
-    at `first`; where each element of the part lies, in elements from the buffer's start."""
+def _box(o: TmaCopy, part: Part) -> tuple[tuple[int, ...], int]:
+    """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer."""
     layout, extents = o.dest.buffer.buffer.layout, o.dest.extents
     assert layout is not None
     bits = o.dest.dtype.bits
-    part = layout.offsets()[tuple(slice(at, at + e) for at, e in zip(first, extents))]
     whole = tma_box(layout, bits)
     columns = extents[-1] if whole is None else math.gcd(whole[0][-1], extents[-1])
     try:
@@ -187,10 +174,10 @@ def _box(o: TmaCopy, first: tuple[int, ...]) -> tuple[tuple[int, ...], int, Any]
     table = panel.offsets().reshape(narrow_part.shape)
     inside = table[tuple(slice(0, x) for x in box)]
     for corner in itertools.product(*(range(0, e, x) for e, x in zip(extents, box))):
-        here = part[tuple(slice(at, at + x) for at, x in zip(corner, box))]
+        here = part.places[tuple(slice(at, at + x) for at, x in zip(corner, box))]
         if here.shape != inside.shape or not np.array_equal(here - here.flat[0], inside):
             raise _unfit(o)
-    return box, found[1], part
+    return box, found[1]
 
 
 def _unfit(o: TmaCopy) -> LayoutError:

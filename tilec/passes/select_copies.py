@@ -23,9 +23,21 @@ from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
-from tilec.ir.ops import Atomic, AtomicTile, Copy, DeviceFence, For, If, Store, While
+from tilec.ir.ops import (
+    Atomic,
+    AtomicTile,
+    Barrier,
+    ClusterCopy,
+    Copy,
+    DeviceFence,
+    For,
+    If,
+    Store,
+    While,
+)
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
+from tilec.passes.utils.peer_copies import arrive, pieces
 from tilec.passes.utils.rings import settle
 from tilec.passes.utils.slicing import is_separable
 from tilec.target import Target
@@ -37,7 +49,9 @@ def select_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
     chooser = _Chooser(func, target)
 
-    def visit(o: Op) -> Op | None:
+    def visit(o: Op) -> Op | None | list[Op]:
+        if isinstance(o, ClusterCopy) and not o.engine:
+            return chooser.to_peer(o)
         if isinstance(o, AtomicTile) and o.engine == "tma_store":
             return chooser.reduction(o)
         if not isinstance(o, Copy) or (o.engine and o.vector):
@@ -92,6 +106,16 @@ class _Chooser:
         else:
             able = self._may_store(o) and self._box_store(o)
         return replace(o, engine=o.engine if able else "threads", vector=vector)
+
+    def to_peer(self, o: ClusterCopy) -> list[Op]:
+        """Bulk copies, where the other block waits for them; else stores of threads, of which one
+        tells the other block when all have made theirs."""
+        if o.barrier is not None and pieces(o, self.engines.facts) is not None:
+            return [replace(o, engine="tma")]
+        stored: list[Op] = [replace(o, engine="threads", barrier=None, stage=None)]
+        if o.barrier is not None:
+            stored += [Barrier(loc=o.loc), *arrive(o)]
+        return stored
 
     def reduction(self, o: AtomicTile) -> Op:
         """Atomics on a tile that TMA shall do, or threads if it cannot."""

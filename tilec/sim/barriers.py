@@ -31,6 +31,8 @@ Ints = NDArray[np.int64]
 _COPY = "a TMA load has written its shared memory"
 _ARRIVAL = "a thread of another block has arrived at its mbarrier"
 PEER_READ = "a thread of another block has read its shared memory"
+PEER_WRITE = "a thread of another block has written to its shared memory"
+SENT = "a copy to another block has read its shared memory"
 NAMED_BARRIERS = 16
 
 
@@ -413,7 +415,7 @@ class Barriers:
         behind = order.clocks.seen[mine].max(axis=0)
         for (column, what), (time, inst) in self._visits.items():
             if behind[column] < time:
-                kind: Kind = "read before wait" if what == _COPY else "data race"
+                kind: Kind = "read before wait" if what in (_COPY, SENT) else "data race"
                 self._report(None, kind, f"the block may end before {what}", first=inst)
         self._visits.clear()
 

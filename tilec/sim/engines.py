@@ -19,8 +19,8 @@ from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.ops import atomicrmw
 from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import TFLOAT32
-from tilec.sim.barriers import PEER_READ, Barriers
-from tilec.sim.buffers import at_block
+from tilec.sim.barriers import PEER_READ, PEER_WRITE, SENT, Barriers
+from tilec.sim.buffers import at_block, inside
 from tilec.sim.clocks import Clock
 from tilec.sim.intrinsics import round_tf32
 from tilec.sim.matrices import WARPS, product
@@ -28,6 +28,7 @@ from tilec.sim.memory import BlockMemory
 from tilec.sim.tensors import ALIGNMENT, PIECE, Box, TensorMap, box_at
 from tilec.sim.threads import BlockInfo, Threads
 from tilec.sim.undefined import Flight, in_flight, settled, touched, waited
+from tilec.sim.waits import check_published
 
 Ints = NDArray[np.int64]
 
@@ -340,10 +341,7 @@ class Engines:
         self, active: Threads, address: Any, block: Any, words: int
     ) -> tuple[Any, ...]:
         """See `Machine.cluster_load`."""
-        ranks = active.full(block)
-        if ((ranks < 0) | (ranks >= len(self.barriers.cluster))).any():
-            active.report("out of bounds", "a load from a block outside of the cluster")
-            ranks = np.clip(ranks, 0, len(self.barriers.cluster) - 1)
+        ranks = self._ranks(active, block, "a load from")
         places = at_block(active.full(address).astype(np.int64), ranks)
         data = self.memory.peer_read(active, places, 4 * words)
         time = self.block.order.mark()
@@ -353,18 +351,60 @@ class Engines:
                 self.barriers.cluster[other].visit(active, instr, time, PEER_READ)
         return tuple(np.ascontiguousarray(data.view(np.int32).T))
 
+    def cluster_store(
+        self, active: Threads, address: Any, block: Any, words: Sequence[Any], bytes: int
+    ) -> None:
+        """See `Machine.cluster_store`."""
+        ranks = self._ranks(active, block, "a store to")
+        places = at_block(active.full(address).astype(np.int64), ranks)
+        columns = [active.full(w).astype(np.int32) for w in words]
+        data = np.ascontiguousarray(np.stack(columns, -1)).view(np.uint8)[:, :bytes]
+        self.memory.peer_write(active, places, np.ascontiguousarray(data))
+        time = self.block.order.mark()
+        for other in np.unique(ranks).tolist():
+            peer = self.barriers.cluster[other]
+            if peer is self.barriers:
+                continue
+            self.memory.cluster[other].shared.published = peer.published
+            for row in (active.lanes[ranks == other] + self.block.order.base).tolist():
+                peer.visit(active, row, time, PEER_WRITE)
+
+    def cluster_send(
+        self, active: Threads, source: Any, dest: Any, barrier: Any, block: Any, bytes: int
+    ) -> None:
+        """See `Machine.cluster_send`."""
+        ranks = self._ranks(active, block, "a copy to")
+        columns = [active.full(x).astype(np.int64) for x in (source, dest, barrier)]
+        pieces = np.arange(0, bytes, PIECE)
+        for i, lane in enumerate(active.lanes.tolist()):
+            (at, there, gate), rank = (int(c[i]) for c in columns), int(ranks[i])
+            if at % PIECE or there % PIECE:
+                active.report("misaligned access", "a bulk copy from or to no multiple of 16 bytes")
+            peer, issuer = self.barriers.cluster[rank], np.array([lane])
+            column = peer.block.order.engine(("mbarrier", gate))
+            data = self.memory.engine_read(active, at + pieces, PIECE, column, issuer)
+            places = at_block(there + pieces, rank)
+            self.memory.engine_write(active, places, data, column, issuer)
+            b = peer.find(active, gate)
+            if b is None:
+                continue
+            clock = self.block.order.completion(column)
+            self.barriers.visit(active, column, int(clock.seen[column]), SENT)
+            peer.complete(active, b, bytes, clock, column)
+
+    def _ranks(self, active: Threads, block: Any, what: str) -> Any:
+        """The blocks that threads name; those that are in the cluster."""
+        ranks = active.full(block)
+        most = len(self.barriers.cluster) - 1
+        if ((ranks < 0) | (ranks > most)).any():
+            active.report("out of bounds", f"{what} a block outside of the cluster")
+        return np.clip(ranks, 0, most)
+
     def _check_published(self, active: Threads, rank: int, places: Any, size: int) -> None:
         shadow = self.memory.cluster[rank].shared.shadow
         if self.barriers.cluster[rank] is self.barriers or shadow is None:
             return
-        inst = self.barriers.published.unknown(shadow, places, size)
-        if inst is not None:
-            active.report(
-                "data race",
-                "a thread of another block wrote this, and has not published it to the cluster, or "
-                "the wait did not acquire it at that scope",
-                inst,
-            )
+        check_published(active, self.barriers.published, shadow, inside(places), size)
 
     # --- the end ---
 

@@ -127,6 +127,13 @@ class BlockMemory:
         regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
         return self._read(regions, self._threads(active), at & INSIDE_BLOCK, size, size)
 
+    def peer_write(self, active: Threads, at: Any, data: Bytes) -> None:
+        """`st.shared::cluster`: `data` (lanes, size) likewise."""
+        at, size = np.ascontiguousarray(active.full(at), np.int64), data.shape[1]
+        ranks = at >> RANK_BITS
+        regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
+        self._write(regions, self._threads(active), at & INSIDE_BLOCK, data, size)
+
     def atomic(self, active: Threads, at: Ints, value: Any, kind: str, space: str) -> Any:
         """LLVM's atomicrmw `kind`, of one thread after the other."""
         regions = self._own if space == "shared" else self.globals.regions(active, at)

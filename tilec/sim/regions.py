@@ -20,6 +20,7 @@ from tilec.sim.global_shadow import GlobalShadow
 from tilec.sim.shadow import Actors, Granules, Same, Shadow
 from tilec.sim.tensors import TENSOR_SPACING, Elements, GlobalTensor, Restorable, Storage
 from tilec.sim.threads import Threads
+from tilec.sim.waits import Published, check_published
 
 Mask = NDArray[np.bool_]
 
@@ -109,6 +110,8 @@ class SharedMemory(Region):
         self.storage = Storage(np.frombuffer(noise, np.uint8).copy())
         self.size, self.places, self.clocks = size, SharedPlaces(buffers), clocks
         self.shadow = Shadow(clocks, size, granule, self._tell) if checks else None
+        # What has been published to the block, once threads of other blocks write here.
+        self.published: Published | None = None
         self._shift = granule.bit_length() - 1
 
     def find(self, offset: int, buffer: str) -> tuple[str, Index | None]:
@@ -135,6 +138,8 @@ class SharedMemory(Region):
 
     def note_read(self, by: Actors, at: Ints, size: int) -> None:
         assert self.shadow is not None
+        if self.published is not None:
+            check_published(by.active, self.published, self.shadow, at, size)
         if isinstance(by.engines, int):
             self.shadow.engine_read(by, self._cover(at, size))
         elif by.warps:

@@ -288,6 +288,8 @@ class ThreadState(Threads):
     wgmma = _of_engines(Engines.wgmma)
     wgmma_wait = _of_engines(Engines.wgmma_wait)
     cluster_load = _of_engines(Engines.cluster_load)
+    cluster_store = _of_engines(Engines.cluster_store)
+    cluster_send = _of_engines(Engines.cluster_send)
 
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
-from tilec.sim.buffers import inside
 from tilec.sim.clocks import Clock, Order, Times
 from tilec.sim.shadow import Shadow
 from tilec.sim.threads import BlockInfo, Threads
@@ -214,16 +213,32 @@ class Published:
         """A wait at the scope of the cluster has ended."""
         np.maximum(self.times, times, out=self.times)
 
-    def unknown(self, shadow: Shadow, places: Ints, size: int) -> Any:
-        """The record that wrote any of the `size` bytes at the addresses, in the shared memory of
-        another block, without having published it to this one; None if there is none."""
-        first = inside(places) // shadow.granule
+    def unknown(self, shadow: Shadow, at: Ints, size: int) -> Any:
+        """The record of another block's thread that wrote any of the `size` bytes at the offsets in
+        a shared memory without having published it to this block; None if there is none."""
+        first = at // shadow.granule
         granules = first[:, None] + np.arange(max(size // shadow.granule, 1))
         granules = np.clip(granules, 0, shadow.count - 1)  # what is outside has been reported
         wrote, who = shadow.w_time[granules], shadow.w_actor[granules]
-        threads = who < len(self.times)
+        own = (who >= self.order.base) & (who < self.order.base + self.order.clocks.threads)
+        threads = (who < len(self.times)) & ~own
         bad = threads & (wrote >= self.times[np.where(threads, who, 0)])
         return shadow.clocks.log[int(wrote[bad][0])] if bad.any() else None
+
+
+def check_published(
+    active: Threads, published: Published, shadow: Shadow, at: Ints, size: int
+) -> None:
+    """Report a read, of a thread of the block that `published` is of, that nothing has been
+    published for. See `Published.unknown`."""
+    inst = published.unknown(shadow, at, size)
+    if inst is not None:
+        active.report(
+            "data race",
+            "a thread of another block wrote this, and has not published it to the cluster, or "
+            "the wait did not acquire it at that scope",
+            inst,
+        )
 
 
 @dataclass(slots=True)

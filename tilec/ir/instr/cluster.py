@@ -1,8 +1,9 @@
-"""Instructions between the blocks of a cluster: barriers, arrivals and loads across blocks.
+"""Instructions between the blocks of a cluster: barriers, arrivals, loads, stores and copies across
+blocks.
 
-PTX ISA 8.0, sections "barrier.cluster", "mapa", "mbarrier.arrive" (`.shared::cluster`), "ld"
-(`.shared::cluster`). Addresses are shared-memory addresses (i32) of this block; a block of the
-cluster is named by its rank (i32), and `mapa` turns both into the address over there.
+PTX ISA 8.0, sections "barrier.cluster", "mapa", "mbarrier.arrive" (`.shared::cluster`), "ld", "st"
+(`.shared::cluster`), "cp.async.bulk". Addresses are shared-memory addresses (i32) of this block; a
+block of the cluster is named by its rank (i32), and `mapa` turns both into the address over there.
 """
 
 from __future__ import annotations
@@ -101,6 +102,73 @@ def cluster_load(words: int) -> Instruction:
     return Instruction(f"ld.cluster.{words}", "cluster", asm, 32)
 
 
+STORE_BYTES = (1, 2, 4, 8, 16)
+
+
+@functools.cache
+def cluster_store(bytes: int) -> Instruction:
+    """Arguments: address, block, and the words of 32 bits that the bytes are (of one or two bytes
+    the lower ones of a word)."""
+    if bytes not in STORE_BYTES:
+        raise InternalError(f"a store of {bytes} bytes to another block; it takes {STORE_BYTES}")
+    x = Operands()
+    address, block = x.inputs("r", 2)
+    words = x.inputs("r", max(bytes // 4, 1))
+
+    def store(m: Machine, address: Word, block: Word, *words: Word) -> None:
+        m.cluster_store(address, block, words, bytes)
+
+    values = f".v{len(words)}.b32" if len(words) > 1 else f".b{8 * bytes}"
+    given = f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
+    asm = x.asm(
+        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
+        f"st.shared::cluster{values} [there], {given}; }}",
+        store,
+    )
+    return Instruction(f"st.cluster.{bytes}", "cluster", asm, 8 * bytes)
+
+
+@functools.cache
+def expect_at(bytes: int) -> Instruction:
+    """Arrive once at another block's mbarrier and announce `bytes` of asynchronous copies there.
+    Arguments: address, block."""
+    x = Operands()
+    address, block = x.inputs("r", 2)
+
+    def expect(m: Machine, address: Word, block: Word) -> None:
+        m.mbarrier_arrive(address, expect=bytes, block=block, cluster_scope=True)
+
+    asm = x.asm(
+        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
+        f"mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [there], {bytes}; }}",
+        expect,
+    )
+    return Instruction(f"mbarrier.expect_at.{bytes}", "cluster", asm)
+
+
+@functools.cache
+def cluster_send(bytes: int) -> Instruction:
+    """An asynchronous copy of `bytes`, a multiple of 16, to another block, whose mbarrier counts
+    them. Arguments: address to read, address to write, address of the mbarrier, block. Section
+    "cp.async.bulk"."""
+    if bytes <= 0 or bytes % 16:
+        raise InternalError(f"a bulk copy of {bytes} bytes: it moves multiples of 16")
+    x = Operands()
+    source, dest, barrier, block = x.inputs("r", 4)
+
+    def send(m: Machine, source: Word, dest: Word, barrier: Word, block: Word) -> None:
+        m.cluster_send(source, dest, barrier, block, bytes)
+
+    asm = x.asm(
+        f"{{ .reg .b32 there, gate; mapa.shared::cluster.u32 there, {dest}, {block}; "
+        f"mapa.shared::cluster.u32 gate, {barrier}, {block}; "
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        f"[there], [{source}], {bytes}, [gate]; }}",
+        send,
+    )
+    return Instruction(f"cp.bulk.cluster.{bytes}", "cluster", asm, 8 * bytes)
+
+
 CLUSTER_INSTRUCTIONS: tuple[Instruction, ...] = (
     CLUSTER_BARRIER,
     CLUSTER_ARRIVE,
@@ -109,4 +177,5 @@ CLUSTER_INSTRUCTIONS: tuple[Instruction, ...] = (
     MBARRIER_PUBLISH_AT,
     MBARRIER_WAIT_ACQUIRE,
     *(cluster_load(n) for n in LOAD_WORDS),
+    *(cluster_store(n) for n in STORE_BYTES),
 )

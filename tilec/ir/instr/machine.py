@@ -220,6 +220,18 @@ class Machine(Protocol):
         """`words` adjacent words of 32 bits at `address` in the shared memory of the cluster's
         block of rank `block`; the address is a multiple of their bytes."""
 
+    def cluster_store(self, address: Word, block: Word, words: Sequence[Word], bytes: int) -> None:
+        """`st.shared::cluster`: `bytes`, the lowest of `words`, likewise. Threads of that block may
+        read them when it has been published to them at the scope of the cluster."""
+
+    def cluster_send(
+        self, source: Word, dest: Word, barrier: Word, block: Word, bytes: int
+    ) -> None:
+        """`cp.async.bulk` from this block's shared memory at `source` to `dest` in the block of
+        rank `block`: read and written through the asynchronous proxy, complete on that block's
+        mbarrier at `barrier`. Places and `bytes` are multiples of 16. Both blocks' shared memory
+        must be there until then."""
+
 
 def nothing(m: Machine, *arguments: Word) -> None:
     """The semantics of what changes nothing that a program can see."""

@@ -19,7 +19,9 @@ from tilec.ir.ops.schedule import (
 )
 from tilec.ir.ops.tile import Gemm
 
-__all__ = ["TmaCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand"]
+__all__ = [
+    "TmaCopy", "ClusterCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand",
+]  # fmt: skip
 
 
 @op("tma_copy")
@@ -45,6 +47,39 @@ class TmaCopy(Op):
             Effect("read", self.source, "tma"),
             Effect("write", self.dest, "tma"),
             update(self.barrier),
+            *ORDER,
+        )
+
+
+@op("cluster_copy")
+class ClusterCopy(Op):
+    """Copy a part of this block's shared memory into that of the block with number `block` (i32) in
+    the cluster: `dest` names a buffer of that one's. Who has waited there for the phase of slot
+    `stage` of its `barrier`, which counts this as one arrival, may read it; without a barrier, who
+    has met the cluster since. `engine`, decided by `select_copies`: "tma" (one thread starts bulk
+    copies, which complete on the barrier) or "threads"."""
+
+    source: Region
+    dest: Region
+    block: Value
+    barrier: Value | None = None
+    stage: Value | None = None
+    engine: str = ""
+
+    def verify(self) -> None:
+        if self.barrier is not None:
+            check_barrier(self, self.barrier)
+        if self.source.shape != self.dest.shape or self.source.dtype != self.dest.dtype:
+            boxes = f"{self.source.extents} onto {self.dest.extents}"
+            raise InternalError(f"cluster_copy of {boxes}", self.loc)
+
+    def effects(self) -> Effects:
+        engine = self.engine or "threads"
+        told = () if self.barrier is None else (update(self.barrier),)
+        return (
+            Effect("read", self.source, engine),
+            Effect("write", self.dest, engine),
+            *told,
             *ORDER,
         )
 
@@ -86,6 +121,7 @@ class BarrierArrive(Op):
 _ORDERED = (
     BarrierArrive,
     ClusterBarrier,
+    ClusterCopy,
     CpAsyncCommit,
     CpAsyncWait,
     MbarrierInit,

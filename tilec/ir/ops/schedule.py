@@ -128,11 +128,13 @@ class MbarrierInitFence(Op):
 
 @op("mbarrier_expect")
 class MbarrierExpect(Op):
-    """Arrive once at `stage` and announce `bytes` that asynchronous copies will bring."""
+    """Arrive once at `stage` and announce `bytes` that asynchronous copies will bring; at the
+    barrier of the block with number `block` (i32) in the cluster, if it is given."""
 
     barrier: Value
     stage: Value
     bytes: int
+    block: Value | None = None
 
     def effects(self) -> Effects:
         return (update(self.barrier), *ORDER)

@@ -19,8 +19,8 @@ from tilec.ir.types import INT32, UINT32, DType, Type, VectorType, scalar_type
 __all__ = [
     "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
     "WarpMma", "LoadMatrices", "LdmatrixValues", "CheckIndex", "MemLoad", "Misaligned", "Realign",
-    "MemStore", "ClusterLoad", "CountUp", "CpAsync", "Ldmatrix", "Stmatrix", "Mma", "Wgmma",
-    "TmaLoad", "TmaStore", "PrefetchMap", "AndOr",
+    "MemStore", "ClusterLoad", "ClusterStore", "ClusterSend", "CountUp", "CpAsync", "Ldmatrix",
+    "Stmatrix", "Mma", "Wgmma", "TmaLoad", "TmaStore", "PrefetchMap", "AndOr",
 ]  # fmt: skip
 
 
@@ -311,6 +311,45 @@ class ClusterLoad(Op):
 
     def effects(self) -> Effects:
         return (read(self.source),)
+
+
+@op("cluster_store")
+class ClusterStore(Op):
+    """`mem_store`, aligned to its size, to the shared memory of the block with number `block` (i32)
+    in the cluster."""
+
+    dest: Value
+    offset: Value
+    value: Value
+    block: Value
+
+    def verify(self) -> None:
+        if self.dest.buffer.space != "shared" or self.value.dtype != self.dest.dtype:
+            raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
+
+    def effects(self) -> Effects:
+        return (write(self.dest),)
+
+
+@op("cluster_send")
+class ClusterSend(Op):
+    """Start an asynchronous copy of `bytes` (a multiple of 16, as both places are) from `source`,
+    `source_offset` elements from its start, to `dest` of the block with number `block` (i32) in the
+    cluster; its bytes are counted on slot `stage` of that block's `barrier`. Executed by one
+    thread."""
+
+    source: Value
+    source_offset: Value
+    bytes: int
+    dest: Value
+    dest_offset: Value
+    block: Value
+    barrier: Value
+    stage: Value
+
+    def effects(self) -> Effects:
+        sent = read(self.source, engine="tma"), write(self.dest, engine="tma")
+        return (*sent, update(self.barrier, "tma"))
 
 
 @op("count_up", result=INT32)
