@@ -327,6 +327,36 @@ def _sums(x: Arrays) -> Arrays:
     return {"C": 77 + product(x)["C"]}
 
 
+def sent_kernel(columns: int) -> Any:
+    """Every block sends tiles to the other one of its cluster, by asynchronous copies where
+    `columns` are a multiple of four, elsewhere by its threads."""
+
+    @tilec.kernel
+    def sent(A: T.Tensor((M, N), "float32"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(2, threads=64, cluster_dims=2) as b:
+            own, got = T.alloc_shared((8, 32), "float32"), T.alloc_shared((8, 32), "float32")
+            bar = T.alloc_cluster_barrier(1)
+            for k in T.serial(T.ceildiv(M, 16)):
+                if k > 0:
+                    T.cluster_sync()
+                T.copy(A[k * 16 + b * 8, 0], own)
+                T.copy_cluster(
+                    own[:, 0:columns], got[:, 0:columns], dst_block=1 - b, remote_barrier=bar
+                )
+                T.mbarrier_wait_parity(bar, k)
+                for i, j in T.Parallel(8, columns):
+                    C[k * 16 + b * 8 + i, j] = got[i, j]
+
+    return sent
+
+
+def _sent(x: Arrays) -> Arrays:
+    (m, n), rows = x["A"].shape, -(-x["A"].shape[0] // 16) * 16
+    a = np.zeros((rows, n))
+    a[:m] = x["A"]
+    return {"C": a.reshape(-1, 2, 8, n)[:, ::-1].reshape(rows, n)[:m]}
+
+
 GROUPS = (30, 0, 70)
 
 
@@ -438,6 +468,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "sums by TMA": Family(sums_kernel(True), SM90, operands(50, 56, 152), _sums),
     "sums by TMA, staged": Family(sums_kernel(False), SM90, operands(50, 56, 152), _sums),
+    "copies to another block": Family(sent_kernel(24), SM90, matrix(44, 23, _same), _sent),
+    "stores to another block": Family(sent_kernel(23), SM90, matrix(44, 22, _same), _sent),
     "fused epilogue": Family(
         linear, SM90,
         lambda rng: {

@@ -20,7 +20,10 @@ from tilec.ir.ops import (
     Binary,
     Cast,
     ClusterBarrier,
+    ClusterCopy,
     ClusterLoad,
+    ClusterSend,
+    ClusterStore,
     ClusterSum,
     Compare,
     Const,
@@ -77,7 +80,8 @@ RELEASING: tuple[type[Op], ...] = (
 )  # fmt: skip
 # What it matters to be before or behind.
 ACTING: tuple[type[Op], ...] = (
-    *REMOVED, Copy, Fill, Gemm, Parallel, ClusterSum, ClusterLoad, CountUp, MemLoad, MemStore,
+    *REMOVED, Copy, Fill, Gemm, Parallel, ClusterSum, ClusterCopy, ClusterLoad, ClusterSend,
+    ClusterStore, CountUp, MemLoad, MemStore,
     CpAsync, Ldmatrix, Stmatrix, TmaLoad, TmaStore, Wgmma, For, While, If,
 )  # fmt: skip
 
@@ -187,6 +191,9 @@ def weaker(o: Op) -> Iterator[Weaker]:
             if o.guard is not None:
                 yield "guard removed", said(o), _set(guard=None)
             yield from _other_slot(o)
+        case ClusterSend():
+            yield from _other_slot(o)
+            yield "bytes sent", f"{o.bytes - 16}, not {o.bytes}", _set(bytes=o.bytes - 16)
         case TmaLoad():
             yield from _other_slot(o)
             if o.blocks is not None:

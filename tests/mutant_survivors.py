@@ -94,6 +94,23 @@ RULES: tuple[Rule, ...] = (
         (("split-K shared sums", "parity stale", "mbarrier_wait parts_written: always 0"),),
     ),
     Rule(
+        "the cluster has met",
+        "All threads of both blocks have met before the next tile is filled; in the first "
+        "iteration, for which alone the pass puts the barrier there, nothing has been read. The "
+        "meeting behind the initialisation of a barrier makes that known to other blocks' threads, "
+        "too: the fence is for asynchronous copies. What threads have stored in another block is "
+        "there when that block waits: the blocks need not end together. And what a bulk copy has "
+        "brought is seen by whoever has waited for its bytes, at whatever scope.",
+        (
+            ("copies to another block", "remove barrier|barrier too early|barrier too late",
+             "no barrier|barrier (before if|behind copy A own)"),
+            ("copies to another block", "no acquire", ".*"),
+            ("stores to another block", "remove mbarrier_init_fence", ".*"),
+            ("stores to another block", "remove cluster_barrier|cluster_barrier too early",
+             r"no cluster_barrier \(3\)|cluster_barrier before for"),
+        ),
+    ),
+    Rule(
         "groups that swap their buffers",
         "Each group stages its tile in the other group's buffer, and both do.",
         (("ping-pong", "slot off by one", "ring_stage C_staging"),),

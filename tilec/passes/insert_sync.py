@@ -331,10 +331,15 @@ class _Placer:
                     # Each lane for itself, before one of them frees the stage for all.
                     ops += [ProxyFence(loc=o.loc), o]
                     state.fence(self.group)
+                    if isinstance(o, ClusterBarrier) and not o.part:
+                        state.meet()
                 case CpAsyncWait() if self.by_hand:
                     for g, known in state.groups.items():
                         if _within(g, self.group):
                             known.land(o.pending)
+                    ops.append(o)
+                case ClusterBarrier(part="") if self.by_hand:
+                    state.meet()
                     ops.append(o)
                 case ProxyFence():
                     state.fence(self.group)

@@ -28,7 +28,7 @@ from tilec.sim.memory import BlockMemory
 from tilec.sim.tensors import ALIGNMENT, PIECE, Box, TensorMap, box_at
 from tilec.sim.threads import BlockInfo, Threads
 from tilec.sim.undefined import Flight, in_flight, settled, touched, waited
-from tilec.sim.waits import check_published
+from tilec.sim.waits import Mbarrier, check_published
 
 Ints = NDArray[np.int64]
 
@@ -168,19 +168,23 @@ class Engines:
             if rank is not None:
                 places = at_block(places, rank)
             memory.engine_write(active, places, data.reshape(-1, PIECE), column, issuer)
-            b = peer.find(active, gate)
+            b = self._gate(active, peer, gate, "a TMA load")
             if b is None:
                 continue
-            if not b.fenced:
-                active.report(
-                    "missing proxy fence",
-                    f"a TMA load completes on {b}, whose initialisation no fence has made visible "
-                    "to it",
-                    b.inst,
-                )
-                b.fenced = True
             clock = self.block.order.completion(column)
             peer.complete(active, b, box.bytes, clock, column)
+
+    def _gate(self, active: Threads, peer: Barriers, gate: int, what: str) -> Mbarrier | None:
+        """The mbarrier that counts the bytes of a copy, which must know of it."""
+        b = peer.find(active, gate)
+        if b is not None and not b.fenced:
+            active.report(
+                "missing proxy fence",
+                f"{what} completes on {b}, whose initialisation no fence has made visible to it",
+                b.inst,
+            )
+            b.fenced = True
+        return b
 
     def _check_begin(self, active: Threads, box: Box, place: int, store: bool) -> None:
         """Report a box that a GPU ends at with an illegal instruction."""
@@ -385,7 +389,7 @@ class Engines:
             data = self.memory.engine_read(active, at + pieces, PIECE, column, issuer)
             places = at_block(there + pieces, rank)
             self.memory.engine_write(active, places, data, column, issuer)
-            b = peer.find(active, gate)
+            b = self._gate(active, peer, gate, "a bulk copy")
             if b is None:
                 continue
             clock = self.block.order.completion(column)

@@ -140,9 +140,10 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
         work = Builder(o.loc)
         z = Numbers(work)
         left, at = z.op("mul", number, z.const(lanes)), list[Value]()
-        for extent in reversed(shape):
+        for extent in reversed(shape[1:]):
             at.insert(0, z.op("mod", left, z.const(extent)))
             left = z.op("floordiv", left, z.const(extent))
+        at.insert(0, left)
         here, there = _place(work, o.source, at), _place(work, o.dest, at)
         value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
         work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
