@@ -107,7 +107,7 @@ RULES: tuple[Rule, ...] = (
             ("copies to another block", "no acquire", ".*"),
             ("stores to another block", "remove mbarrier_init_fence", ".*"),
             ("stores to another block", "remove cluster_barrier|cluster_barrier too early",
-             r"no cluster_barrier \(3\)|cluster_barrier before for"),
+             "no cluster_barrier|cluster_barrier before for"),
         ),
     ),
     Rule(

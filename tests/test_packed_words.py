@@ -14,6 +14,7 @@ import tilec.language as T
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 
+N = T.dynamic("N")
 TARGETS = ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"]
 
 
@@ -146,3 +147,48 @@ def test_literals(target: str) -> None:
     np.testing.assert_array_equal(halves(f), [2, 1, 15, 0, 0, 0, 0, 0])  # codes of e2m1
     np.testing.assert_array_equal(e.view(np.uint8), [126, 128, 129, 0])
     np.testing.assert_array_equal(halves(u), [3, 0, 0, 0, 0, 0, 0, 15])
+
+
+def by_cp_async(dtype: str, number: str, each: int) -> Any:
+    """Each thread copies `each` elements, from an odd place on, of rows that end before the last;
+    every fifth of the threads' copies is of zeros."""
+
+    @tilec.kernel
+    def copied(A: T.Tensor((4, N), dtype), B: T.Tensor((4, 32 * each), number)):
+        with T.Kernel(4, threads=32) as bx:
+            S = T.alloc_shared((32 * each,), dtype)
+            tx = T.get_thread_binding(0)
+            T.ptx_cp_async(
+                T.access_ptr(S[tx * each], "w", each),
+                T.access_ptr(A[bx, tx * each + 1], "r", each),
+                each,
+                tx % 5 != 4,
+            )
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            for i in T.Parallel(32 * each):
+                B[bx, i] = T.cast(S[i], number)
+
+    return copied
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("each", [1, 8, 32])
+@pytest.mark.parametrize("dtype, number", [("int4", "int8"), ("uint4", "uint8"), ("float4_e2m1", "float32")])  # fmt: skip  # noqa: E501
+def test_cp_async_counts_elements(
+    dtype: str, number: str, each: int, target: str, rng: np.random.Generator
+) -> None:
+    count = 32 * each - 6
+    bytes = rng.integers(0, 256, (4, count // 2)).astype(np.uint8)
+    made = np.zeros((4, 32 * each), number)
+    run(by_cp_async(dtype, number, each), target, bytes, made)
+    values = {
+        "int4": lambda x: (x ^ 8) - 8,
+        "uint4": lambda x: x,
+        "float4_e2m1": lambda x: x.astype(np.uint8).view(ml_dtypes.float4_e2m1fn),
+    }[dtype](halves(bytes))
+    want = np.zeros((4, 32 * each), number)
+    want[:, : count - 1] = np.asarray(values)[:, 1:].astype(number)
+    want[:, np.arange(32 * each) // each % 5 == 4] = 0
+    np.testing.assert_array_equal(made, want)

@@ -87,6 +87,7 @@ def address_of(element: Any) -> Any:
 def ptx_cp_async(dst: Any, src: Any, num_elems: Any, predicate: Any = None) -> None:
     """Copy `num_elems` elements (a compile-time int) from a place in global memory to one in shared
     memory, by each thread; zeros where `predicate` is False, and for what is out of bounds.
+    Elements of four bits are counted one by one, too, and unpacked on the way.
 
     The copy is made by ordinary loads and stores, so that it is done when the statement is:
     `T.ptx_wait_group` and barriers behind it order more than needed. Raises CompileError for places

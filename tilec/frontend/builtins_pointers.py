@@ -224,7 +224,7 @@ def _in_space(t: Expressions, c: Call, name: str, space: str) -> Region:
 def ptx_cp_async(t: Expressions, c: Call) -> None:
     dst, src = _in_space(t, c, "dst", "shared"), _in_space(t, c, "src", "global")
     count = int_argument(t, c, "num_elems", 1)
-    if dst.buffer.type.dtype is not src.buffer.type.dtype:
+    if dst.buffer.dtype is not src.buffer.dtype:
         raise t.error(
             f"T.ptx_cp_async copies bytes: src is in {describe(src.buffer)}, dst in "
             f"{describe(dst.buffer)}",
@@ -232,9 +232,9 @@ def ptx_cp_async(t: Expressions, c: Call) -> None:
         )
     pred = None if c["predicate"] is None else _condition(t, c, "predicate")
     for n in range(count):
-        value: Number = t.load(moved(t, src, n, count))
+        value = t.load(moved(t, src, n, count))
         if pred is not None:
-            value = t.select(pred, value, t.constant(0, src.buffer.type.dtype))
+            value = t.select(pred, value, t.constant(0, value.dtype))
         t.store(moved(t, dst, n, count), value)
 
 
