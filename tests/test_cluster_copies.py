@@ -213,6 +213,31 @@ def test_one_tile_for_several_blocks(mask: int, target: str, rng: np.random.Gene
     np.testing.assert_array_equal(b, given(a, mask, 2))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str, torch: Any) -> None:
+    """264 blocks, and rounds whose numbers differ."""
+    (shape, dtype, blocks, how, part), _ = CASES[name]
+    kernel = ring(shape, dtype, blocks, how, part)
+    shape = (1,) * (3 - len(shape)) + shape
+    for step in range(50):
+        a = (np.arange(4 * 264 * np.prod(shape)) * 7 + step).reshape(4, 264, *shape) % 101
+        a = a.astype(dtype)
+        y = torch.full(a.shape, 77, dtype=getattr(torch, dtype), device="cuda")
+        kernel(torch.from_numpy(a).cuda(), y)
+        want = rotated(a, blocks, slice(*part or (None,)))
+        np.testing.assert_array_equal(y.cpu().numpy(), want)
+
+
+@pytest.mark.gpu
+def test_slots_on_a_gpu(torch: Any) -> None:
+    for step in range(200):
+        a = (np.arange(40 * 16 * 64) * 3 + step).reshape(40, 16, 64) % 999
+        y = torch.zeros((40, 16, 64), dtype=torch.float16, device="cuda")
+        slots(torch.from_numpy(a.astype(np.float16)).cuda(), y)
+        np.testing.assert_array_equal(y.cpu().numpy(), a.astype(np.float16))
+
+
 # --- rows of the simulator -----------------------------------------------------------------------
 
 GATE = np.int32(SHARED_BASE + 4096)

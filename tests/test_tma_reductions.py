@@ -148,6 +148,27 @@ def test_split_k(shared: bool, target: str, rng: np.random.Generator) -> None:
         assert "mem_atomic" not in text and "proxy_fence" in text and "read=false" not in text
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(torch: Any, rng: np.random.Generator) -> None:
+    """Also beside what threads make of it; the numbers name the round."""
+    for kind, dtype in CASES:
+        kernel, kinds = reducing(kind, dtype), getattr(ml_dtypes, dtype, None) or dtype
+        if dtype == "bfloat16":
+            continue  # which torch does not take from NumPy
+        for shape in ((20, 48), (129, 72)):
+            a, c = numbers(rng, dtype, 3, *shape), numbers(rng, dtype, *shape)
+            x, y = torch.from_numpy(a).cuda(), torch.from_numpy(c).cuda()
+            kernel(x, y)
+            np.testing.assert_array_equal(y.cpu().numpy().astype(kinds), wanted(kind, a, c))
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((500, 480), (480, 328)))
+    x, y = torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda()
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    for step in range(200):
+        z = torch.full((500, 328), float(step), device="cuda")
+        split_k(x, y, z, shared=step % 2 == 0)
+        np.testing.assert_array_equal(z.cpu().numpy(), step + 2 * product)
+
+
 # --- what threads do -----------------------------------------------------------------------------
 
 
