@@ -327,6 +327,27 @@ def _sums(x: Arrays) -> Arrays:
     return {"C": 77 + product(x)["C"]}
 
 
+@tilec.kernel
+def shared_rows(A: T.Tensor((M, N), "float32"), C: T.Tensor((M, N), "float32")):
+    """Each row of tiles is brought to both blocks of a cluster by two copies, into a ring of
+    two."""
+    with T.Kernel(2, threads=64, cluster_dims=2) as b:
+        tile = T.alloc_shared((2, 2, 4, 32), "float32")
+        full = T.alloc_barrier([64] * 2)
+        for k in T.serial(T.ceildiv(M, 8)):
+            for half in T.serial(2):
+                T.tma_copy(
+                    A[k * 8 + half * 4 : k * 8 + half * 4 + 4, 0:32],
+                    tile[k % 2, half, :, :],
+                    barrier=full[k % 2],
+                    cluster_mask=0b11,
+                )
+            T.mbarrier_arrive(full[k % 2])
+            T.mbarrier_wait_parity(full[k % 2], k // 2)
+            for i, j in T.Parallel(4, 32):
+                C[k * 8 + b * 4 + i, j] = tile[k % 2, b, i, j]
+
+
 def sent_kernel(columns: int) -> Any:
     """Every block sends tiles to the other one of its cluster, by asynchronous copies where
     `columns` are a multiple of four, elsewhere by its threads."""
@@ -468,6 +489,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "sums by TMA": Family(sums_kernel(True), SM90, operands(50, 56, 152), _sums),
     "sums by TMA, staged": Family(sums_kernel(False), SM90, operands(50, 56, 152), _sums),
+    "multicast by hand": Family(
+        shared_rows, SM90, matrix(44, 28, _same), lambda x: {"C": x["A"]}
+    ),
     "copies to another block": Family(sent_kernel(24), SM90, matrix(44, 23, _same), _sent),
     "stores to another block": Family(sent_kernel(23), SM90, matrix(44, 22, _same), _sent),
     "fused epilogue": Family(

@@ -111,6 +111,19 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "a multicast by hand",
+        "What engines bring, and that they may overwrite what has been read, the arrivals order at "
+        "whatever scope; that of the cluster is for writes of threads. The blocks are told in any "
+        "order that all have come. Who brings the next tile has waited for a phase at which all "
+        "threads of the block arrived behind their reads: that is a barrier of the block, too.",
+        (
+            ("multicast by hand", "no acquire|no publish", ".*"),
+            ("multicast by hand", "mbarrier_wait too late|mbarrier_arrive too early",
+             ".* gate (behind|before) mbarrier_arrive gate"),
+            ("multicast by hand", "remove barrier|barrier too late", "no barrier|barrier behind for"),
+        ),
+    ),
+    Rule(
         "groups that swap their buffers",
         "Each group stages its tile in the other group's buffer, and both do.",
         (("ping-pong", "slot off by one", "ring_stage C_staging"),),

@@ -334,8 +334,8 @@ ERRORS = {
     "dtype": ("T.copy_cluster(s, h, dst_block=1)", "T.copy_cluster converts nothing"),
     "shape": ("T.copy_cluster(s[0:32], d, dst_block=1)", "64"),
     "barrier": ("T.copy_cluster(s, d, dst_block=1, remote_barrier=s)", "not a barrier"),
-    "mask": ("T.copy_cluster(A[0:64], d, cluster_mask=4)", "cluster_mask of T.copy_cluster is 0b100"),
-    "mask of tiles": ("T.copy_cluster(s, d, cluster_mask=3)", "brings a tile of a tensor to shared"),
+    "mask": ("T.copy_cluster(A[0:64], d, cluster_mask=4)", "of T.copy_cluster is 0b100; a cluster"),
+    "mask of tiles": ("T.copy_cluster(s, d, cluster_mask=3)", "brings a tile of a tensor to sha"),
     "mask, barrier": (
         "T.copy_cluster(A[0:64], d, cluster_mask=3, remote_barrier=bar)",
         "nothing is counted on remote_barrier",

@@ -73,6 +73,67 @@ def test_blocks_are_given_one_tile(n: int, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(b, np.broadcast_to(a, b.shape))
 
 
+def test_one_block_starts_the_copy() -> None:
+    """When all have come; the blocks begin and end together."""
+    specs = tilec.spec((5, 16, 32), "float32"), tilec.spec((4, 5, 16, 32), "float32")
+    ptx = shared_tiles.compile(*specs, target=TARGET).stages["ptx"]
+    assert ptx.count("multicast::cluster") == ptx.count("cp.async.bulk.tensor.3d.shared") == 1
+    assert ptx.count("barrier.cluster.wait") == 2
+    only = of_the_first.compile(
+        *(tilec.spec((64, 64), "float32") for _ in range(2)), mask=0b101, target=TARGET
+    )
+    assert only.stages["ptx"].count("cp.async.bulk.tensor.2d.shared") == 2
+    own = of_the_first.compile(
+        *(tilec.spec((64, 64), "float32") for _ in range(2)), mask=0b100, target=TARGET
+    )
+    assert "multicast" not in own.stages["ptx"]
+
+
+@tilec.kernel
+def apart(A: T.Tensor((N, 16, 32), "float32"), B: T.Tensor((2, N, 16, 32), "float32")):
+    """A group of each block brings tiles for both, as far ahead as there is room; another group
+    takes them out. Two copies count on one barrier."""
+    with T.Kernel(2, threads=256, cluster_dims=2) as b:
+        tile = T.alloc_shared((3, 2, 8, 32), "float32")
+        full, free = T.alloc_barrier([128] * 3), T.alloc_barrier([128] * 3)
+        for k in T.serial(N):
+            with T.ws(1):
+                T.barrier_wait(free[k % 3], k // 3 + 1)
+                for half in T.serial(2):
+                    T.tma_copy(
+                        A[k, half * 8 : half * 8 + 8, :],
+                        tile[k % 3, half, :, :],
+                        barrier=full[k % 3],
+                        cluster_mask=0b11,
+                    )
+                T.barrier_arrive(full[k % 3])
+            with T.ws(0):
+                T.barrier_wait(full[k % 3], k // 3)
+                for half, i, j in T.Parallel(2, 8, 32):
+                    B[b, k, half * 8 + i, j] = tile[k % 3, half, i, j]
+                T.barrier_arrive(free[k % 3])
+
+
+@pytest.mark.parametrize("n", [1, 2, 11])
+def test_groups_share_tiles(n: int, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((n, 16, 32)).astype(np.float32)
+    b = np.zeros((2, n, 16, 32), np.float32)
+    report = tilec.simulate(apart, a, b, target=TARGET, schedules=4)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, np.broadcast_to(a, b.shape))
+
+
+@pytest.mark.gpu
+def test_tiles_for_several_blocks_on_a_gpu(torch: Any) -> None:
+    for step in range(200):
+        n = 1 + step % 37
+        a = (torch.arange(n * 512, device="cuda").float() + step).reshape(n, 16, 32)
+        b, c = (torch.zeros((m, n, 16, 32), device="cuda") for m in (2, 4))
+        apart(a, b)
+        shared_tiles(a, c)
+        assert torch.equal(b, a.expand_as(b)) and torch.equal(c, a.expand_as(c))
+
+
 @tilec.kernel
 def of_the_first(
     A: T.Tensor((64, N), "float32"), B: T.Tensor((64, N), "float32"), mask: T.constexpr

@@ -105,9 +105,9 @@ def tma_copy(
 
     `leader_scope_threads=32`: each warp has a tile of its own, which its lanes copy. `cluster_mask`
     names blocks of the cluster (bit n is block number n) that are given one tile, that which the
-    first of them names; the others have their own. Each block brings its tile by itself, so no
-    block waits for another. `eviction_policy` as of `copy`. `annotations` are accepted and decide
-    nothing.
+    first of them names; the others have their own. One copy brings it to all (multicast) when all
+    those blocks have come here, which they must. `eviction_policy` as of `copy`. `annotations` are
+    accepted and decide nothing.
 
     From a whole shared tile to a tensor there is no barrier: the tile may be written again, by the
     threads that come here, when the copy has read it, and what it writes is there when the kernel

@@ -18,7 +18,7 @@ from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import eviction_policy, tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
-from tilec.frontend.tma_scopes import copy_by_warp, is_for_each_warp, of_first_block
+from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, of_first_block
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
 from tilec.ir.ops import (
@@ -252,13 +252,15 @@ def tma_copy(t: Expressions, c: Call) -> None:
             f"write T.tma_copy(…, {d.name}, barrier=bar), with bar = T.alloc_barrier(1)",
         )
     barrier = _barrier(t, c, "barrier")
+    several: tuple[int, Value, Value] | None = None
     if c["cluster_mask"] is not None:
         in_cluster(t, c)
         source = of_first_block(t, c, source)
+        several = gate_of(t, c)
     if is_for_each_warp(t, c):
         copy_by_warp(t, source, dest)
     else:
-        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier, policy)
+        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier, policy, *(several or ()))
 
 
 @builtin(T.copy_cluster)

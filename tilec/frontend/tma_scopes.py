@@ -12,9 +12,9 @@ from tilec.frontend.builtins import Call, int_argument
 from tilec.frontend.builtins_threads import rank_in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, Tile
-from tilec.ir.core import Substitution, clone
-from tilec.ir.ops import BlockIndex
-from tilec.ir.types import INT32
+from tilec.ir.core import Substitution, Value, clone
+from tilec.ir.ops import Alloc, BlockIndex, MbarrierInit
+from tilec.ir.types import INT32, INT64, BufferType
 
 WARP = 32  # threads; of targets with mbarriers
 
@@ -63,9 +63,8 @@ def _by_lane(source: Any, dest: Any, count: int) -> None:
 
 def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
     """`cluster_mask`: the tile that its blocks are given, which the first of them names; a block
-    that is not among them has its own. Each block brings its tile by itself: the others need not
-    have read the one before. Raises CompileError for no mask of the cluster's blocks, and where the
-    tile begins somewhere that only its own block can compute."""
+    that is not among them has its own. Raises CompileError for no mask of the cluster's blocks, and
+    where the tile begins somewhere that only its own block can compute."""
     mask, place = int_argument(t, c, "cluster_mask", 1), c.place("cluster_mask")
     cluster = t.cluster or ()
     blocks = math.prod(cluster)
@@ -93,6 +92,20 @@ def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
             t.builders[-1].ops.append(clone(o, subst))
     there = [Scalar(subst[o.value]) if isinstance(o, Scalar) else o for o in source.offsets]
     return replace(source, offsets=tuple(there))
+
+
+def gate_of(t: Expressions, c: Call) -> tuple[int, Value, Value] | None:
+    """The mask of a copy for several blocks, the barrier where they tell one another that their
+    tiles are free, and this block's number; None where each has its own."""
+    mask = int_argument(t, c, "cluster_mask", 1)
+    count = mask.bit_count()
+    if count < 2:
+        return None
+    top, made = t.builders[0], BufferType((2,), INT64, "barrier")
+    gate = top.value(Alloc, made, name="gate")
+    top.emit(MbarrierInit, gate, count, 0)
+    top.emit(MbarrierInit, gate, 1, 1)
+    return mask, gate, t.run_time(rank_in_cluster(t), INT32).value
 
 
 def _of_first(t: Expressions, own: Scalar, dim: int, mask: int) -> Number:

@@ -3,9 +3,9 @@
 Before: SCHEDULED; `mbarrier_init` ops stand where barriers were allocated, `tma_copy` ops name
 regions. After: one thread of the block initialises them all, before anything else is done, and the
 threads meet; no `tma_copy` is left: one thread of the scope announces the bytes and starts the
-boxes. Nor is a `cluster_copy` (`utils/peer_copies.py`): where there was one the blocks of a cluster
-begin and end together, so that each is there while others use its shared memory. A wait for
-asynchronous products names the fragments that they use."""
+boxes. Nor is a `cluster_copy` (`utils/peer_copies.py`): where there was one, or a `tma_copy` for
+several blocks, those of a cluster begin and end together, so that each is there while others use
+its shared memory. A wait for asynchronous products names the fragments that they use."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilec.ir.analysis import facts_of
+from tilec.ir.clusters import cluster_of, size
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, squeeze, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
@@ -25,16 +26,23 @@ from tilec.ir.ops import (
     Binary,
     ClusterBarrier,
     ClusterCopy,
+    Compare,
     Gemm,
+    If,
+    Load,
+    MbarrierArrive,
     MbarrierExpectTx,
     MbarrierInit,
     MbarrierInitFence,
+    MbarrierWait,
     Scope,
+    Store,
     TmaCopy,
     TmaLoad,
     WgmmaWait,
     Yield,
 )
+from tilec.ir.types import INT32, BufferType
 from tilec.passes.select_copies import MAX_BOX
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.groups import warps_of
@@ -49,7 +57,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
     if not func.attrs.get("by_hand"):
         return func
     lowering = _Lowering(func, target)
-    copies = any(isinstance(o, ClusterCopy) for o in walk(func.body))
+    copies = any(_reaches_others(o) for o in walk(func.body))
     body = rewrite(func.body, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)
@@ -61,6 +69,10 @@ def lower_barriers(func: Func, target: Target) -> Func:
         first.emit(MbarrierInitFence)
         lowering.maps.prefetch(first)
         only_if(top, elected(top), first.ops)
+    for phase in lowering.phases.values():
+        top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
+        zero = const(top, 0)
+        top.emit(Store, phase, (zero,), zero)
     top.emit(ClusterBarrier if copies else Barrier)
     top.ops += [o for o in body.ops if not _is_barrier(o)]
     if copies:
@@ -71,18 +83,28 @@ def lower_barriers(func: Func, target: Target) -> Func:
     return replace(func.with_body(top.block()), params=tuple(params.values()))
 
 
+def _reaches_others(o: Op) -> bool:
+    """Whether it writes to other blocks of the cluster."""
+    return isinstance(o, ClusterCopy) or (isinstance(o, TmaCopy) and bool(o.mask))
+
+
 def _is_barrier(o: Op) -> bool:
     return isinstance(o, Alloc) and o.type.space == "barrier"
+
+
+_PHASE = BufferType((1,), INT32, "local")
 
 
 class _Lowering:
     def __init__(self, func: Func, target: Target) -> None:
         self.warps = warps_of(func, target)
+        self.blocks = size(cluster_of(func))
         self.maps = TensorMaps()
         for p in func.params:
             if p.role == "tensor_map":
                 self.maps.params[p.value.type] = p  # type: ignore[index]
         self.facts = facts_of(func)
+        self.phases: dict[Value, Value] = {}  # of each gate, the phase that its first block is in
         self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
         self.find_products(func.body)
 
@@ -113,9 +135,13 @@ class _Lowering:
                 held = self.in_flight[o]
                 return [replace(o, fragments=held)] if held else []
             case TmaCopy():
-                b = Builder(o.loc)
-                inner = Builder(o.loc)
-                self.boxes(inner, o)
+                b, inner = Builder(o.loc), Builder(o.loc)
+                total = math.prod(o.dest.extents) * o.dest.dtype.bits // 8
+                inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
+                if o.mask:
+                    self.for_several(inner, o)
+                else:
+                    self.boxes(inner, o)
                 only_if(b, elected(b), inner.ops)
                 return b.ops
             case ClusterCopy(engine="tma"):
@@ -126,15 +152,42 @@ class _Lowering:
                 return store(o, self.warps(o))
         return None
 
-    def boxes(self, b: Builder, o: TmaCopy) -> None:
-        """The bytes announced and the boxes started, by one thread."""
+    def for_several(self, b: Builder, o: TmaCopy) -> None:
+        """One thread tells the first block that this one's tile is free; there it waits for all of
+        them before it starts the boxes."""
+        assert o.gate is not None and o.rank is not None
+        blocks = [n for n in range(o.mask.bit_length()) if o.mask >> n & 1]
+        first, come, told = blocks[0], const(b, 0), const(b, 1)
+        phase = self.phases.setdefault(o.gate, Value(_PHASE, f"{o.gate.name}_phase"))
+        among, start, alone = (Builder(o.loc) for _ in range(3))
+        at = among.value(Load, phase, (come,))
+        turned = among.value(Binary, "xor", at, told)
+        among.emit(Store, phase, (come,), turned)
+        among.emit(MbarrierWait, o.gate, told, turned)
+        among.emit(MbarrierArrive, o.gate, come, None, const(among, first), True)
+        start.emit(MbarrierWait, o.gate, come, at, True)
+        start.emit(MbarrierArrive, o.gate, told)
+        for n in blocks[1:]:
+            start.emit(MbarrierArrive, o.gate, told, None, const(start, n))
+        self.boxes(start, o, const(start, o.mask))
+        only_if(among, among.value(Compare, "eq", o.rank, const(among, first)), start.ops)
+        if len(blocks) == self.blocks:
+            b.ops += among.ops
+            return
+        among.emit(Yield)
+        self.boxes(alone, o)
+        alone.emit(Yield)
+        bit = b.value(Binary, "and", b.value(Binary, "shr", const(b, o.mask), o.rank), told)
+        b.emit(If, b.value(Compare, "eq", bit, told), among.block(), alone.block())
+
+    def boxes(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
+        """The boxes started, by one thread, for the `blocks` of the cluster."""
         t, region = o.dest.buffer.buffer, o.source
         part = part_of(o.dest, self.facts)
         if part is None:
             raise _unfit(o)
         base = part.moved(b)
         box, swizzle = _box(o, part)
-        b.emit(MbarrierExpectTx, o.barrier, o.stage, math.prod(o.dest.extents) * t.dtype.bits // 8)
         wide = (d for d, e in enumerate(region.extents) if e != 1)
         tile_of = dict(zip(wide, (d for d, e in enumerate(o.dest.extents) if e != 1)))
         dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
@@ -148,7 +201,7 @@ class _Lowering:
                     at = b.value(Binary, "add", at, const(b, corner[d]))
                 coords.append(at)
             where = b.value(Binary, "add", base, const(b, int(part.places[corner])))
-            at_barrier = (o.barrier, o.stage, None, o.cache)
+            at_barrier = (o.barrier, o.stage, blocks, o.cache)
             b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), *at_barrier)
 
 

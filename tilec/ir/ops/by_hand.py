@@ -28,16 +28,29 @@ __all__ = [
 class TmaCopy(Op):
     """One thread of the scope starts TMA boxes that copy a region of a tensor into a shared tile,
     and announces their bytes on slot `stage` of `barrier` without arriving there. Who has waited
-    for that phase may read the tile. `cache` as of `mem_load`."""
+    for that phase may read the tile. `cache` as of `mem_load`.
+
+    `mask`, where it is not 0: the blocks of the cluster that it has the bits of all come here, and
+    the first of them starts one copy for all (multicast), when all have come to slot 0 of its
+    barrier `gate`. At slot 1 of each block's it tells that they have, so that none comes twice
+    while another has yet to come. `rank` (i32) is this block's number. A block that is not among
+    them starts its own."""
 
     source: Region
     dest: Region
     barrier: Value
     stage: Value
     cache: str = ""
+    mask: int = 0
+    gate: Value | None = None
+    rank: Value | None = None
 
     def verify(self) -> None:
         check_barrier(self, self.barrier)
+        if self.gate is not None:
+            check_barrier(self, self.gate)
+        if (self.mask > 0) != (self.gate is not None and self.rank is not None):
+            raise InternalError(f"a copy for the blocks {self.mask:#b}", self.loc)
         if self.source.shape != self.dest.shape:
             boxes = f"{self.source.extents} onto {self.dest.extents}"
             raise InternalError(f"tma_copy of {boxes}", self.loc)
