@@ -120,7 +120,8 @@ RULES: tuple[Rule, ...] = (
             ("multicast by hand", "no acquire|no publish", ".*"),
             ("multicast by hand", "mbarrier_wait too late|mbarrier_arrive too early",
              ".* gate (behind|before) mbarrier_arrive gate"),
-            ("multicast by hand", "remove barrier|barrier too late", "no barrier|barrier behind for"),
+            ("multicast by hand", "remove barrier|barrier too late",
+             "no barrier|barrier behind for"),
         ),
     ),
     Rule(

@@ -16,7 +16,6 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
     AtomicTile,
-    ClusterCopy,
     Copy,
     ElementAccess,
     Fill,
@@ -49,6 +48,7 @@ MODULE_SPAN = {
     "tile": ("TILE", "SCHEDULED"),
     "schedule": ("SCHEDULED", "LOWERED"),
     "thread": ("SCHEDULED", "LOWERED"),
+    "peers": ("SCHEDULED", "LOWERED"),
     "by_hand": ("TILE", "LOWERED"),
     "foreign": ("TILE", "LOWERED"),
 }
@@ -411,7 +411,7 @@ def needs_all(o: Op) -> bool:
     return _needs(o) == Level.BLOCK
 
 
-_BARRIERS = ("barrier", "cluster_barrier")
+_TOGETHER = ("barrier", "cluster_barrier", "cluster_copy")
 
 
 def _needs(o: Op) -> Level | None:
@@ -426,9 +426,7 @@ def _needs(o: Op) -> Level | None:
         "load_matrices",
     ):
         return Level.WARP
-    if isinstance(o, Parallel | TmaCopy | ClusterCopy | SetRegisters | WgmmaWait):
-        return Level.BLOCK
-    if o.opname in _BARRIERS:
+    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _TOGETHER:
         return Level.BLOCK
     if type(o) not in ELEMENTWISE:
         if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, op, walk
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
+from tilec.ir.ops.peers import ClusterCopy
 from tilec.ir.ops.schedule import (
     ClusterBarrier,
     CpAsyncCommit,
@@ -19,9 +20,7 @@ from tilec.ir.ops.schedule import (
 )
 from tilec.ir.ops.tile import Gemm
 
-__all__ = [
-    "TmaCopy", "ClusterCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand",
-]  # fmt: skip
+__all__ = ["TmaCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand"]
 
 
 @op("tma_copy")
@@ -60,39 +59,6 @@ class TmaCopy(Op):
             Effect("read", self.source, "tma"),
             Effect("write", self.dest, "tma"),
             update(self.barrier),
-            *ORDER,
-        )
-
-
-@op("cluster_copy")
-class ClusterCopy(Op):
-    """Copy a part of this block's shared memory into that of the block with number `block` (i32) in
-    the cluster: `dest` names a buffer of that one's. Who has waited there for the phase of slot
-    `stage` of its `barrier`, which counts this as one arrival, may read it; without a barrier, who
-    has met the cluster since. `engine`, decided by `select_copies`: "tma" (one thread starts bulk
-    copies, which complete on the barrier) or "threads"."""
-
-    source: Region
-    dest: Region
-    block: Value
-    barrier: Value | None = None
-    stage: Value | None = None
-    engine: str = ""
-
-    def verify(self) -> None:
-        if self.barrier is not None:
-            check_barrier(self, self.barrier)
-        if self.source.shape != self.dest.shape or self.source.dtype != self.dest.dtype:
-            boxes = f"{self.source.extents} onto {self.dest.extents}"
-            raise InternalError(f"cluster_copy of {boxes}", self.loc)
-
-    def effects(self) -> Effects:
-        engine = self.engine or "threads"
-        told = () if self.barrier is None else (update(self.barrier),)
-        return (
-            Effect("read", self.source, engine),
-            Effect("write", self.dest, engine),
-            *told,
             *ORDER,
         )
 

@@ -19,7 +19,7 @@ from tilec.ir.types import INT32, UINT32, DType, Type, VectorType, scalar_type
 __all__ = [
     "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
     "WarpMma", "LoadMatrices", "LdmatrixValues", "CheckIndex", "MemLoad", "Misaligned", "Realign",
-    "MemStore", "ClusterLoad", "ClusterStore", "ClusterSend", "CountUp", "CpAsync", "Ldmatrix",
+    "MemStore", "CountUp", "CpAsync", "Ldmatrix",
     "Stmatrix", "Mma", "Wgmma", "TmaLoad", "TmaStore", "PrefetchMap", "AndOr",
 ]  # fmt: skip
 
@@ -289,67 +289,6 @@ class MemStore(Op):
 
     def effects(self) -> Effects:
         return (write(self.dest),)
-
-
-@op("cluster_load")
-class ClusterLoad(Op):
-    """`mem_load` from the shared memory of the block with number `block` (i32) in the cluster."""
-
-    source: Value
-    offset: Value
-    block: Value
-    lanes: int = 1
-
-    def infer(self) -> Sequence[Type]:
-        dtype = self.source.dtype
-        return (scalar_type(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
-
-    def verify(self) -> None:
-        bits = self.source.dtype.bits * self.lanes
-        if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
-            raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
-
-    def effects(self) -> Effects:
-        return (read(self.source),)
-
-
-@op("cluster_store")
-class ClusterStore(Op):
-    """`mem_store`, aligned to its size, to the shared memory of the block with number `block` (i32)
-    in the cluster."""
-
-    dest: Value
-    offset: Value
-    value: Value
-    block: Value
-
-    def verify(self) -> None:
-        if self.dest.buffer.space != "shared" or self.value.dtype != self.dest.dtype:
-            raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
-
-    def effects(self) -> Effects:
-        return (write(self.dest),)
-
-
-@op("cluster_send")
-class ClusterSend(Op):
-    """Start an asynchronous copy of `bytes` (a multiple of 16, as both places are) from `source`,
-    `source_offset` elements from its start, to `dest` of the block with number `block` (i32) in the
-    cluster; its bytes are counted on slot `stage` of that block's `barrier`. Executed by one
-    thread."""
-
-    source: Value
-    source_offset: Value
-    bytes: int
-    dest: Value
-    dest_offset: Value
-    block: Value
-    barrier: Value
-    stage: Value
-
-    def effects(self) -> Effects:
-        sent = read(self.source, engine="tma"), write(self.dest, engine="tma")
-        return (*sent, update(self.barrier, "tma"))
 
 
 @op("count_up", result=INT32)
