@@ -148,6 +148,80 @@ def test_split_k(shared: bool, target: str, rng: np.random.Generator) -> None:
         assert "mem_atomic" not in text and "proxy_fence" in text and "read=false" not in text
 
 
+SCHEDULES: list[dict[str, Any]] = [
+    {"consumers": "pingpong"}, {"persistent": True}, {"specialise": False}, {"cluster": (2, 1)},
+    {"split": 2}, {"persistent": True, "cluster": (1, 2)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_schedules(schedule: dict[str, Any], shared: bool, rng: np.random.Generator) -> None:
+    @tilec.kernel
+    def sums(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float32")  # noqa: E501
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), 2, threads=128) as (bx, by, bz):
+            T.annotate_schedule(**schedule)
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            out = T.alloc_shared((64, 64), "float32")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64)):
+                T.copy(A[by * 64, (k * 2 + bz) * 32], a)
+                T.copy(B[bx * 64, (k * 2 + bz) * 32], b)
+                T.gemm(a, b, acc, transpose_B=True)
+            if shared:
+                T.copy(acc, out)
+            T.atomic_add(C[by * 64, bx * 64], out if shared else acc, use_tma=True)
+
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((150, 96), (136, 96)))
+    c = np.ones((150, 136), np.float32)
+    run(sums, SM90, a, b, c)
+    np.testing.assert_array_equal(c, 1 + a.astype(np.float64) @ b.astype(np.float64).T)
+    assert "reduction=add" in lowered(sums, a, b, c)
+
+
+@tilec.kernel
+def by_groups(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    shared: T.constexpr,
+):
+    """Two groups of threads have every other step of each sum."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=256) as (bx, by):
+        acc = T.alloc_fragment((64, 64), "float32")
+        for g in (0, 1):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            out = T.alloc_shared((64, 64), "float32")
+            with T.ws(g):
+                for k in T.serial(T.ceildiv(K, 64)):
+                    T.copy(A[by * 64, (k * 2 + g) * 32], a)
+                    T.copy(B[(k * 2 + g) * 32, bx * 64], b)
+                    T.gemm(a, b, acc, clear_accum=True)
+                    if shared:
+                        T.copy(acc, out)
+                        T.atomic_add(C[by * 64, bx * 64], out, use_tma=True)
+                    else:
+                        T.atomic_add(C[by * 64, bx * 64], acc, use_tma=True)
+
+
+@pytest.mark.parametrize("target", TARGETS[:2])  # others have no groups of 128 threads
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+def test_groups_of_threads(shared: bool, target: str, rng: np.random.Generator) -> None:
+    """A group's registers are not staged."""
+    m, n, k = 100, 72, 170
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((m, k), (k, n)))
+    c = np.ones((m, n), np.float32)
+    run(by_groups, target, a, b, c, shared=shared)
+    np.testing.assert_array_equal(c, 1 + a.astype(np.float64) @ b.astype(np.float64))
+    if target == SM90:
+        text = lowered(by_groups, a, b, c, shared=shared)
+        assert ("mem_atomic" in text, "reduction=add" in text) == (not shared, shared)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(torch: Any, rng: np.random.Generator) -> None:
     """Also beside what threads make of it; the numbers name the round."""

@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     DeviceFence,
     For,
     If,
+    Scope,
     Store,
     While,
 )
@@ -72,6 +73,8 @@ class _Chooser:
         self.unseen, self.users = unseen.copies, unseen.users
         self.ragged = ragged_tensors(func)
         self.fences = any(isinstance(o, DeviceFence) for o in walk(func.body))
+        groups = [o for o in walk(func.body) if isinstance(o, Scope)]
+        self.grouped = {o for scope in groups for o in walk(scope.body)}
         self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them
         self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
         specialise = bool(func.attrs.get("specialise"))
@@ -122,14 +125,14 @@ class _Chooser:
         if not self.target.has("tma"):
             return replace(o, engine="threads")
         copy = Copy(o.source, o.dest, engine="tma_store", reduction=o.kind, loc=o.loc)
-        why = self._no_reduction(copy)
+        why = self._no_reduction(copy, o in self.grouped)
         if why:
             self.not_reduced.append((o.loc.line, why))
             return replace(o, engine="threads")
         return replace(copy, vector=self.engines.vector(copy))
 
-    def _no_reduction(self, o: Copy) -> str:
-        """Why TMA cannot do what `o` says; "" if it can."""
+    def _no_reduction(self, o: Copy, grouped: bool) -> str:
+        """Why TMA cannot do what `o`, of a group of the author's, says; "" if it can."""
         source, tensor = o.source.buffer, o.dest.buffer
         if tensor.buffer.space != "global":
             return f"{tensor.name} is in shared memory"
@@ -148,7 +151,7 @@ class _Chooser:
             return "memory_order puts in order what threads do"
         if source.buffer.space == "fragment":
             held = "its registers cannot be staged: copy it to shared memory first"
-            return "" if self._staged(o) else held
+            return "" if self._staged(o) and not grouped else held
         fits = f"it cannot read {source.name} as it lies in shared memory, whole and as "
         return "" if self._box_store(o) else f"{fits}{tensor.dtype.name}"
 
