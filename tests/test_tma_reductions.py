@@ -327,6 +327,17 @@ def test_a_ragged_tensor_is_done_by_threads(rng: np.random.Generator) -> None:
     assert "mem_atomic" in lowered(kernel, a, c)
 
 
+@pytest.mark.parametrize("kind", ["and", "or", "xor"])
+def test_bits_of_64_are_done_by_threads(kind: str, rng: np.random.Generator) -> None:
+    """PTX has the instruction, and an H100 stops at it."""
+    a, c = numbers(rng, "int64", 3, 20, 48), numbers(rng, "int64", 20, 48)
+    want, kernel = wanted(kind, a, c), reducing(kind, "int64")
+    with pytest.warns(PerformanceWarning, match="threads do"):
+        run(kernel, SM90, a, c)
+    np.testing.assert_array_equal(c, want)
+    assert "mem_atomic" in lowered(kernel, a, c)
+
+
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_other_targets_say_so_in_the_dump_alone(target: str) -> None:
     kernel = reducing("add", "float32")

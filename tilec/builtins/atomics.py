@@ -41,8 +41,8 @@ def atomic_add(
     other threads go on (`cp.reduce.async.bulk.tensor`). `value` is a whole shared tile of dst's
     dtype, or what a matrix instruction has left, which goes through shared memory; `dst` a part of
     a tensor that the kernel uses for atomics alone. There are sums of int32, int64 and their
-    unsigned forms, float16, bfloat16 and float32; minima, maxima and bitwise forms of the ints.
-    Where TMA cannot do it, threads do, and a PerformanceWarning says why; so do the stages
+    unsigned forms, float16, bfloat16 and float32; minima and maxima of the ints; bitwise forms of
+    int32 and uint32. Where TMA cannot do it, threads do, and a PerformanceWarning says why; so do the stages
     (`select_copies`: `atomic_tile … engine=threads`). Sums are the same either way, but for the
     order of additions.
 

@@ -256,7 +256,7 @@ def tma_gives(tensor: DType, shared: DType) -> bool:
     return tensor == shared or (tensor, shared) in TMA_CONVERSIONS
 
 
-_BITWISE = dict.fromkeys(("and", "or", "xor"), (INT32, UINT32, INT64, UINT64))
+_BITWISE = dict.fromkeys(("and", "or", "xor"), (INT32, UINT32))
 TMA_REDUCTIONS = {
     "add": (INT32, UINT32, INT64, UINT64, FLOAT16, BFLOAT16, FLOAT32),
     "min": (INT32, UINT32, INT64, UINT64),
@@ -264,7 +264,8 @@ TMA_REDUCTIONS = {
     **_BITWISE,
 }
 """What a store by TMA can do with what is there, to which dtypes. Minima and maxima of half floats
-are left out: PTX does not say what becomes of a nan."""
+are left out: PTX does not say what becomes of a nan. Bitwise forms of 64 bits are left out: PTX
+has them, and an H100 stops with "illegal instruction"."""
 
 
 def tma_reduces(kind: str, dtype: DType) -> DType | None:
