@@ -48,13 +48,19 @@ def get_warp_group_idx(warp_size: _Int | None = None, warps_per_group: _Int | No
     only_inside("get_warp_group_idx")
 
 
-def sync_threads(barrier_id: _Int | None = None, arrive_count: _Int | None = None) -> None:
+def sync_threads(barrier_id: Any = None, arrive_count: _Int | None = None) -> None:
     """All threads of the block meet here (in a `T.ws`: those of the group), and see what the others
     have written to memory before. `barrier_id`, 1 to 15: at that barrier, `arrive_count` threads
     meet (whole warps of 32, by default the block), wherever they come from.
 
+    `barrier_id` may be a run-time int, the same for all threads of a warp: those that name one
+    number meet, as in `T.sync_threads(1 + tx // 64, 64)`. What tiles exchange stays in order
+    beside it. Where barriers have no numbers (the CPU, AMD) all threads that come meet instead.
+    A number at run time that no barrier has is found by the simulator; on a GPU it is undefined.
+
     Raises CompileError under a condition that is not the same for all of them, for other numbers,
-    and, for a part of the block, on targets without such barriers (AMD's).
+    and, for a part of the block, on targets without such barriers (AMD's). Warns where a warp may
+    name several numbers.
     """
     only_inside("sync_threads")
 

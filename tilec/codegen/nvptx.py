@@ -168,8 +168,8 @@ class NvptxEmitter(PrintingEmitter):
             self.execute(sync.setmaxnreg(o.registers, o.registers > at_launch))
 
     def emit_barrier(self, o: ops.Barrier) -> None:
-        threads = o.threads or self.threads
-        self.execute(sync.BARRIER_SYNC, self._group_id(o.id), int_val(threads))
+        number = self._group_id(o.id) if o.number is None else self.get(o.number)
+        self.execute(sync.BARRIER_SYNC, number, int_val(o.threads or self.threads))
 
     def emit_barrier_arrive(self, o: ops.BarrierArrive) -> None:
         self.execute(sync.BARRIER_ARRIVE, int_val(o.id), int_val(o.threads))

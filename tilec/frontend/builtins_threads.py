@@ -130,7 +130,9 @@ def sync_threads(t: Expressions, c: Call) -> None:
     if c["barrier_id"] is None:
         t.emit(Barrier)
         return
-    number = int_argument(t, c, "barrier_id", 0)
+    given = whole_argument(t, c, "barrier_id", "barriers have numbers: write 1")
+    at_run_time = isinstance(given, Scalar) and static_int(given) is None
+    number = 0 if at_run_time else int_argument(t, c, "barrier_id", 0)
     threads = 0 if c["arrive_count"] is None else int_argument(t, c, "arrive_count", 1)
     if number >= sync.NAMED_BARRIERS:
         raise t.error(
@@ -145,7 +147,8 @@ def sync_threads(t: Expressions, c: Call) -> None:
             c.place("arrive_count"),
         )
     whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
-    t.emit(Barrier, number, 0 if whole else threads)
+    value = t.convert(given, T.int32).value if at_run_time else None
+    t.emit(Barrier, number, 0 if whole else threads, value)
 
 
 @builtin(T.sync_grid)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilec.ir.core import Func, Value
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import CompileError, CompileWarning, warn
+from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.ops import (
     Barrier,
     BarrierArrive,
@@ -28,7 +29,8 @@ from tilec.ir.ops import (
     constants,
     is_by_hand,
 )
-from tilec.passes.utils.thread_masks import Visit, visits
+from tilec.ir.uniformity import LANES, Level, uniformity_of
+from tilec.passes.utils.thread_masks import ThreadMasks, Visit, visits
 from tilec.target import Target
 
 _Arrival = MbarrierArrive | MbarrierExpect | ClusterCopy
@@ -40,7 +42,7 @@ def check_barriers(func: Func, target: Target) -> Func:
     if not is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
         return func
     found = tuple(visits(func, target))
-    _check_named(found)
+    _check_named(func, found)
     _check_clusters(found)
     numbers = constants(func.body)
     for barrier in {v.op.barrier: None for v in found if isinstance(v.op, MbarrierInit)}:
@@ -52,16 +54,34 @@ def check_barriers(func: Func, target: Target) -> Func:
 
 
 def _is_named(v: Visit) -> bool:
-    return isinstance(v.op, Barrier | BarrierArrive) and bool(v.op.id or v.op.threads)
+    return isinstance(v.op, Barrier | BarrierArrive) and bool(
+        v.op.id or v.op.threads or _number_of(v.op) is not None
+    )
 
 
-def _check_named(found: tuple[Visit, ...]) -> None:
+def _number_of(o: Op) -> Value | None:
+    """The number of a barrier that is known at run time only."""
+    return o.number if isinstance(o, Barrier) else None
+
+
+def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
     block = len(found[0].threads) if found else 0
-    named: dict[tuple[int, int], list[Visit]] = {}
+    named: dict[tuple[int | None, int], list[Visit]] = {}
     for v in filter(_is_named, found):
         assert isinstance(v.op, Barrier | BarrierArrive)
-        named.setdefault((v.op.id, v.op.threads or block), []).append(v)
-    for (number, count), places in named.items():
+        known = v.op.id if _number_of(v.op) is None else None
+        named.setdefault((known, v.op.threads or block), []).append(v)
+    _check_numbers(func, [v for (n, _), places in named.items() if n is None for v in places])
+    for (given, count), places in named.items():
+        # A number known at run time may be any: who names one may meet all that name another.
+        places += [
+            v
+            for (n, other), more in named.items()
+            if other == count and n != given and None in (n, given)
+            for v in more
+            if v not in places
+        ]
+        number = "of a run-time number" if given is None else str(given)
         first = next((v for v in places if isinstance(v.op, Barrier)), places[0])
         come = int(np.count_nonzero(np.logical_or.reduce([v.threads for v in places])))
         if count > come:
@@ -80,6 +100,8 @@ def _check_named(found: tuple[Visit, ...]) -> None:
                 f"write T.sync_threads({number}, {count}) where the others wait",
             )
         for v in places:
+            if _number_of(v.op) is not None:
+                continue  # each of them may meet some
             if isinstance(v.op, Barrier) and v.exact and v.count > count:
                 warn(
                     CompileWarning,
@@ -88,6 +110,34 @@ def _check_named(found: tuple[Visit, ...]) -> None:
                     v.op.loc,
                     f"write T.sync_threads({number}, {v.count}), or a number for each group",
                 )
+
+
+def _check_numbers(func: Func, places: list[Visit]) -> None:
+    """Numbers that are known at run time, as far as they follow from the thread's index."""
+    masks, facts = ThreadMasks(func), uniformity_of(func)
+    lanes = int(func.attrs.get("warp_size") or LANES)
+    for v in places:
+        number = _number_of(v.op)
+        assert number is not None
+        differs, known = facts.level(number) is Level.THREAD, masks.evaluate(number)
+        if known is not None:
+            come = np.flatnonzero(v.threads)
+            numbers = np.broadcast_to(known, v.threads.shape)[come]
+            differs = len({*zip(come // lanes, numbers)}) > len({*(come // lanes)})
+            for bad in numbers[(numbers < 0) | (numbers >= NAMED_BARRIERS)]:
+                raise CompileError(
+                    f"barrier_id of T.sync_threads is {bad} in some threads",
+                    v.op.loc,
+                    f"a block has barriers 0 to {NAMED_BARRIERS - 1}",
+                )
+        if differs:
+            warn(
+                CompileWarning,
+                f"the {lanes} threads of a warp come to one barrier together, and may name several "
+                "here",
+                v.op.loc,
+                f"name the same in a warp, such as 1 + tx // {lanes}",
+            )
 
 
 # --- clusters -------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _no_mfma(row: MfmaInstruction, o: WarpMma, target: Target) -> CompileError:
 
 class _Groups:
     def __init__(self, func: Func, target: Target) -> None:
-        self.size = target.warp_size
+        self.size, self.numbered = target.warp_size, target.has("mma")  # barriers have numbers
         self.masks = ThreadMasks(func)
 
     def block(self, block: Block, group: Any, inside: bool) -> Block:
@@ -147,6 +147,8 @@ class _Groups:
                 inner = {n: self.block(getattr(o, n), group, inside) for n in o.region_fields}
                 if any(x is not getattr(o, n) for n, x in inner.items()):
                     o = replace(o, **inner)  # type: ignore[arg-type]
+            if isinstance(o, Barrier) and o.number is not None and not (self.numbered or inside):
+                o = replace(o, threads=0, number=None)  # all meet who come, be it for several
             if isinstance(o, For) and o.kind == "pipelined":
                 if (
                     inside

@@ -24,7 +24,7 @@ wait for the product tells each of them that all have read the operands."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir.core import Block, Func, Op, Value, walk
@@ -55,7 +55,7 @@ from tilec.ir.ops import (
     constants,
 )
 from tilec.ir.uniformity import uniformity_of
-from tilec.ir.verify import allowed
+from tilec.ir.verify import allowed, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.target import Target
@@ -97,12 +97,12 @@ class _Known:
                 mine |= more
         return grown
 
-    def meet(self) -> None:
-        self.reads.clear()
-        self.writes.clear()
-        self.private.clear()
-        self.stored.clear()
-        self.ended.clear()
+    def meet(self, only: Container[Span] | None = None) -> None:
+        """All have met, or some, whose accesses `only` to this memory are in order by that."""
+        for spans in (self.reads, self.writes, self.private, self.ended):
+            spans -= {s for s in spans if only is None or s in only}
+        if only is None:
+            self.stored.clear()
 
     def land(self, pending: int) -> None:
         """Each of the threads has waited for its own cp.async copies, for all that the others may
@@ -150,11 +150,11 @@ class _State:
                     found.reads |= known.ended
         return found
 
-    def meet(self, group: Group = ALL) -> None:
-        """All threads of `group` have been at a barrier."""
+    def meet(self, group: Group = ALL, only: Container[Span] | None = None) -> None:
+        """All threads of `group` have been at a barrier; `only` as of `_Known.meet`."""
         for g, known in self.groups.items():
             if _within(g, group):
-                known.meet()
+                known.meet(only)
 
     def fence(self, group: Group = ALL) -> None:
         """Each thread of `group` has executed a proxy fence."""
@@ -204,7 +204,7 @@ class _Placer:
         self.size = target.warp_size
         self.by_hand = bool(func.attrs.get("by_hand"))
         self.group = ALL  # whose code is walked
-        self.numbers_of = _barrier_numbers(func)
+        self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
         self.uniformity = uniformity_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
@@ -241,6 +241,17 @@ class _Placer:
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
+        self.by_threads = self._by_threads(func) if self.numbered else set()
+
+    def _by_threads(self, func: Func) -> set[Span]:
+        """The memory that no tile op touches: the author's threads have it in order among those
+        that name one barrier."""
+        tiles: set[Value] = set()
+        for o in walk(func.body):
+            if needs_all(o):
+                inside = effects_in(Block((), (o,)))
+                tiles |= {e.region.buffer for _, e in inside if e.region and e.kind != "allocate"}
+        return {span for v, span in self.spans.items() if v not in tiles}
 
     def span(self, v: Value) -> set[Span]:
         own = self.root.get(v, v) in self.own_rings
@@ -321,7 +332,10 @@ class _Placer:
                     orelse = self.block(o.orelse, other)
                     state.merge(other)
                     ops.append(replace(o, then=then, orelse=orelse))
-                case Barrier(id=0, threads=0) if self.group != ALL or self.in_role:
+                case Barrier(number=Value(), threads=n) if n:
+                    state.meet(self.group, self.by_threads)
+                    ops.append(o)
+                case Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
                     state.meet(self.group)
                     ops.append(self.meeting(o.loc))
                 case Barrier():
@@ -355,6 +369,13 @@ class _Placer:
         if self.group == ALL:
             return Barrier(*self.barrier, loc=loc)
         number = self.numbers_of.get(self.group)
+        if number is None and self.numbered is not None:
+            raise CompileError(
+                "a group of threads meets here, at a barrier that T.sync_threads may name: the "
+                f"number in line {self.numbered.loc.line} is known at run time",
+                loc,
+                "write a compile-time number there, such as T.sync_threads(1, …)",
+            )
         if number is None:
             raise CompileError(
                 f"the threads part into more groups than the {NAMED_BARRIERS} barriers of a block",
@@ -480,10 +501,18 @@ def _conflict(e: _Effects, known: _Known) -> bool:
     )
 
 
+def _numbered(func: Func) -> Barrier | None:
+    """A barrier whose number is known at run time, if there is one."""
+    found = (o for o in walk(func.body) if isinstance(o, Barrier) and o.number is not None)
+    return next(found, None)
+
+
 def _barrier_numbers(func: Func) -> dict[Group, int]:
     """A named barrier for each group of threads, of those that the author does not use."""
     scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
     groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
     taken = {o.id for o in walk(func.body) if isinstance(o, (Barrier, BarrierArrive))}
+    if _numbered(func) is not None:  # it may be any of them
+        return {}
     free = (n for n in range(NAMED_BARRIERS - 1, 0, -1) if n not in taken)
     return dict(zip(groups, free))

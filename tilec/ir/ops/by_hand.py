@@ -9,6 +9,7 @@ from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.peers import ClusterCopy
 from tilec.ir.ops.schedule import (
+    Barrier,
     ClusterBarrier,
     CpAsyncCommit,
     CpAsyncWait,
@@ -118,6 +119,7 @@ def is_by_hand(body: Block) -> bool:
     return any(
         isinstance(o, _ORDERED)
         or (isinstance(o, Gemm) and o.asynchronous)
+        or (isinstance(o, Barrier) and o.number is not None)
         or (not o.region_fields and any(e.engine != "threads" for e in o.effects()))
         for o in walk(body)
     )

@@ -82,10 +82,12 @@ class RingStage(Op):
 @op("barrier", effects=ORDER)
 class Barrier(Op):
     """Wait until `threads` threads of the block are here (0: all of them), their shared-memory
-    accesses done. `id` (0 to 15) tells barriers apart that are in use at once."""
+    accesses done. `id` (0 to 15) tells barriers apart that are in use at once; with `number` (i32,
+    the same in a warp) it is the author's, known at run time."""
 
     id: int = 0
     threads: int = 0
+    number: Value | None = None
 
 
 @op("grid_sync", effects=ORDER)
