@@ -72,16 +72,17 @@ def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
         known = v.op.id if _number_of(v.op) is None else None
         named.setdefault((known, v.op.threads or block), []).append(v)
     _check_numbers(func, [v for (n, _), places in named.items() if n is None for v in places])
+    number: int | str
     for (given, count), places in named.items():
         # A number known at run time may be any: who names one may meet all that name another.
         places += [
             v
             for (n, other), more in named.items()
-            if other == count and n != given and None in (n, given)
+            if other == count and n != given and (n is None or given is None)
             for v in more
             if v not in places
         ]
-        number = "of a run-time number" if given is None else str(given)
+        number = given if given is not None else "of a run-time number"
         first = next((v for v in places if isinstance(v.op, Barrier)), places[0])
         come = int(np.count_nonzero(np.logical_or.reduce([v.threads for v in places])))
         if count > come:
