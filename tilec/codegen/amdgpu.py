@@ -149,6 +149,9 @@ class AmdgpuEmitter(PrintingEmitter):
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
         self.f.call("void", "llvm.amdgcn.wave.barrier")
 
+    def emit_pause(self, o: ops.Pause) -> None:
+        self.f.call("void", "llvm.amdgcn.s.sleep", [int_val(1)])  # 64 clocks
+
     def emit_device_fence(self, o: ops.DeviceFence) -> None:
         self.f.act("fence", (), 'fence syncscope("agent") acq_rel')
 

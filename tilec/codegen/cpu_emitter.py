@@ -199,6 +199,9 @@ class Emitter(BaseEmitter):
         f.start(done)
         return old.result
 
+    def emit_pause(self, o: ops.Pause) -> None:
+        self.f.call("i32", "sched_yield")
+
     def emit_device_fence(self, o: ops.DeviceFence) -> None:
         self.f.act("fence", (), "fence acq_rel")
 

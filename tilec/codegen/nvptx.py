@@ -210,6 +210,9 @@ class NvptxEmitter(PrintingEmitter):
     def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
         self.execute(sync.PROXY_FENCE)
 
+    def emit_pause(self, o: ops.Pause) -> None:
+        self.execute(sync.PAUSE)
+
     def emit_device_fence(self, o: ops.DeviceFence) -> None:
         self.execute(sync.DEVICE_FENCE)
 

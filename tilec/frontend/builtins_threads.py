@@ -153,18 +153,7 @@ def sync_threads(t: Expressions, c: Call) -> None:
 
 @builtin(T.sync_grid)
 def sync_grid(t: Expressions, c: Call) -> None:
-    plain = len(t.builders) == 1 and not any(f.loops for f in t.frames) and len(t.frames) == 1
-    if not plain:
-        where = "a function" if len(t.frames) > 1 else "a loop or a condition"
-        raise t.error(
-            f"T.sync_grid stands in {where}: a kernel is split there into launches",
-            "write it in the body of with T.Kernel itself",
-        )
-    if t.segment is None:
-        raise t.error(
-            "T.sync_grid splits a kernel into launches, whose grid stands in T.Kernel",
-            "write with T.Kernel(gx, gy) as (bx, by):",
-        )
+    of_threads(t, c)
     t.emit(GridSync)
 
 

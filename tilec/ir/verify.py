@@ -63,6 +63,8 @@ OP_SPAN = {
     "parallel": ("TILE", "SCHEDULED"),
     "scope": ("TILE", "LOWERED"),
     "barrier": ("TILE", "LOWERED"),
+    "grid_sync": ("TILE", "SCHEDULED"),
+    "pause": ("TILE", "LOWERED"),
     "warp_sync": ("TILE", "LOWERED"),
     "proxy_fence": ("TILE", "LOWERED"),
     "mbarrier_init": ("TILE", "LOWERED"),
@@ -411,7 +413,7 @@ def needs_all(o: Op) -> bool:
     return _needs(o) == Level.BLOCK
 
 
-_TOGETHER = ("barrier", "cluster_barrier", "cluster_copy")
+_TOGETHER = ("barrier", "cluster_barrier", "cluster_copy", "grid_sync")
 
 
 def _needs(o: Op) -> Level | None:
@@ -440,6 +442,7 @@ _SPELLED = {
     "barrier": "T.sync_threads()",
     "cluster_barrier": "T.cluster_sync()",
     "cluster_copy": "T.copy_cluster",
+    "grid_sync": "T.sync_grid()",
     "warp_sync": "T.sync_warp()",
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",

@@ -334,6 +334,7 @@ def _image(
         packed=key.packed,
         asserts=tuple(str(text) for text in func.attrs.get("asserts", ())),
         debug=key.debug,
+        cooperative=bool(final.attrs.get("cooperative")),
         pdl="wait" in first_of_all(final, target),
         plan={} if plan is None else asdict(plan),
     )

@@ -93,6 +93,12 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
     if image.parts > 1:
         lines += ["", f"// Launch {image.parts} times the grid's blocks in z."]
         lines += ["// Launches that may run at once need a workspace and counters each."]
+    if image.cooperative:
+        lines += [
+            "",
+            "// Its blocks wait for one another: launch it cooperatively, with no more of them",
+            "// than run at once (on the CPU: each in a thread of its own).",
+        ]
     if image.pdl:
         lines += [
             "",

@@ -25,6 +25,7 @@ from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
 from tilec.passes.exchange_partial_sums import exchange_partial_sums
+from tilec.passes.expand_grid_sync import expand_grid_sync
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.expand_sparse import expand_sparse
@@ -95,6 +96,7 @@ HOST: tuple[tuple[Pass, str], ...] = (
     (mask_warps, "TILE"),
     (lower_shuffles, "TILE"),
     (lower_threads, "TILE"),  # code is cut at its barriers and around loops over tiles
+    (expand_grid_sync, "TILE"),
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
@@ -124,6 +126,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),
     (check_schedule, "SCHEDULED"),  # copies and products are whole yet
+    (expand_grid_sync, "SCHEDULED"),
     (lower_barriers, "SCHEDULED"),  # what the author ordered is whole until it has been
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),

@@ -43,6 +43,7 @@ from tilec.ir.ops import (
     CpAsyncWait,
     For,
     Gemm,
+    GridSync,
     If,
     MbarrierArrive,
     ProxyFence,
@@ -340,6 +341,9 @@ class _Placer:
                     ops.append(self.meeting(o.loc))
                 case Barrier():
                     state.meet(self.group)
+                    ops.append(o)
+                case GridSync():
+                    state.meet()
                     ops.append(o)
                 case WarpSync() | MbarrierArrive() | ClusterBarrier() if self._must_fence(o, state):
                     # Each lane for itself, before one of them frees the stage for all.

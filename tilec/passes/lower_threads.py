@@ -42,6 +42,7 @@ from tilec.ir.ops import (
     Barrier,
     Const,
     For,
+    GridSync,
     If,
     Load,
     Parallel,
@@ -236,7 +237,8 @@ class _Split:
     def _has_cut(self, o: Op) -> bool:
         """Whether all threads must have come to some op inside."""
         return any(
-            isinstance(x, (Barrier, WarpSync)) or (isinstance(x, Parallel) and not self._depends(x))
+            isinstance(x, (Barrier, GridSync, WarpSync))
+            or (isinstance(x, Parallel) and not self._depends(x))
             for region in o.regions
             for x in walk(region)
         )

@@ -1,35 +1,57 @@
 """split_at_grid_sync: of a kernel that meets as a grid, the launch that is meant.
 
-Before: `grid_sync` ops at the top level of the body, attribute `segment`. After: none; the ops
-between two of them are what the launch does. What stands before is done again as far as it only
-computes: arithmetic, elements of tensors that the kernel does not write, variables of these.
+Before: `grid_sync` ops; attribute `segment` where some stand at the top level of the body, each of
+which may begin a launch of its own. After: none, and what the launch does are the ops between two
+of them. What stands before is done again as far as it only computes: arithmetic, elements of
+tensors that the kernel does not write, variables of these.
 
     i = block 0; fill B; grid_sync; copy B, C      segment 1:  i = block 0; copy B, C
 
-A grid whose blocks wait for one another needs them all on the machine at once, a launch that only
-some GPUs know, and is no faster. Raises CompileError where a launch uses what an earlier one has
-made on chip, or has computed of what the kernel writes."""
+Launches have grids of any size, and every target has them. Where they cannot do it, because a
+`grid_sync` stands in a loop or a condition, or because a block keeps on chip what it has made, or
+has computed of what the kernel writes, they stay (`expand_grid_sync`): the first launch is all of
+the kernel, and the others have no blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_read, buffers_written, is_clonable, written_tensors
-from tilec.ir.errors import CompileError
-from tilec.ir.ops import GridSync, constants
-from tilec.ir.types import BufferType
+from tilec.ir.ops import Const, GridSync, Yield, constants
+from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.accesses import covered
 
 
 def split_at_grid_sync(func: Func) -> Func:
     """See the module's opening."""
-    *ops, end = func.body.ops
+    *ops, _ = func.body.ops
     marks = [i for i, o in enumerate(ops) if isinstance(o, GridSync)]
-    if not marks:
+    if "segment" not in func.attrs or not marks:
         return func
+    segments = [_segment(func, marks, n) for n in range(len(marks) + 1)]
     segment = int(func.attrs["segment"])
+    inner = sum(isinstance(o, GridSync) for o in walk(func.body)) > len(marks)
+    if inner or None in segments:
+        return _nowhere(func) if segment else func
+    found = segments[segment]
+    assert found is not None
+    return func.with_body(found)
+
+
+def _nowhere(func: Func) -> Func:
+    """A launch without blocks."""
+    b = Builder(func.loc)
+    b.emit(Yield, (b.value(Const, 0, INT32),))
+    body = Block((), func.body.ops[-1:])
+    return replace(func.with_body(body), grid=b.block())
+
+
+def _segment(func: Func, marks: list[int], segment: int) -> Block | None:
+    """The body of one launch; None if it cannot do without what is gone by then."""
+    *ops, end = func.body.ops
     bounds = [-1, *marks, len(ops)]
     own = ops[bounds[segment] + 1 : bounds[segment + 1]]
     written = written_tensors(func.body)
@@ -45,8 +67,7 @@ def split_at_grid_sync(func: Func) -> Func:
             lost.update(r for x in inside for r in x.results)
             lost.update(v for v in buffers_written(o.effects()) if v.buffer.space != "global")
     body = Block(func.body.args, (*again, *own, end))
-    _check(body, lost, func, ops[bounds[segment]])
-    return func.with_body(body)
+    return None if _needs(body, lost, func) else body
 
 
 def _only_computes(o: Op, written: Container[Value], lost: Container[Value]) -> bool:
@@ -63,25 +84,10 @@ def _only_computes(o: Op, written: Container[Value], lost: Container[Value]) -> 
     )
 
 
-def _check(body: Block, lost: set[Value], func: Func, mark: Op) -> None:
-    line = mark.loc.line
+def _needs(body: Block, lost: set[Value], func: Func) -> bool:
+    """Whether `body` uses any of what is `lost`."""
     for o in walk(body):
-        for v in o.operands:
-            if v in lost and not isinstance(v.type, BufferType):
-                raise CompileError(
-                    f"this uses what was computed before T.sync_grid (line {line}) of tensors that "
-                    "the kernel writes",
-                    o.loc,
-                    "compute it behind T.sync_grid: a kernel is split there into launches",
-                )
+        if any(v in lost and not isinstance(v.type, BufferType) for v in o.operands):
+            return True
     buffers = {v for v in lost if isinstance(v.type, BufferType)}
-    found = exposed(body, buffers, constants(func.body), covered)
-    if found is not None and found.buffer is not None:
-        inside = (o for o in walk(body) if not o.pure and not o.region_fields)
-        reads = (o for o in inside if found.buffer in buffers_read(o.effects()))
-        raise CompileError(
-            f"this uses what {found.buffer.name} held before T.sync_grid (line {line}): a kernel "
-            "is split there into launches, and what is on chip is gone",
-            next((o.loc for o in reads), mark.loc),
-            "keep it in a tensor, T.alloc_global((m, n), dtype), or compute it again",
-        )
+    return exposed(body, buffers, constants(func.body), covered) is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
 import queue
 import threading
@@ -21,13 +22,15 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from tilec.runtime.block import Block, BlockLayout
-from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
+from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready, check_together
 from tilec.runtime.image import Image
+from tilec.runtime.workspace import workspace_params
 
 # A thread takes a share of the blocks that is this much smaller than an even one, so that a
 # thread that the system has taken away for a while holds up little.
 _SHARES_PER_THREAD = 4
 _PATIENCE = 0.05  # seconds that a call should take at most, so that an interrupt is noticed
+MOST_TOGETHER = 1024  # blocks that wait for one another, each in a thread of its own
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
 
 
@@ -175,6 +178,27 @@ def run_blocks(entry: Callable[..., None], args: int, grid: Grid, threads: int) 
         _pool.run(work, threads - 1, lambda: stopped.append(True))
 
 
+def run_together(entry: Callable[..., None], args: int, grid: Grid) -> None:
+    """Call `entry` for each block of `grid` in a thread of its own: they wait for one another. An
+    interrupt is raised when all have ended."""
+    blocks = range(1, math.prod(grid))
+    others = [
+        threading.Thread(target=entry, args=(args, b, b + 1, *grid), daemon=True) for b in blocks
+    ]
+    interrupt: KeyboardInterrupt | None = None
+    for other in others:
+        other.start()
+    entry(args, 0, 1, *grid)
+    for other in others:
+        while other.is_alive():
+            try:
+                other.join()
+            except KeyboardInterrupt as e:
+                interrupt = e
+    if interrupt is not None:
+        raise interrupt
+
+
 class CpuDriver:
     """The processor this program runs on."""
 
@@ -209,8 +233,16 @@ class CpuKernel(NoTensorMaps):
         self._failed = ctypes.c_int32.from_address(at) if at else ctypes.c_int32(0)
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        if self.image.cooperative:
+            check_together(self.image, grid, MOST_TOGETHER)
+
         def call() -> int:
-            run_blocks(self._entry, block.address, grid, thread_count())
+            if self.image.cooperative:
+                own, words = self._with_words(block)
+                run_together(self._entry, own.address, grid)
+                assert not any(words)
+            else:
+                run_blocks(self._entry, block.address, grid, thread_count())
             if self._failed.value:
                 text = self.image.asserts[self._failed.value - 1]
                 self._failed.value = 0
@@ -218,6 +250,14 @@ class CpuKernel(NoTensorMaps):
             return 0
 
         return call
+
+    def _with_words(self, block: Block) -> tuple[Block, ctypes.Array[ctypes.c_int32]]:
+        """The arguments with words of this launch's own, which are zero."""
+        own = self.layout.copy(block)
+        ((number, param),) = workspace_params(self.image)
+        words = (ctypes.c_int32 * (param.dim // 4))()
+        self.layout.put(own, number, ctypes.addressof(words))
+        return own, words
 
     def unloader(self) -> Callable[[], None]:
         return lambda: None  # the engine goes with this object

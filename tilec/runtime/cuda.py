@@ -21,7 +21,7 @@ from typing import Any
 from tilec.runtime.block import TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, Block
 from tilec.runtime.driver import DriverError, Grid, Kernel, MapMover, Ready
 from tilec.runtime.gpu import GpuDriver, GpuKernel
-from tilec.runtime.image import Image, Resources
+from tilec.runtime.image import Image
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 from tilec.target import cuda_target
@@ -59,6 +59,8 @@ class LaunchAttribute(ctypes.Structure):
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the launch may begin before the one in
 # front of it has ended; the code waits for that (`Image.pdl`).
 _BESIDE = LaunchAttribute(id=6, value=1)
+# CU_LAUNCH_ATTRIBUTE_COOPERATIVE: all blocks run at once, or the launch fails.
+_TOGETHER = LaunchAttribute(id=2, value=1)
 
 
 def _import_bindings() -> Any:
@@ -203,9 +205,7 @@ class CudaKernel(GpuKernel):
                 doing=f"giving {image.name} {shared} bytes of shared memory",
             )
         self.address = int(self.function)
-        self._config = functools.lru_cache(maxsize=64)(
-            functools.partial(_launch_config, image.resources, image.pdl)
-        )
+        self._config = functools.lru_cache(maxsize=64)(functools.partial(_launch_config, image))
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
         call = super().ready(grid, block, stream)
@@ -277,10 +277,11 @@ class CudaKernel(GpuKernel):
             return int(self.driver.check(found, doing))
 
 
-def _launch_config(resources: Resources, pdl: bool, grid: Grid, stream: int) -> LaunchConfig:
-    threads, shared = resources.threads, resources.shared_bytes
-    attributes = ctypes.addressof(_BESIDE) if pdl else None
-    return LaunchConfig(grid, (threads, 1, 1), shared, stream or None, attributes, int(pdl))
+def _launch_config(image: Image, grid: Grid, stream: int) -> LaunchConfig:
+    threads, shared = image.resources.threads, image.resources.shared_bytes
+    attribute = _TOGETHER if image.cooperative else _BESIDE if image.pdl else None
+    at = None if attribute is None else ctypes.addressof(attribute)
+    return LaunchConfig(grid, (threads, 1, 1), shared, stream or None, at, int(at is not None))
 
 
 class _PreparedCall(functools.partial[int]):

@@ -178,6 +178,17 @@ def launched_grid(kernel: Launchable, grid: Grid) -> Grid:
     return cx * x * kernel.image.split, cy * y, cz * z * kernel.image.parts
 
 
+def check_together(image: Image, grid: Grid, most: int) -> None:
+    """Raise LaunchError for more blocks than wait for one another at once."""
+    blocks = math.prod(grid)
+    if blocks > most:
+        raise LaunchError(
+            f"{image.name}: its {blocks} blocks wait for one another at T.sync_grid, and "
+            f"{image.target} runs {most} of them at once",
+            hint="let each block do more, or take less shared memory or fewer threads",
+        )
+
+
 def sums_of(image: Image, launched: Grid) -> int:
     """How many sums the launched blocks share: so often a launch takes the bytes of a workspace."""
     return math.prod(launched) // (image.split * image.parts)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tilec.runtime.block import Block, BlockLayout
-from tilec.runtime.driver import DriverError, Grid, Ready, sums_of
+from tilec.runtime.driver import DriverError, Grid, Ready, check_together, sums_of
 from tilec.runtime.image import Image
 from tilec.runtime.workspace import ForOwner, Workspaces, owner_of, workspace_params
 
@@ -139,6 +139,8 @@ class GpuKernel(ABC):
             )
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        if self.image.cooperative:
+            check_together(self.image, grid, self.resident_blocks())
         if not self._own:
             return self.prepared(grid, block, stream)
         sums = sums_of(self.image, grid)

@@ -6,6 +6,7 @@ keeps one current device per thread instead of CUDA's context stack.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,11 +101,16 @@ class HipKernel(NoTensorMaps, GpuKernel):
     def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
         api, resources = self.driver.api, self.image.resources
         shape = (*grid, resources.threads, 1, 1)
-        arguments = (*shape, resources.shared_bytes, stream, block.address, None)
+        arguments = (*shape, resources.shared_bytes, stream, block.address)
+        launch = functools.partial(api.hipModuleLaunchKernel, self.function, *arguments, None)
+        if self.image.cooperative:
+            launch = functools.partial(
+                api.hipModuleLaunchCooperativeKernel, self.function, *arguments
+            )
 
         def call(keep: Block = block) -> int:
             with self.driver.on_device(self.index):
-                (code,) = api.hipModuleLaunchKernel(self.function, *arguments)
+                (code,) = launch()
             return int(code)
 
         return call

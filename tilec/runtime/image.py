@@ -134,7 +134,8 @@ class Image:
     tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
     `asserts`: what is said where a T.device_assert does not hold; under `debug` the code looks.
     `pdl`: the code waits for the launches before it, before anything else, so that it may be
-    launched beside them (programmatic dependent launch).
+    launched beside them (programmatic dependent launch). `cooperative`: its blocks wait for one
+    another, so that all of the grid must run at once.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Image:
     asserts: tuple[str, ...] = ()
     debug: bool = False
     pdl: bool = False
+    cooperative: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 

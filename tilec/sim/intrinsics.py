@@ -361,6 +361,7 @@ SEMANTICS: dict[str, Semantics] = {
     "llvm.amdgcn.ds.swizzle": _swizzle,
     "llvm.amdgcn.ds.bpermute": _bpermute,
     "llvm.amdgcn.s.barrier": waiting(lambda m: m.block_barrier()),
+    "llvm.amdgcn.s.sleep": waiting(lambda m, clocks: m.pause()),
     "llvm.amdgcn.s.waitcnt": nothing,  # the fences around it say the same
     "llvm.amdgcn.wave.barrier": lambda m: m.warp_sync(),
 }

@@ -58,6 +58,11 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     """Run the blocks and report. Raises LaunchError for blocks and traces that do not exist, and
     for a run that would take too long."""
     chosen = choose_clusters(launch, wishes.blocks)
+    if launch.func.attrs.get("cooperative") and wishes.blocks is not None:
+        raise LaunchError(
+            f"{launch.name}: its blocks wait for one another at T.sync_grid: all of them run",
+            hint="leave blocks= out",
+        )
     per_cluster = math.prod(launch.cluster)
     x, y, z = launch.grid
     report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
@@ -107,7 +112,11 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                     order = [
                         chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))
                     ]
-                if not _run_clusters(launch, running, order, progress, limit):
+                if launch.func.attrs.get("cooperative"):
+                    if not running.run_together(order):
+                        break
+                    progress.done += total // wishes.schedules
+                elif not _run_clusters(launch, running, order, progress, limit):
                     break
                 if everything:
                     setting.globals.check_counters(setting.findings)

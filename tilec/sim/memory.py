@@ -172,6 +172,7 @@ class BlockMemory:
                     after = combined(before[n : n + 1], *(v[n : n + 1] for v in values))
                 made = np.ascontiguousarray(after.astype(dtype)).view(np.uint8)
                 region.storage.scatter(place, made.reshape(1, size))
+                self.globals.atomics += bool(np.any(made != before[n : n + 1].view(np.uint8)))
                 if across is not None:
                     across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before

@@ -352,6 +352,7 @@ class GlobalMemory:
             _share(list(self._by_number.values()))
         self._by_name = {t.tensor.name: t for t in self._by_number.values()}
         self.left: dict[int, Known] = {}  # see `Across`
+        self.atomics = 0  # that have changed something
 
     def restore(self) -> None:
         """Give the arrays what they held when this memory was made."""

@@ -61,18 +61,26 @@ class Scheduler:
 
     def run(self) -> None:
         """Until all threads have ended or none can go on, which is reported. Raises StepLimit."""
+        if not self.run_alone():
+            self.report_deadlock()
+
+    def report_deadlock(self) -> None:
+        active = self.blocked[0]
+        active.block.barriers.deadlock(active, self.blocked)
+
+    def run_alone(self, hasty: bool = True) -> bool:
+        """Until all threads have ended (True) or none can go on by itself. Unless `hasty`, threads
+        wait for those of their group that others may let go on. Raises StepLimit."""
+        self._wake()
         with np.errstate(all="ignore"):
             while True:
                 while self.running:
                     self._run(self._next())
                     self._wake()
                 if not self.blocked and not any(g.arrived for g in self.groups):
-                    return
-                if not self._release():
-                    for active in self.blocked:
-                        active.block.barriers.deadlock(active, self.blocked)
-                        break
-                    return
+                    return True
+                if not (hasty and self._release()):
+                    return False
 
     def _next(self) -> ThreadState:
         if self.random is not None:
@@ -245,6 +253,47 @@ class LaunchRun:
     def run_cluster(self, first: Coordinates) -> bool:
         """Run the cluster whose first block is `first`; whether it has come to an end, and does not
         run for ever."""
+        scheduler, cluster = self._cluster(first)
+        try:
+            scheduler.run()
+        except StepLimit as e:
+            self._report_endless(e.active)
+            return False
+        if not scheduler.blocked:
+            for block in cluster:
+                block.finish()
+        return True
+
+    def run_together(self, clusters: Sequence[Coordinates]) -> bool:
+        """Run clusters that wait for one another, each as far as it can go by itself, and again;
+        whether they have come to an end."""
+        memory, left = self.setting.globals, [self._cluster(first) for first in clusters]
+        hasty = False
+        while left:
+            done, still = memory.atomics, []
+            for scheduler, cluster in left:
+                try:
+                    ended = scheduler.run_alone(hasty)
+                except StepLimit as e:
+                    self._report_endless(e.active)
+                    return False
+                if ended:
+                    for block in cluster:
+                        block.finish()
+                else:
+                    still.append((scheduler, cluster))
+            left = still
+            if left and memory.atomics == done:  # nobody has anything new to look at
+                if hasty:
+                    left[0][0].report_deadlock()
+                    return False
+                hasty = True
+            else:
+                hasty = False
+        return True
+
+    def _cluster(self, first: Coordinates) -> tuple[Scheduler, list[ThreadBlock]]:
+        """The cluster whose first block is `first`, about to begin."""
         s = self.setting
         self._party += 1
         places = blocks_of(first, s.launch.cluster)
@@ -265,15 +314,7 @@ class LaunchRun:
         )
         for block in cluster:
             block.steps = lambda: self.steps - scheduler.left
-        try:
-            scheduler.run()
-        except StepLimit as e:
-            self._report_endless(e.active)
-            return False
-        if not scheduler.blocked:
-            for block in cluster:
-                block.finish()
-        return True
+        return scheduler, cluster
 
     def _report_endless(self, active: ThreadState) -> None:
         lines = lines_of_loop(self.program, active.at)

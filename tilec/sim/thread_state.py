@@ -44,6 +44,7 @@ from tilec.sim.undefined import (
     touched,
     undefined_division,
 )
+from tilec.sim.waits import NewAtomic, Waiting
 
 Lanes = NDArray[np.int64]
 
@@ -293,6 +294,10 @@ class ThreadState(Threads):
 
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)
+
+    def pause(self) -> Waiting:
+        news = NewAtomic(self.block.setting.globals)
+        return Waiting(self, self.lanes, [news], np.zeros(len(self.lanes), np.int64))
 
     def device_fence(self) -> None:
         order = self.block.order

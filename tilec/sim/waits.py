@@ -289,6 +289,31 @@ class PhaseEnd:
         )
 
 
+# --- words that other blocks change ---
+
+
+class Counted(Protocol):
+    """Memory that counts the atomics that have changed it."""
+
+    atomics: int
+
+
+class NewAtomic:
+    """That an atomic has changed `memory` since now."""
+
+    def __init__(self, memory: Counted) -> None:
+        self.memory, self.before = memory, memory.atomics
+
+    def ready(self) -> bool:
+        return self.memory.atomics > self.before
+
+    def passed(self, active: Threads, lanes: Ints) -> None:
+        """What the threads learn they find in the word."""
+
+    def describe(self, block: BlockInfo) -> str:
+        return "" if self.ready() else "for other blocks, which do not come to T.sync_grid"
+
+
 # --- meeting ---
 
 

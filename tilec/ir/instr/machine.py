@@ -75,6 +75,9 @@ class Machine(Protocol):
     def barrier_arrive(self, number: Word, threads: Word) -> None:
         """`bar.arrive`: as `barrier_sync`, without waiting."""
 
+    def pause(self) -> Waits:
+        """Wait until an atomic has changed memory: this thread has seen what there was before."""
+
     def cluster_sync(self) -> Waits:
         """`barrier.cluster.arrive.release`, then `.wait.acquire`: all threads of all blocks of the
         cluster meet."""

@@ -173,6 +173,11 @@ DEVICE_FENCE = Instruction(
 one before it."""
 
 
+PAUSE = Instruction(
+    "nanosleep", "mma", Operands().asm("nanosleep.u32 40;", waiting(lambda m: m.pause()))
+)
+
+
 def _count_up() -> Asm:
     x = Operands()
     (before,) = x.outputs("r", 1)
@@ -198,5 +203,6 @@ SYNC_INSTRUCTIONS: tuple[Instruction, ...] = (
     BARRIER_SYNC,
     BARRIER_ARRIVE,
     DEVICE_FENCE,
+    PAUSE,
     COUNT_UP,
 )

@@ -16,7 +16,7 @@ from tilec.ir.types import BOOL, INT32, BufferType, Type
 
 __all__ = [
     "Scope", "ConsumerGroup", "OrderedWait", "OrderedArrive", "RingStage", "Barrier", "GridSync",
-    "WarpSync", "ProxyFence", "MbarrierInit", "MbarrierInitFence", "MbarrierExpect",
+    "Pause", "WarpSync", "ProxyFence", "MbarrierInit", "MbarrierInitFence", "MbarrierExpect",
     "MbarrierArrive", "MbarrierWait", "ClusterIndex", "ClusterBarrier", "ClusterSum", "SumParts",
     "DeviceFence", "CpAsyncCommit", "CpAsyncWait", "WgmmaWait", "TmaStoreCommit", "TmaStoreWait",
 ]  # fmt: skip
@@ -92,7 +92,13 @@ class Barrier(Op):
 
 @op("grid_sync", effects=ORDER)
 class GridSync(Op):
-    """Wait for all blocks. Stands in what the front end gives alone (`split_at_grid_sync`)."""
+    """Wait for all blocks of the grid; they run at once (attribute `cooperative`). All threads of
+    the block come here."""
+
+
+@op("pause", effects=ORDER)
+class Pause(Op):
+    """Let others go on: this thread waits for what a thread of another block does to memory."""
 
 
 @op("warp_sync", effects=ORDER)

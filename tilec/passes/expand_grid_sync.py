@@ -1,0 +1,134 @@
+"""expand_grid_sync: blocks that wait for one another do so at a counter in global memory.
+
+Before: `grid_sync` ops, in order with everything around them (`insert_sync` has seen to it that the
+block's own threads are). After: none. The function takes two words of its launch's own, zero
+between launches, and is launched cooperatively: all of its blocks run at once.
+
+    thread 0 of each block:  fence; before = add(word 0, step)
+                             while the top bits of before and of word 0 are equal: pause
+                             fence
+    all threads of the block meet in front of it and behind it
+
+The steps of all blocks add up to 2^31: the first block adds what is missing, the others 1, so that
+whoever comes last turns the top bit around. What lies below it is zero again then. The top bit may
+be left either way, so a block that ends counts itself in word 1, and the last one clears both: no
+block waits any more by then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import (
+    Atomic,
+    Barrier,
+    Binary,
+    BlockIndex,
+    Compare,
+    DeviceFence,
+    GridSize,
+    GridSync,
+    Pause,
+    Scope,
+    Select,
+    While,
+    Yield,
+)
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.utils.rings import const, elected, only_if
+from tilec.target import Target
+
+
+def expand_grid_sync(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError where a part of the block only comes."""
+    if not any(isinstance(o, GridSync) for o in walk(func.body)):
+        return func
+    _check(func)
+    return _Meeting(func, target).expanded()
+
+
+def _check(func: Func) -> None:
+    for o in walk(func.body):
+        if isinstance(o, Scope):
+            for inside in walk(o.body):
+                if isinstance(inside, GridSync):
+                    raise CompileError(
+                        "T.sync_grid stands under a condition that holds for a part of the block's "
+                        "threads: blocks meet as a whole",
+                        inside.loc,
+                        "let all threads of the block come to it",
+                    )
+
+
+class _Meeting:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.func, self.alone = func, target.kind == "cpu"  # a block is one thread
+        self.each = not self.alone and not target.has("global_barrier")
+        taken, name = {p.value.name for p in func.params}, "blocks_met"
+        while name in taken:
+            name += "_"
+        self.words = Value(BufferType((2,), INT32, "global", align=4), name)
+
+    def expanded(self) -> Func:
+        top = Builder(self.func.loc)
+        sizes = [top.value(GridSize, d) for d in range(3)]
+        self.blocks = _product(top, sizes)
+        inside = [top.value(BlockIndex, d) for d in range(3)]
+        sum_of = top.value(Binary, "or", inside[0], top.value(Binary, "or", inside[1], inside[2]))
+        first = top.value(Compare, "eq", sum_of, const(top, 0))
+        others = top.value(Binary, "sub", self.blocks, const(top, 2))
+        rest = top.value(Binary, "sub", const(top, (1 << 31) - 1), others)
+        self.step = top.value(Select, first, rest, const(top, 1))
+        body = rewrite(self.func.body, lambda o: self.met(o) if isinstance(o, GridSync) else None)
+        *ops, end = body.ops
+        body = Block((), (*top.ops, *ops, *self.last(), end))
+        params = (*self.func.params, Param(self.words, "counters", self.words.name, 8))
+        return replace(self.func, params=params, body=body).with_attrs(cooperative=True)
+
+    def met(self, o: Op) -> list[Op]:
+        b, one = Builder(o.loc), Builder(o.loc)
+        one.emit(DeviceFence)
+        before = self.atomic(one, 0, "add", self.step)
+        zero = const(one, 0)
+        again, pause = Builder(o.loc), Builder(o.loc)
+        now = self.atomic(again, 0, "or", zero)
+        changed = again.value(Binary, "xor", now, before)
+        again.emit(Yield, (again.value(Compare, "ge", changed, zero),))
+        pause.emit(Pause)
+        pause.emit(Yield)
+        one.emit(While, (), again.block(), pause.block())
+        one.emit(DeviceFence)
+        if self.alone:
+            return one.ops
+        if self.each:  # a barrier orders shared memory only
+            b.emit(DeviceFence)
+        b.emit(Barrier)
+        only_if(b, elected(b), one.ops)
+        b.emit(Barrier)
+        if self.each:
+            b.emit(DeviceFence)
+        return b.ops
+
+    def last(self) -> list[Op]:
+        """Clear the words, in the block that ends last."""
+        b, one, clear = (Builder(self.func.loc) for _ in range(3))
+        came = self.atomic(one, 1, "add", const(one, 1))
+        end = one.value(Binary, "sub", self.blocks, const(one, 1))
+        for word in (0, 1):
+            self.atomic(clear, word, "exchange", const(clear, 0))
+        only_if(one, one.value(Compare, "eq", came, end), clear.ops)
+        if self.alone:
+            return one.ops
+        only_if(b, elected(b), one.ops)
+        return b.ops
+
+    def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:
+        return b.value(Atomic, self.words, (const(b, word),), value, kind)
+
+
+def _product(b: Builder, values: list[Value]) -> Value:
+    found = values[0]
+    for v in values[1:]:
+        found = b.value(Binary, "mul", found, v)
+    return found
