@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tilec
 import tilec.language as T
 from tilec.codegen.assemble import launch_control_first
 from tilec.runtime import cuda
-from tilec.runtime.image import Image, ImageError, Resources
+from tilec.runtime.image import Image, ImageError
 
 M, N, K = T.dynamic("M, N, K")
 BOTH = ("trigger", "wait")
@@ -192,13 +193,18 @@ def test_loads_do_not_stand_in_front() -> None:
 
 
 def test_only_who_waits_is_launched_beside() -> None:
-    resources = Resources(None, None, 0, {}, 128, None)
-    config = cuda._launch_config(resources, True, (5, 1, 1), 0)
-    assert config.attribute_count == 1 and ctypes.sizeof(cuda.LaunchAttribute) == 72
-    words = (ctypes.c_int * 18).from_address(config.attributes)
-    assert list(words) == [6, 0, 1] + [0] * 15
-    config = cuda._launch_config(resources, False, (5, 1, 1), 0)
-    assert config.attribute_count == 0 and config.attributes is None
+    def config(**wishes: bool) -> cuda.LaunchConfig:
+        image = made(ASKS["no"][0], "cuda:sm_90a").image
+        return cuda._launch_config(replace(image, **wishes), (5, 1, 1), 0)
+
+    assert ctypes.sizeof(cuda.LaunchAttribute) == 72
+    for number, wishes in ((6, {"pdl": True}), (2, {"cooperative": True, "pdl": True})):
+        found = config(**wishes)
+        assert found.attribute_count == 1
+        words = (ctypes.c_int * 18).from_address(found.attributes)
+        assert list(words) == [number, 0, 1] + [0] * 15
+    found = config()
+    assert found.attribute_count == 0 and found.attributes is None
 
 
 def test_files_and_headers(tmp_path: Path) -> None:

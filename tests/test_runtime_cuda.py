@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -606,6 +607,10 @@ class FakeHip(types.ModuleType):
         self.calls.append(("launch", self.current, *args))
         return (self.launch_code,)
 
+    def hipModuleLaunchCooperativeKernel(self, *args: object) -> tuple:
+        self.calls.append(("together", self.current, *args))
+        return (self.launch_code,)
+
     def hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(self, *args: object) -> tuple:
         return 0, 3
 
@@ -636,6 +641,16 @@ def test_hip_launch_on_the_second_device(fake_hip: FakeHip) -> None:
     ]
     assert fake_hip.current == 0
     assert kernel.resident_blocks() == 3 * 304
+
+
+def test_hip_blocks_that_wait_for_one_another(fake_hip: FakeHip) -> None:
+    kernel = hip.HipDriver().load(replace(HIP_IMAGE, cooperative=True), 0)
+    block = argument_block(kernel, {"C": C}, {"x": 0.5}, (5, 2, 1))
+    assert kernel.ready((5, 2, 1), block, 77)() == 0
+    want = ("together", 0, 0xF0, 5, 2, 1, 384, 1, 1, 213_000, 77, block.address)
+    assert fake_hip.calls[-1] == want
+    with pytest.raises(LaunchError, match="913 blocks wait for one another .* runs 912 of them"):
+        kernel.ready((913, 1, 1), block, 77)
 
 
 def test_hip_failed_launch(fake_hip: FakeHip) -> None:

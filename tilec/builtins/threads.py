@@ -68,11 +68,18 @@ def sync_threads(barrier_id: Any = None, arrive_count: _Int | None = None) -> No
 def sync_grid() -> None:
     """All blocks have done what stands before it when one does what stands behind.
 
-    The kernel is split there into launches that follow one another, on every target: what a
-    launch leaves in tensors is seen by the next, what it leaves on chip is gone. Indices, sizes and
-    elements of tensors that the kernel does not write are computed again. Raises CompileError in
-    loops and conditions, in functions, and where something on chip is used behind it that was
-    made before.
+    Where it stands in the body of `T.Kernel` itself, and a block needs nothing behind it that it
+    has made before but indices, sizes and what it can compute again, the kernel is split there into
+    launches that follow one another: grids may have any size.
+
+    Elsewhere, in loops, conditions and functions, and where something lives across it on chip, the
+    blocks wait for one another at a counter of the launch's own: a cooperative launch, of which all
+    blocks run at once. Raises LaunchError for more blocks than that (the CPU, where each is a
+    thread of its own, has 1,024). All blocks must come: a loop or a condition around it that may
+    differ between blocks is a CompileWarning, and a deadlock in the simulator where it does. In
+    `T.Parallel`, as a statement of the loop's own body, it makes two loops of it.
+
+    Raises CompileError where a part of a block's threads comes only.
     """
     only_inside("sync_grid")
 

@@ -16,9 +16,10 @@ from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
-from tilec.frontend.private import private_names
+from tilec.frontend.private import private_names, writes_first
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
+from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
     Buffer,
@@ -262,8 +263,49 @@ class ForLoops(Loops):
         both = ast.For(ast.Tuple(targets, ast.Store()), node.iter, inner.body, [])
         return ast.copy_location(both, node), LoopHeader("Parallel", arguments, header.loc, places)
 
+    def _between_grid_syncs(self, node: ast.For) -> list[ast.stmt]:
+        """The loop as loops over the statements between those that are T.sync_grid(): all blocks
+        have done the first with all of its iterations when one begins with the second."""
+        pieces: list[ast.stmt] = []
+        body: list[ast.stmt] = []
+
+        made: set[str] = set()
+
+        def close() -> None:
+            for s in body:
+                for n in ast.walk(s):
+                    lost = isinstance(n, ast.Name) and n.id in made and isinstance(n.ctx, ast.Load)
+                    if lost and not writes_first(body, n.id):
+                        raise self.error(
+                            f"each iteration has its own {n.id}, gone behind T.sync_grid()",
+                            "keep it in a fragment: x[i] = …",
+                            n,
+                        )
+            if body:
+                part = ast.For(node.target, node.iter, [*body], [])
+                pieces.append(ast.copy_location(part, node))
+                made.update(assigned_names(body))
+                body.clear()
+
+        for s in node.body:
+            if grid_syncs([s], self.expression):
+                close()
+                pieces.append(s)
+            else:
+                body.append(s)
+        close()
+        return pieces
+
     def _parallel(self, node: ast.For, header: LoopHeader) -> None:
         node, header = self._nested(node, header)
+        pieces = self._between_grid_syncs(node) if self.parallel is None else [node]
+        if len(pieces) > 1:
+            for piece in pieces:
+                if isinstance(piece, ast.For):
+                    self._parallel(piece, header)
+                else:
+                    self.statement(piece)
+            return
         given: Any = header.arguments["extents"]
         if self.parallel is None and any(map(is_open, given)):
             targets = self._targets(node, "T.Parallel", len(given))

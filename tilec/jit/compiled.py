@@ -30,7 +30,15 @@ from tilec.runtime.facts import (
     overlapping,
     row_fact,
 )
-from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
+from tilec.runtime.image import (
+    NO_BLOCKS,
+    Argument,
+    Image,
+    ImageError,
+    Resources,
+    file_errors,
+    path_of,
+)
 from tilec.runtime.tensors import (
     allocator,
     common_kind,
@@ -169,7 +177,8 @@ class CompiledKernel(Launchable):
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
 
-        It has no block only where an argument has no element: then there is nothing to launch.
+        It has no block only where an argument has no element, or by its nature: then there is
+        nothing to launch.
         Raises LaunchError if there are both or neither, or if it has too many blocks or none.
         """
         if self.image.grid and given is not None:
@@ -187,7 +196,7 @@ class CompiledKernel(Launchable):
                 p.name: _value(p.role, p.arg, p.dim, call) for p in self.image.params if p.name
             }
             given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
-        none = any(t.is_empty for t in call.tensors.values())
+        none = self.image.grid == NO_BLOCKS or any(t.is_empty for t in call.tensors.values())
         target = find_target(self.target)
         check_grid(self.image, given, target.grid_limits, target.grid_blocks, none)
         return given

@@ -120,7 +120,8 @@ def simulate(
     given, outputs = kernel.parts.given(args, meta), report.outputs
     for part in others:
         if report.ok:
-            report = one(part, (), {**given, **outputs})
+            later = one(part, (), {**given, **outputs})
+            report = report if 0 in later.grid else later
     report.outputs = outputs
     return report
 

@@ -9,27 +9,32 @@ by the simulator, which executes the program."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilec.ir.core import Func, Op, Value
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.ops import (
     Barrier,
     BarrierArrive,
+    BlockIndex,
     ClusterBarrier,
     ClusterCopy,
+    GridSync,
     MbarrierArrive,
     MbarrierExpect,
     MbarrierExpectTx,
     MbarrierInit,
     MbarrierWait,
     constants,
+    decides,
     is_by_hand,
 )
 from tilec.ir.uniformity import LANES, Level, uniformity_of
+from tilec.ir.varying import varying
 from tilec.passes.utils.thread_masks import ThreadMasks, Visit, visits
 from tilec.target import Target
 
@@ -39,6 +44,9 @@ _Announcement = MbarrierExpect | MbarrierExpectTx
 
 def check_barriers(func: Func, target: Target) -> Func:
     """See the module's opening."""
+    if any(isinstance(o, GridSync) for o in walk(func.body)):
+        blocks = {o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
+        _check_grid(func.body, varying(func.body, blocks, allocs=False))
     if not is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
         return func
     found = tuple(visits(func, target))
@@ -139,6 +147,26 @@ def _check_numbers(func: Func, places: list[Visit]) -> None:
                 v.op.loc,
                 f"name the same in a warp, such as 1 + tx // {lanes}",
             )
+
+
+# --- the grid ---------
+
+
+def _check_grid(block: Block, differs: Container[Value], around: Op | None = None) -> None:
+    """Warn of T.sync_grid where blocks may go different ways. `differs`: what is not the same for
+    all blocks; `around`: the innermost op that asks for some of it."""
+    for o in block.ops:
+        if isinstance(o, GridSync) and around is not None:
+            warn(
+                CompileWarning,
+                "T.sync_grid waits for all blocks, and stands in a loop or a condition (line "
+                f"{around.loc.line}) that may differ between them: those that come wait for ever",
+                o.loc,
+                "let what is around it depend on sizes and scalars only",
+            )
+        inside = o if any(v in differs for v in decides(o)) else around
+        for region in o.regions:
+            _check_grid(region, differs, inside)
 
 
 # --- clusters -------------------------------------------------------------------------------------

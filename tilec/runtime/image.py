@@ -205,6 +205,8 @@ class Image:
 _FORMATS = ("cubin", "ptx", "hsaco", "object")
 OWN_MEMORY = ("workspace", "counters")
 """Roles of parameters that point to memory which the launch brings along."""
+NO_BLOCKS = "(0, 1, 1)"
+"""The grid of a launch that another one stands for: it has nothing to do."""
 _OF_NOTHING = ("scalar", "grid", "memory", *OWN_MEMORY)  # that no tensor of the call gives
 _ROLES = ("tensor", "size", "stride", "elements", "tensor_map", *_OF_NOTHING)
 
