@@ -268,19 +268,18 @@ class ForLoops(Loops):
         have done the first with all of its iterations when one begins with the second."""
         pieces: list[ast.stmt] = []
         body: list[ast.stmt] = []
-
         made: set[str] = set()
 
         def close() -> None:
-            for s in body:
-                for n in ast.walk(s):
-                    lost = isinstance(n, ast.Name) and n.id in made and isinstance(n.ctx, ast.Load)
-                    if lost and not writes_first(body, n.id):
-                        raise self.error(
-                            f"each iteration has its own {n.id}, gone behind T.sync_grid()",
-                            "keep it in a fragment: x[i] = …",
-                            n,
-                        )
+            names = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
+            for n in names:
+                lost = n.id in made and isinstance(n.ctx, ast.Load)
+                if lost and not writes_first(body, n.id):
+                    raise self.error(
+                        f"each iteration has its own {n.id}, gone behind T.sync_grid()",
+                        "keep it in a fragment: x[i] = …",
+                        n,
+                    )
             if body:
                 part = ast.For(node.target, node.iter, [*body], [])
                 pieces.append(ast.copy_location(part, node))
@@ -304,7 +303,7 @@ class ForLoops(Loops):
                 if isinstance(piece, ast.For):
                     self._parallel(piece, header)
                 else:
-                    self.statement(piece)
+                    self.block([piece])
             return
         given: Any = header.arguments["extents"]
         if self.parallel is None and any(map(is_open, given)):
