@@ -17,10 +17,17 @@ __all__ = [
 
 
 def assume(cond: Any) -> None:
-    """Say that `cond` holds, as TileLang's programs do.
+    """Say that `cond` holds: guards that it makes unnecessary are left out, ranges and divisors
+    follow from it, accesses get wider.
 
-    Nothing is taken from it: what is out of bounds stays guarded, so that a wrong assumption does
-    no harm. Raises CompileError for one that is known to be false.
+    Used are comparisons of integers, alone, in chains (`0 <= i < N`) and joined by `and`, and
+    `n % 8 == 0`, as far as they say something of sizes, scalars, indices and what was loaded into
+    a name before. Under a condition, or in a loop, it says nothing of what was defined outside.
+
+    What does not hold is an access out of bounds where it is used. Of sizes and scalars, at the
+    top of a kernel, a launch looks itself, and raises LaunchError. The simulator reports the rest
+    ("assertion failed"); with TILEC_DEBUG=1 nothing relies on it, and it is checked like
+    `T.device_assert`. Raises CompileError for one that is known to be false.
     """
     only_inside("assume")
 

@@ -8,6 +8,7 @@ widest shape of their operands.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -126,6 +127,9 @@ class Emitter(BaseEmitter):
         if self.unit_strides and memory.sizes and isinstance(strides[-1], str):
             memory = memory.with_unit_stride()
         proved = self.proved.get(id(o), (False,) * len(o.indices))
+        if self.facts.assumed and v.buffer.space == "global":
+            known = [all(self.facts.inside(*x)) for x in zip(o.indices, v.buffer.shape)]
+            proved = tuple(map(operator.or_, proved, known))
         return memory, self.access.place(memory, self.indices(o.indices), self.lanes, proved)
 
     def emit_alloc(self, o: ops.Alloc) -> None:
@@ -276,7 +280,8 @@ class Emitter(BaseEmitter):
     def _emit_nothing(self, o: Op) -> None:
         """A wish about a GPU's memory, or a wait for threads that have all come already."""
 
-    emit_annotate_layout = emit_use_swizzle = emit_barrier = emit_warp_sync = _emit_nothing
+    emit_annotate_layout = emit_use_swizzle = emit_assume = _emit_nothing
+    emit_barrier = emit_warp_sync = _emit_nothing
 
 
 def row_strides(t: BufferType) -> tuple[int, ...]:

@@ -78,9 +78,7 @@ class LoopFacts:
         """What must be tested so that no access by `index` leaves [0, extent): a Check; True if
         nothing; None if no test before the loop can tell.
         """
-        got, (least, most) = self.ends(index), self.facts.range(index)
-        above = least is not None and least >= 0
-        below = isinstance(extent, int) and most is not None and most < extent
+        got, (above, below) = self.ends(index), self.facts.inside(index, extent)
         if got is not None:
             low, high = got
             above = above or self._is_at_least_zero(low)

@@ -65,6 +65,17 @@ class PrintingEmitter(Emitter):
 
         self.only_if(f.binary("xor", cond, int_val(1, "i1")), fail, "failed")
 
+    def emit_assume(self, o: ops.Assume) -> None:
+        """A record that only the simulator reads; LLVM is told nothing."""
+        lhs, rhs, f = self.get(o.lhs), self.get(o.rhs), self.f
+        kind = o.kind
+        if kind == "multiple":
+            lhs, rhs = self.scalars.binary("mod", lhs, rhs, o.lhs.dtype), int_val(0, lhs.type)
+            kind = "eq"
+        cond = self.scalars.compare(kind, lhs, rhs, o.lhs.dtype)
+        if cond.literal != 1:
+            f.act("device_assert", (cond,), f"; assertion failed: T.assume({o.text})")
+
     def _vprintf(self, text: str, values: Sequence[Val]) -> None:
         """Print one line; each value takes 8 bytes of the argument block."""
         f, name = self.f, f"@text{len(self.strings)}"

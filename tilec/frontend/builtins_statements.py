@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from collections.abc import Iterator
 
 from tilec import language as T
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
-from tilec.ir.ops import DeviceAssert
+from tilec.ir.ops import Assume, DeviceAssert, Load
 from tilec.ir.pdl import PDL
 
 _MOST_BLOCKS = 32  # of a multiprocessor, on every target
@@ -25,6 +27,59 @@ def assume(t: Expressions, c: Call) -> None:
     if cond is False:
         hint = "leave it out, or mend it"
         raise t.error("this assumption is known to be false", hint, c.nodes["cond"])
+    if cond is True:
+        return
+    if t.asserts == "fatal":  # it is looked at, and nothing relies on it
+        text = f"{t.loc}: assertion failed: T.assume({ast.unparse(c.nodes['cond'])})"
+        _note(t, _asserted(t, c.nodes["cond"]), text)
+        return
+    for part in _conjuncts(c.nodes["cond"]):
+        _assume(t, part)
+
+
+def _conjuncts(node: ast.expr) -> Iterator[ast.Compare]:
+    """The comparisons of two numbers that have to hold together, as far as they are known."""
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            for v in values:
+                yield from _conjuncts(v)
+        case ast.BinOp(op=ast.BitAnd(), left=left, right=right):
+            yield from _conjuncts(left)
+            yield from _conjuncts(right)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            for a, op, b in zip((left, *others), ops, others):
+                yield ast.copy_location(ast.Compare(a, [op], [b]), node)
+
+
+_KINDS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq",
+}  # fmt: skip
+
+
+def _assume(t: Expressions, node: ast.Compare) -> None:
+    """Note one comparison, if it is of integers that are known without looking into memory."""
+    (op,), left, right = node.ops, node.left, node.comparators[0]
+    kind = _KINDS.get(type(op))
+    match left:
+        case ast.BinOp(op=ast.Mod(), left=number, right=by) if kind == "eq":
+            if t.expression(right) != 0:
+                return
+            kind, left, right = "multiple", number, by
+    hazards = t.hazards
+    with t.inside() as builder:
+        a, b = (t.number(t.expression(x), "this number") for x in (left, right))
+        if kind is None or any(isinstance(x, float) for x in (a, b)):
+            return
+        if not (isinstance(a, Scalar) or isinstance(b, Scalar)):
+            return
+        x, y = t.unify(a, b, "this comparison")
+        if not x.dtype.is_int or (kind == "multiple" and static_int(b) is None):
+            return
+    t.hazards = hazards
+    own = (isinstance(o, Load) and o.source.buffer.space == "local" for o in builder.ops)
+    if all(o.pure or is_own for o, is_own in zip(builder.ops, own)):
+        t.builder.ops += builder.ops
+        t.emit(Assume, x.value, y.value, kind, ast.unparse(node))
 
 
 @builtin(T.device_assert, raw=True)
@@ -44,6 +99,12 @@ def device_assert(t: Expressions, c: Call) -> None:
     if cond is True:
         return
     text = f"{t.loc}: assertion failed: {ast.unparse(node)}" + (f": {msg}" if msg else "")
+    _note(t, cond, text)
+
+
+def _note(t: Expressions, cond: bool | Scalar, text: str) -> None:
+    """Let a run look at `cond`, if it is one that looks."""
+    checks = t.asserts
     texts = t.attributes.get("asserts", ())
     assert isinstance(texts, tuple)
     t.attributes["asserts"] = texts = tuple(dict.fromkeys((*texts, text)))

@@ -14,6 +14,7 @@ dtype is chosen so that no index does.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
@@ -31,6 +32,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
+    Assume,
     Atomic,
     Binary,
     BlockIndex,
@@ -51,7 +53,7 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
-from tilec.ir.types import BufferType, ScalarType
+from tilec.ir.types import BufferType, Extent, ScalarType
 
 _WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
@@ -68,6 +70,8 @@ class Facts(Forms):
 
     def __init__(self, func: Func) -> None:
         super().__init__()
+        self._multiples: dict[Value, int] = {}
+        self.assumed: list[tuple[Affine, Range]] = []  # sums, and where the author says they lie
         self._ranges: dict[Value, Range] = {}
         self._divisors: dict[Value, int] = {}
         self._grid: tuple[Value, ...] = ()
@@ -76,8 +80,13 @@ class Facts(Forms):
         self._func = func
         threads = func.attrs.get("threads")
         self._threads = threads if isinstance(threads, int) and threads > 0 else _BLOCK_THREADS
+        self._sizes = {p.value.name: p.value for p in func.params}
+        self._home, self._top = _homes(func), func.body
         for p in func.params:
             self._param(func, p)
+        for o in func.body.ops:
+            if isinstance(o, Assume) and {*self.form(o.lhs).terms} <= {*self._sizes.values()}:
+                self._assume(o, func.body)  # the grid is made of such
         self._block(func.grid)
         # A persistent kernel is launched with as many blocks as run at once.
         self._grid = () if func.attrs.get("persistent") else yielded(func.grid)
@@ -108,6 +117,32 @@ class Facts(Forms):
         """Whether 0 <= value < bound always."""
         hi = self.range(value)[1]
         return self.non_negative(value) and hi is not None and hi < bound
+
+    def inside(self, index: Value, extent: Extent) -> tuple[bool, bool]:
+        """Whether an index of a tensor is known to be at least 0, and to be less than an extent."""
+        lo, hi = self.range(index)
+        above = lo is not None and lo >= 0
+        below = isinstance(extent, int) and hi is not None and hi < extent
+        if self.assumed and not (above and below):
+            form = self.form(index)
+            least = self.reach(form)[0]
+            above = above or (least is not None and least >= 0)
+            size = Affine(extent) if isinstance(extent, int) else self.form(self._sizes[extent])
+            most = self.reach(form - size)[1]
+            below = below or (most is not None and most < 0)
+        return above, below
+
+    def reach(self, a: Affine) -> Range:
+        """As of `Forms`; what the author says of a part of the sum counts, too."""
+        lo, hi = super().reach(a)
+        for form, (least, most) in self.assumed:
+            for sign in (1, -1):
+                rest = a - form.scaled(sign)
+                if len(rest.terms) < len(a.terms):
+                    low, high = super().reach(rest)
+                    ends = (least, most) if sign == 1 else negate((least, most))
+                    lo, hi = _narrowed((lo, hi), RANGES["add"]((low, high), ends))
+        return lo, hi
 
     # --- linear forms -----------------------------------------------------------------------------
 
@@ -226,6 +261,8 @@ class Facts(Forms):
 
     def _block(self, block: Block) -> None:
         for o in block.ops:
+            if isinstance(o, Assume):
+                self._assume(o, block)
             if not o.region_fields:
                 if len(o.results) == 1 and _is_integer(o.results[0]):
                     self._op(o, o.results[0])
@@ -248,6 +285,46 @@ class Facts(Forms):
                 for r, a, b in zip(o.results, yielded(o.then), yielded(o.orelse)):
                     both = union(self.range(a), self.range(b))
                     self._set(r, both, min(self.divisor(a), self.divisor(b)))
+
+    def _assume(self, o: Assume, block: Block) -> None:
+        """Where the statements of `block` run this holds, and so wherever something is used that is
+        defined there. Of what is defined outside it may say what holds there only."""
+        sum_of = self.form(o.lhs) - (Affine() if o.kind == "multiple" else self.form(o.rhs))
+        if not any(self._home.get(v) is block for v in sum_of.terms) and block is not self._top:
+            return
+        single = next(iter(sum_of.terms.items())) if len(sum_of.terms) == 1 else None
+        if o.kind == "multiple":
+            by = self.form(o.rhs).constant
+            if single is not None and single[1] == 1 and sum_of.const == 0 and by:
+                v = single[0]
+                self._divisors[v] = max(self.divisor(v), min(low_bit(by), MOST))
+                self._multiples[v] = math.lcm(self._multiples.get(v, 1), by)
+            return
+        if o.kind not in _BOUNDS or not sum_of.terms:
+            return
+        least, most = _BOUNDS[o.kind]
+        least, most = add(least, -sum_of.const), add(most, -sum_of.const)
+        self.assumed.append((Affine(0, sum_of.terms), (least, most)))
+        if single is not None and abs(single[1]) == 1:
+            v, sign = single
+            found = (least, most) if sign == 1 else negate((least, most))
+            self._ranges[v] = _narrowed(self.range(v), found)
+
+    def _whole_blocks(self, block: Affine, count: Value) -> None:
+        """Blocks of a dimension of which there are as many as parts of a number that they divide
+        begin so much before its end."""
+        o = self._defined.get(count)
+        o = None if o is None else self._rounding_up(o) or o
+        if not isinstance(o, Binary) or o.kind != "floordiv":
+            return
+        whole, by = self.form(o.lhs), self.form(o.rhs).constant
+        if by and whole.const % by == by - 1:  # (n + by - 1) // by
+            whole = Affine(whole.const - (by - 1), whole.terms)
+        single = next(iter(whole.terms.items())) if len(whole.terms) == 1 else None
+        if single is None or not by or whole.const:
+            return
+        if single[1] * self._multiples.get(single[0], 1) % by == 0:
+            self.assumed.append((block.scaled(by) - whole, (None, -by)))
 
     def _index(self, o: For) -> None:
         (lo, lo_most), (_, hi), step = self.range(o.lo), self.range(o.hi), self.range(o.step)[0]
@@ -338,6 +415,8 @@ class Facts(Forms):
                 self._forms[result] = Affine.of(self._blocks.setdefault(dim, result))
                 hi = self.range(self._grid[dim])[1] if dim < len(self._grid) else None
                 self._set(result, (0, None if hi is None else max(hi - 1, 0)))
+                if dim < len(self._grid) and self._multiples:
+                    self._whole_blocks(self._forms[result], self._grid[dim])
             case GridSize(dim=dim):
                 lo, hi = self.range(self._grid[dim]) if dim < len(self._grid) else (1, None)
                 self._set(result, (max(lo or 1, 1), hi))
@@ -401,6 +480,35 @@ class Facts(Forms):
             case _:
                 divisor = 1
         self._set(result, found, divisor)
+
+
+_BOUNDS: dict[str, Range] = {  # of a - b where a kind b
+    "lt": (None, -1),
+    "le": (None, 0),
+    "gt": (1, None),
+    "ge": (0, None),
+    "eq": (0, 0),
+}
+
+
+def _narrowed(a: Range, b: Range) -> Range:
+    """What lies in both; `a`, where nothing does."""
+    (lo, hi), (least, most) = a, b
+    low = least if lo is None else lo if least is None else max(lo, least)
+    high = most if hi is None else hi if most is None else min(hi, most)
+    return a if low is not None and high is not None and low > high else (low, high)
+
+
+def _homes(func: Func) -> dict[Value, Block]:
+    """The block in which each value is defined; none where nothing asks for it."""
+    if not any(isinstance(o, Assume) for o in walk(func.body)):
+        return {}
+    found: dict[Value, Block] = {}
+    blocks = [func.body]
+    for block in blocks:  # grows
+        found.update((v, block) for v in (*block.args, *(r for o in block.ops for r in o.results)))
+        blocks += [region for o in block.ops for region in o.regions]
+    return found
 
 
 def acting(block: Block) -> list[Op]:

@@ -7,12 +7,12 @@ compiler.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
 
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary, Yield
+from tilec.ir.ops import Assume, Binary, Cast, Compare, Const, Select, Unary, Yield
 
 _BINARY = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "floordiv": "({} // {})",
@@ -77,6 +77,21 @@ def grid_text(func: Func) -> str:
         return ""
     three = [*(text[v] for v in extents), "1", "1"][:3]
     return f"({', '.join(three)})"
+
+
+def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
+    """What the author assumes of sizes and integer scalars (those called `names`) in every block,
+    as Python text of bools: "n % 4 == 0"."""
+    text = {p.value: p.value.name for p in func.params if p.value.name in names}
+    found = []
+    for o in func.body.ops:
+        if isinstance(o, Assume) and {o.lhs, o.rhs} <= text.keys():
+            lhs, rhs = text[o.lhs], text[o.rhs]
+            multiple = o.kind == "multiple"
+            found.append(f"{lhs} % {rhs} == 0" if multiple else f"{lhs} {_COMPARE[o.kind]} {rhs}")
+        elif (spelled := _spell(o, text)) is not None:
+            text[o.result] = spelled
+    return tuple(dict.fromkeys(found))
 
 
 def _spell(o: Op, text: Mapping[Value, str]) -> str | None:

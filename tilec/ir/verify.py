@@ -62,6 +62,7 @@ OP_SPAN = {
     "device_assert": ("TILE", "LOWERED"),
     "parallel": ("TILE", "SCHEDULED"),
     "scope": ("TILE", "LOWERED"),
+    "assume": ("TILE", "LOWERED"),
     "barrier": ("TILE", "LOWERED"),
     "grid_sync": ("TILE", "SCHEDULED"),
     "pause": ("TILE", "LOWERED"),
@@ -393,6 +394,7 @@ def _under(
 
 _FREE_TILE_OPS = (
     "alloc",
+    "assume",
     "load",
     "store",
     "print",

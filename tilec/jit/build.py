@@ -25,7 +25,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
-from tilec.ir.python_text import grid_text
+from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Arrangement, Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled, occupancy
@@ -333,6 +333,7 @@ def _image(
         parts=parts_of(final),
         packed=key.packed,
         asserts=tuple(str(text) for text in func.attrs.get("asserts", ())),
+        assumed=assumed_text(final, {p.value.name for p in final.params}),
         debug=key.debug,
         cooperative=bool(final.attrs.get("cooperative")),
         pdl="wait" in first_of_all(final, target),

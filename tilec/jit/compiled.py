@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -191,15 +192,29 @@ class CompiledKernel(Launchable):
                 f"{self.name} leaves its grid to the launch, which gives none",
                 hint=f"call {self.name}[grid](…), or write the extents into T.Kernel",
             )
-        if given is None:
+        values = {}
+        if given is None or self.image.assumed:
             values = {
                 p.name: _value(p.role, p.arg, p.dim, call) for p in self.image.params if p.name
             }
+            self._check_assumed(values)
+        if given is None:
             given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
         none = self.image.grid == NO_BLOCKS or any(t.is_empty for t in call.tensors.values())
         target = find_target(self.target)
         check_grid(self.image, given, target.grid_limits, target.grid_blocks, none)
         return given
+
+    def _check_assumed(self, values: Mapping[str, Any]) -> None:
+        """Raise LaunchError for sizes and scalars that are not what the kernel's author assumes."""
+        for text in self.image.assumed:
+            if not evaluate(text, values, f"an assumption of {self.name}"):
+                of = {n for n in re.findall(r"[A-Za-z_]\w*", text) if n in values}
+                raise LaunchError(
+                    f"{self.name} assumes {text}, and "
+                    + ", ".join(f"{n} is {shown(values[n])}" for n in sorted(of)),
+                    hint="T.assume in the kernel says so; pass what it was written for",
+                )
 
     def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:
         """For each array that a call makes and returns, a function that makes it, of the kind

@@ -75,8 +75,11 @@ class Recipe:
                 continue
             self._scalars.append((at, p, numbers.get(p.name)))
             at += 1 + len(told_apart(p))
-        # The scalars that the grid follows from, and grids for them.
-        read = names_in(variant.image.grid) if given is None else ()
+        # The scalars that the grid follows from, or that something is assumed of, and grids for
+        # them.
+        texts = (() if given is not None else (variant.image.grid,)) + variant.image.assumed
+        read = {name for text in texts for name in names_in(text)}
+        self._given = given
         self._deciding = [i for i, p, _ in self._scalars if p.name in read]
         self._grids: dict[tuple[Any, ...], Grid] = {}
         self._free: dict[Grid, list[Launch]] = {}  # launches on a grid
@@ -177,13 +180,13 @@ class Recipe:
         return launch
 
     def _grid_for(self, values: Sequence[Any]) -> Grid:
-        """The kernel's own grid for these scalars. Raises LaunchError where it has no block."""
+        """The grid for these scalars. Raises LaunchError where it has no block."""
         key = tuple([values[i] for i in self._deciding])
         found: Grid | None = self._grids.get(key)
         if found is None:
             scalars = {p.name: check_scalar(p, values[i]) for i, p, _ in self._scalars}
             call = dataclasses.replace(self._call, scalars=scalars)
-            found = _put(self._grids, key, self._variant.grid(call, None), _LIMIT)
+            found = _put(self._grids, key, self._variant.grid(call, self._given), _LIMIT)
         if 0 in found:
             raise LaunchError("nothing to launch")
         return found

@@ -32,6 +32,7 @@ from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import (
     Alloc,
     AnnotateSafeValue,
+    Assume,
     Binary,
     Compare,
     Const,
@@ -127,7 +128,8 @@ class Lowering:
             return None
         (arg,), every = o.body.args, o.body.ops
         plain = [x for x in every if isinstance(x, Load | Store)]
-        if self.may_alias or not all(x.pure or isinstance(x, Load | Store | Yield) for x in every):
+        known = (x.pure or isinstance(x, Assume | Load | Store | Yield) for x in every)
+        if self.may_alias or not all(known):
             return None
         read = {x.source for x in plain if isinstance(x, Load)}
         stored = [x.dest for x in plain if isinstance(x, Store)]

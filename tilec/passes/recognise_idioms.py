@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Region, Value, rewrite
-from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Store, Yield
+from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
 from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
@@ -35,7 +35,8 @@ class _Loop(LoopRegions):
     """One `parallel`, and the copy or fill that it is."""
 
     def raised(self) -> list[Op] | None:
-        effects = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
+        acts = (x for x in self.o.body.ops if not x.pure)
+        effects = [x for x in acts if not isinstance(x, Assume | Load | Yield)]
         if len(effects) != 1 or not isinstance(effects[0], Store):
             return None
         store = effects[0]

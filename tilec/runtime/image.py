@@ -133,6 +133,7 @@ class Image:
     in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
     tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
     `asserts`: what is said where a T.device_assert does not hold; under `debug` the code looks.
+    `assumed`: Python text of what T.assume says of sizes and scalars; a launch looks.
     `pdl`: the code waits for the launches before it, before anything else, so that it may be
     launched beside them (programmatic dependent launch). `cooperative`: its blocks wait for one
     another, so that all of the grid must run at once.
@@ -157,6 +158,7 @@ class Image:
     parts: int = 1
     packed: tuple[str, ...] = ()
     asserts: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     debug: bool = False
     pdl: bool = False
     cooperative: bool = False
@@ -242,8 +244,8 @@ def _check(image: Image) -> None:
         raise ValueError(f"format {image.format}, cluster {image.cluster}")
     if image.pdl and image.format not in ("cubin", "ptx"):
         raise ValueError(f"{image.format} that waits for launches before it")
-    if image.grid:
-        compile_expression(image.grid)
+    for text in filter(None, (image.grid, *image.assumed)):
+        compile_expression(text)
 
 
 _DECLARED = {c: get_type_hints(c) for c in (Image, Argument, AbiParam, Resources, TensorMapType)}

@@ -14,13 +14,14 @@ from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
 from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.atomic import Atomic
+from tilec.ir.ops.scalar import COMPARE_KINDS
 from tilec.ir.semantics import Array
 from tilec.ir.sparse import covered, expand
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, Type, scalar_type
 
 __all__ = [
     "Alloc", "View", "Load", "Store", "ElementAccess", "Copy", "Fill", "Gemm", "Reduce", "Scan",
-    "Print", "DeviceAssert", "AnnotateLayout", "AnnotateSafeValue", "UseSwizzle",
+    "Print", "DeviceAssert", "Assume", "AnnotateLayout", "AnnotateSafeValue", "UseSwizzle",
     "AnnotateSchedule",
 ]  # fmt: skip
 
@@ -465,6 +466,25 @@ class DeviceAssert(Op):
 
     def effects(self) -> Effects:
         return (Effect("output"),)
+
+
+@op("assume")
+class Assume(Op):
+    """The author says (in `text`) that `lhs` is `kind` `rhs`, both integers of one dtype: a kind of
+    `compare`, or "multiple", which `rhs`, a Const, divides. Where this stands under a condition, or
+    in a loop, it says nothing of what is defined outside."""
+
+    lhs: Value
+    rhs: Value
+    kind: str
+    text: str = ""
+
+    def verify(self) -> None:
+        if self.kind not in (*COMPARE_KINDS, "multiple") or self.lhs.dtype != self.rhs.dtype:
+            raise InternalError(f"assume {self.lhs} {self.kind} {self.rhs}", self.loc)
+
+    def effects(self) -> Effects:
+        return (Effect("describe"),)
 
 
 @op("annotate_layout")

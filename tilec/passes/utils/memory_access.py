@@ -121,12 +121,10 @@ class MemoryFacts:
         """The dimensions whose index is not proved to lie inside, and on which side it may not."""
         found = []
         for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
-            lo, hi = self.facts.range(index)
-            low = lo is None or lo < 0
             # A run-time extent may be 0: then even index 0 is not inside.
-            high = not isinstance(extent, int) or hi is None or hi >= extent
-            if low or high:
-                found.append((d, low, high))
+            above, below = self.facts.inside(index, extent)
+            if not (above and below):
+                found.append((d, not above, not below))
         return tuple(found)
 
 

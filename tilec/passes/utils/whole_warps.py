@@ -9,7 +9,7 @@ those that were asked for:
     copy A, B                       copy A, B
 
 Reading costs nothing and stays, but for shared memory at a thread's own index, which would lie
-behind its end."""
+behind its end; of tensors it is guarded, whatever the author says of his threads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
+    Assume,
     Compare,
     Const,
     DeviceAssert,
@@ -36,6 +37,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of
+from tilec.ir.varying import varying
 from tilec.ir.verify import meets
 from tilec.target import Target
 
@@ -55,10 +57,22 @@ def whole_warps(func: Func, target: Target) -> Func:
     loops = (o for o in walk(func.body) if isinstance(o, Parallel))
     shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
 
+    own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
+    threads_own = varying(func.body, own, allocs=False)
+
     def visit(o: Op) -> Sequence[Op] | None:
+        if isinstance(o, Assume):  # what the author says of his threads
+            return [] if o.lhs in threads_own or o.rhs in threads_own else None
         return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
     return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+
+
+def _is_threads_own(o: Op, facts: Uniformity) -> bool:
+    """Whether `o` gives the thread's index, or what may have come of it in a variable."""
+    if isinstance(o, Load) and o.source.buffer.space == "local":
+        return facts.level(o.source) > Level.BLOCK
+    return isinstance(o, ThreadIndex)
 
 
 def _is_own(o: Op, facts: Uniformity) -> bool:
