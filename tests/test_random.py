@@ -256,7 +256,11 @@ MISTAKES = {
     "no generator": ("A[0] = T.rng_rand()", "T.rng_rand draws from no generator"),
     "another": (
         'T.rng_init(1, generator="curandStateXORWOW_t")',
-        "generator of T.rng_init is the str 'curandStateXORWOW_t', which is not built",
+        "generator of T.rng_init is the str 'curandStateXORWOW_t', one of cuRAND's that is not",
+    ),
+    "TileLang's third": (
+        'T.rng_init(1, generator="curandStateMRG32k3a_t")',
+        "the one that there is",
     ),
     "unknown": ('T.rng_init(1, generator="mt19937")', "generator of T.rng_init is the str"),
     "float seed": ("T.rng_init(0.5)", "seed of T.rng_init is the float 0.5, not an int"),

@@ -19,8 +19,10 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = PHILOX) 
     counting words. Without `seq` it is the thread's number,
     `T.get_thread_binding(0) + T.get_block_binding(0) * T.get_thread_extent(0)`.
 
-    In `T.Parallel` each iteration gets one, and `seq` must be given. Raises CompileError for floats
-    and for another `generator` than "curandStatePhilox4_32_10_t".
+    In `T.Parallel` each iteration gets one, and `seq` must be given. Of the generators of TileLang
+    "curandStatePhilox4_32_10_t" is there; "curandStateMRG32k3a_t" and "curandStateXORWOW_t"
+    are not, and no other draws their numbers in their place. Raises CompileError for these, and for
+    floats.
     """
     only_inside("rng_init")
 

@@ -37,10 +37,10 @@ _ROUNDS = 10
 def rng_init(t: Expressions, c: Call) -> None:
     generator = c["generator"]
     if generator != PHILOX:
-        known = ", which is not built" if generator in _OTHERS else ""
+        known = ", one of cuRAND's that is not built" if generator in _OTHERS else ""
         raise t.error(
             f"generator of T.rng_init is {describe(generator)}{known}",
-            f'leave it out, or write generator="{PHILOX}"',
+            f'leave it out, or write generator="{PHILOX}", the one that there is',
             c.place("generator"),
         )
     if c["seq"] is None and t.parallel is not None:
