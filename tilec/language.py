@@ -198,8 +198,8 @@ def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> 
 
 def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
     """An array that every thread has for itself, of any rank and dtype. Extents are compile-time
-    ints. Where all indices are known at compile time it is in registers. Raises CompileError as
-    `alloc_shared`."""
+    ints; 0 alone is one element, as TileLang's programs write it. Where all indices are known at
+    compile time it is in registers. Raises CompileError as `alloc_shared`."""
     only_inside("alloc_local")
 
 

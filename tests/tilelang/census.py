@@ -48,6 +48,7 @@ ARITHMETIC = {  # of triton, as programs use it for sizes
     "cdiv": lambda a, b: -(-a // b),
     "next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
 }
+SOURCES = {"decode_i4_to_f16": "__device__ void decode_i4u_to_f16(int8_t *, half *, int)"}
 COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm iket tvm_ffi".split())
 
 # Programs with a mistake in a kernel, which a tool of TileLang's is to find.
@@ -521,8 +522,9 @@ class _Compared(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ARITHMETIC:
-            return ARITHMETIC[name]
+        for known in (ARITHMETIC, SOURCES):
+            if name in known:
+                return known[name]
         if name[:1].isupper():
             return type(name, (Anything,), {})  # for isinstance and base classes
         return Anything()

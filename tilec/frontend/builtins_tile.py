@@ -83,7 +83,8 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
             c.place("dtype"),
         )
     choice_argument(t, c, "scope", scopes)
-    shape, dtype = shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
+    one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
+    shape, dtype = (1,) if one else shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
     made = BufferType(shape, narrow.on_chip(dtype), space)
     packed = dtype if dtype in narrow.ON_CHIP else None
     return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)

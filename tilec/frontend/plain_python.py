@@ -141,7 +141,10 @@ def needs_tracing(function: Callable[..., Any], builtins: Container[Any]) -> boo
 
 def has_macros(kind: Any) -> bool:
     """Whether a class has methods in the language of kernels."""
-    return any(isinstance(v, T.Macro) for v in getattr(kind, "__dict__", {}).values())
+    fields = (
+        v for k in getattr(kind, "__mro__", (kind,)) for v in getattr(k, "__dict__", {}).values()
+    )
+    return any(isinstance(v, T.Macro) for v in fields)
 
 
 IN_THE_LANGUAGE = frozenset(

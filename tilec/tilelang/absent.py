@@ -8,8 +8,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tilec.intrinsics import (
+    INT4TensorCoreIntrinEmitter,
     MatrixCoreIntrinEmitter,
     TensorCoreIntrinEmitter,
+    TensorCoreIntrinEmitterWithLadderTransform,
+    TransformKind,
     get_swizzle_layout,
     make_mma_swizzle_layout,
 )
@@ -96,7 +99,10 @@ HERE: dict[str, Any] = {
     "Target": Around,
     "TVMError": TilecError,
     "MatrixCoreIntrinEmitter": MatrixCoreIntrinEmitter,
+    "INT4TensorCoreIntrinEmitter": INT4TensorCoreIntrinEmitter,
     "TensorCoreIntrinEmitter": TensorCoreIntrinEmitter,
+    "TensorCoreIntrinEmitterWithLadderTransform": TensorCoreIntrinEmitterWithLadderTransform,
+    "TransformKind": TransformKind,
     "get_swizzle_layout": get_swizzle_layout,
     "make_mfma_swizzle_layout": make_mma_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,

@@ -19,6 +19,7 @@ __all__ = [
     "cp_async_barrier_noinc",
     "dtype",
     "handle",
+    "index_to_coordinates",
     "launch_thread",
     "let",
     "match_buffer",
@@ -55,6 +56,16 @@ alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
 def align_up(value, step):  # type: ignore[no-untyped-def]
     """The least multiple of `step` that is no less than `value`."""
     return language.ceildiv(value, step) * step
+
+
+@language.macro
+def index_to_coordinates(index, shape):  # type: ignore[no-untyped-def]
+    """The indices of the element of a buffer of `shape` that has this number, row by row."""
+    found = []
+    for extent in shape[::-1]:
+        found = [index % extent] + found  # noqa: RUF005
+        index = index // extent
+    return found
 
 
 @language.macro

@@ -1,0 +1,168 @@
+"""Emitters of `mma.sync` whose operands lie in shared memory as they were arranged beforehand, or
+have four bits."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from tilec import language as T
+from tilec.intrinsics.mma import TensorCoreIntrinEmitter
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+class TransformKind(IntEnum):
+    """How an operand lies in shared memory. Other than the first, it is a buffer of four dimensions
+    of tiles of `micro_size_x` (of B `micro_size_y`) rows and `micro_size_k` columns: as they are;
+    each matrix of 8 rows and 16 bytes for itself, one behind the other; what each lane needs side
+    by side, lane by lane."""
+
+    NonTransform = 0
+    InterWarpTransform = 1
+    IntraWarpTransform = 2
+    LDMatrixTransform = 3
+
+
+class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
+    """`TensorCoreIntrinEmitter` whose operands may have been arranged in memory beforehand, as
+    `transform_kind_a` and `transform_kind_b` say (`TransformKind`, or its number), so that a warp
+    reads them in one piece. Of B in the last arrangement `num_elems_per_byte` elements may share a
+    byte: `ldmatrix_b` brings the bytes, and `mma` takes what the kernel has unpacked.
+
+    Raises CompileError for other kinds, for packed elements in another arrangement, and for
+    arranged operands whose rows do not run along k.
+    """
+
+    def __init__(
+        self,
+        a_dtype: object = "float16",
+        b_dtype: object = "float16",
+        accum_dtype: object = "float16",
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        block_row_warps: int = 2,
+        block_col_warps: int = 2,
+        warp_row_tiles: int = 16,
+        warp_col_tiles: int = 16,
+        chunk: int = 16,
+        reduce_k: int = 1,
+        num_elems_per_byte: int = 1,
+        is_m_first: bool | None = False,
+        transform_kind_a: Any = 0,
+        transform_kind_b: Any = 0,
+        thread_var: Any = None,
+    ) -> None:
+        super().__init__(
+            a_dtype,
+            b_dtype,
+            accum_dtype,
+            a_transposed,
+            b_transposed,
+            block_row_warps,
+            block_col_warps,
+            warp_row_tiles,
+            warp_col_tiles,
+            chunk,
+            reduce_k,
+            is_m_first=is_m_first,
+            thread_var=thread_var,
+        )
+        self.num_elems_per_byte = num_elems_per_byte
+        self.transform_kind_a = self._kind("transform_kind_a", transform_kind_a, a_transposed)
+        self.transform_kind_b = self._kind("transform_kind_b", transform_kind_b, not b_transposed)
+        last = self.transform_kind_b is TransformKind.LDMatrixTransform
+        if num_elems_per_byte not in (1, 2, 4) or (num_elems_per_byte > 1 and not last):
+            message = f"num_elems_per_byte={num_elems_per_byte} with transform_kind_b="
+            hint = "write 1, 2 or 4; more than 1 with transform_kind_b=3"
+            raise CompileError(f"{message}{int(self.transform_kind_b)}", caller_loc(), hint)
+        self.local_size_packed = self.local_size_b // num_elems_per_byte
+
+    @staticmethod
+    def _kind(name: str, kind: Any, across: bool) -> TransformKind:
+        if isinstance(kind, bool) or kind not in tuple(TransformKind):
+            raise CompileError(f"{name} is {kind!r}", caller_loc(), "write 0, 1, 2 or 3")
+        if kind and across:
+            operand = name[-1]
+            message = f"{name}={int(kind)} of an operand whose rows do not run along k"
+            hint = "leave a_transposed out" if operand == "a" else "write b_transposed=True"
+            raise CompileError(message, caller_loc(), hint)
+        return TransformKind(kind)
+
+    plain_a, plain_b = TensorCoreIntrinEmitter.ldmatrix_a, TensorCoreIntrinEmitter.ldmatrix_b
+
+    @T.macro
+    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
+        """This warp's rows of A, step `ki` along k, to local memory."""
+        if self.transform_kind_a == 0:
+            self.plain_a(A_local, A_shared, ki, rk)
+        else:
+            lane, _, warp = self.place()
+            halves = self.micro_size_x // 8
+            units = [
+                (u % halves * 8, u // halves * 4 * self.per)
+                for u in range(self.local_size_a // self.per)
+            ]
+            for i in T.unroll(self.warp_rows):
+                tile = warp * self.warp_rows + i
+                k = rk * (self.chunk // self.micro_size_k) + ki
+                self.arranged(
+                    A_local, A_shared, i, tile, k, lane,
+                    self.transform_kind_a, units, self.local_size_a, 1,
+                )  # fmt: skip
+
+    @T.macro
+    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
+        """This warp's columns of B, step `ki` along k, to local memory."""
+        if self.transform_kind_b == 0:
+            self.plain_b(B_local, B_shared, ki, rk)
+        else:
+            lane, warp, _ = self.place()
+            steps = self.micro_size_k // (4 * self.per)
+            units = [
+                (u // steps * 8, u % steps * 4 * self.per)
+                for u in range(self.local_size_b // self.per)
+            ]
+            for j in T.unroll(self.warp_cols):
+                tile = warp * self.warp_cols + j
+                k = rk * (self.chunk // self.micro_size_k) + ki
+                self.arranged(
+                    B_local, B_shared, j, tile, k, lane, self.transform_kind_b,
+                    units, self.local_size_packed, self.num_elems_per_byte,
+                )  # fmt: skip
+
+    @T.macro
+    def arranged(self, local, shared, place, tile, k, lane, kind, units, size, packed):
+        """A lane's `size` elements of a tile, to local memory at `place`; `units`: where the four
+        lanes of a row begin, register by register."""
+        width = self.micro_size_k // packed
+        if kind == TransformKind.LDMatrixTransform:
+            row, first = lane * size // width, lane * size % width  # a row is of two lanes
+            for e in T.vectorized(size):
+                local[place * size + e] = shared[tile, k, row, first + e]
+        else:
+            for u, (row, column) in enumerate(units):
+                for e in T.vectorized(self.per):
+                    if kind == TransformKind.InterWarpTransform:
+                        x, y = row + lane // 4, column + lane % 4 * self.per + e
+                    else:
+                        at = (u * 32 + lane) * self.per + e
+                        x, y = at // width, at % width
+                    local[place * size + u * self.per + e] = shared[tile, k, x, y]
+
+
+_BYTES = {"int4": "int8", "uint4": "uint8"}
+
+
+class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
+    """`TensorCoreIntrinEmitter` of integers of four bits ("int4", "uint4") or eight. On chip each
+    has a byte, and products are those of bytes with int32 sums: GPUs from sm_90 on have no other.
+    """
+
+    def __init__(self, a_dtype: object = "int4", b_dtype: object = "int4", *args: Any, **kwargs: Any) -> None:  # fmt: skip  # noqa: E501
+        names = [_BYTES.get(str(d), d) for d in (a_dtype, b_dtype)]
+        if not args:
+            kwargs.setdefault("accum_dtype", "int32")
+        super().__init__(*names, *args, **kwargs)
