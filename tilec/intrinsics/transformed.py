@@ -162,7 +162,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
     """
 
     def __init__(self, a_dtype: object = "int4", b_dtype: object = "int4", *args: Any, **kwargs: Any) -> None:  # fmt: skip  # noqa: E501
-        names = [_BYTES.get(str(d), d) for d in (a_dtype, b_dtype)]
+        a_dtype, b_dtype = (_BYTES.get(str(d), d) for d in (a_dtype, b_dtype))
         if not args:
             kwargs.setdefault("accum_dtype", "int32")
-        super().__init__(*names, *args, **kwargs)
+        super().__init__(a_dtype, b_dtype, *args, **kwargs)

@@ -61,9 +61,9 @@ def align_up(value, step):  # type: ignore[no-untyped-def]
 @language.macro
 def index_to_coordinates(index, shape):  # type: ignore[no-untyped-def]
     """The indices of the element of a buffer of `shape` that has this number, row by row."""
-    found = []
+    found = ()
     for extent in shape[::-1]:
-        found = [index % extent] + found  # noqa: RUF005
+        found = (index % extent, *found)
         index = index // extent
     return found
 
