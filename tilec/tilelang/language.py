@@ -63,7 +63,7 @@ def index_to_coordinates(index, shape):  # type: ignore[no-untyped-def]
     """The indices of the element of a buffer of `shape` that has this number, row by row."""
     found = ()
     for extent in shape[::-1]:
-        found = (index % extent, *found)
+        found = (index % extent, *found)  # type: ignore[assignment]
         index = index // extent
     return found
 
