@@ -42,9 +42,9 @@ def atomic_add(
     dtype, or what a matrix instruction has left, which goes through shared memory; `dst` a part of
     a tensor that the kernel uses for atomics alone. There are sums of int32, int64 and their
     unsigned forms, float16, bfloat16 and float32; minima and maxima of the ints; bitwise forms of
-    int32 and uint32. Where TMA cannot do it, threads do, and a PerformanceWarning says why; so do the stages
-    (`select_copies`: `atomic_tile … engine=threads`). Sums are the same either way, but for the
-    order of additions.
+    int32 and uint32. Where TMA cannot do it, threads do, and a PerformanceWarning says why; so do
+    the stages (`select_copies`: `atomic_tile … engine=threads`). Sums are the same either way, but
+    for the order of additions.
 
     Raises CompileError for a fragment or local buffer as `dst`, other dtypes, tiles of other
     shapes, and an unknown `memory_order`.
