@@ -22,18 +22,9 @@ from benchmarks.store import OURS
 SHAPES = ((1024, 8192), (8192, 8192), (28672, 8192), (8192, 28672))  # N, K
 CONFIGS: tuple[Config, ...] = tuple(
     {"n_partition": rows, "reduce_thread": threads}
-    for rows, threads in (
-        (2, 32),
-        (4, 32),
-        (8, 32),
-        (16, 16),
-        (32, 8),
-        (2, 64),
-        (4, 64),
-        (1, 128),
-        (2, 128),
-        (1, 256),
-    )
+    for threads, most in ((8, 32), (16, 16), (32, 16), (64, 8), (128, 4), (256, 2))
+    for rows in (1, 2, 4, 8, 16, 32)
+    if 64 <= rows * threads <= 512 and rows <= most
 )
 """What the listing leaves open: rows of a block, and threads of a row."""
 
