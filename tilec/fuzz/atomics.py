@@ -51,15 +51,14 @@ def atomic_updates(w: Writer) -> None:
         t for t in w.tiles if t.counts and t is not to and math.prod(t.shape) < MOST_ITERATIONS
     ]
     shape = w.one_of(tiles).shape if tiles else (w.size(40), w.size(12))
-    use_tma = ", use_tma=False" if kind == "add" and w.chance(0.1) else ""
     with w.elements(shape) as s:
         scope = Scope(s.index, to.name)
         line = f"T.atomic_{kind}({_place(w, s, to)}, {value(w, scope, to.dtype, 1)}"
         if w.chance(0.3):
             with w.block(f"if {condition(w, s)}:"):
-                w.emit(f"{line}{_options(w)}{use_tma})")
+                w.emit(f"{line}{_options(w)})")
         else:
-            w.emit(f"{line}{_options(w)}{use_tma})")
+            w.emit(f"{line}{_options(w)})")
 
 
 @statement()
@@ -77,7 +76,8 @@ def atomic_tile(w: Writer) -> None:
     if not to.space and w.chance(0.4):
         starts[0] = f"bx * {w.between(1, 9)}"
     kind = w.one_of(KINDS)
-    w.emit(f"T.atomic_{kind}({to.element(starts)}, {source.name}{_options(w)})")
+    by = ", use_tma=True" if w.chance(0.5) else ""
+    w.emit(f"T.atomic_{kind}({to.element(starts)}, {source.name}{_options(w)}{by})")
 
 
 @statement()

@@ -23,6 +23,7 @@ _BINARY = {
     "truncmod": "((abs({0}) % abs({1})) * (-1 if {0} < 0 else 1))",
 }  # fmt: skip
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+MOST_TEXT = 4096  # characters of a value: what uses another twice has twice its text
 _UNARY = {"neg": "(-{})", "abs": "abs({})", "not": "(not {})"}
 
 
@@ -82,6 +83,11 @@ def grid_text(func: Func) -> str:
 def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
     """What the author assumes of sizes and integer scalars (those called `names`) in every block,
     as Python text of bools: "n % 4 == 0"."""
+    assumed = [o for o in func.body.ops if isinstance(o, Assume)]
+    wanted = {v for o in assumed for v in (o.lhs, o.rhs)}
+    for o in reversed(func.body.ops if assumed else ()):
+        if o.pure and not wanted.isdisjoint(o.results):
+            wanted.update(o.operands)
     text = {p.value: p.value.name for p in func.params if p.value.name in names}
     found = []
     for o in func.body.ops:
@@ -89,8 +95,10 @@ def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
             lhs, rhs = text[o.lhs], text[o.rhs]
             multiple = o.kind == "multiple"
             found.append(f"{lhs} % {rhs} == 0" if multiple else f"{lhs} {_COMPARE[o.kind]} {rhs}")
-        elif (spelled := _spell(o, text)) is not None:
-            text[o.result] = spelled
+        elif not wanted.isdisjoint(o.results):
+            spelled = _spell(o, text)
+            if spelled is not None and len(spelled) <= MOST_TEXT:
+                text[o.result] = spelled
     return tuple(dict.fromkeys(found))
 
 

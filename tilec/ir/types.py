@@ -44,7 +44,7 @@ class DType:
         return self.short
 
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
-        return DTYPES.__getitem__, (self.name,)  # also of copies
+        return _named, (self.name,)  # also of copies
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """A cast, which only kernels have; there the front end sees this object, not the call."""
@@ -53,6 +53,10 @@ class DType:
             caller_loc(),
             f'outside, write numpy.{self.name}(…), or "{self.name}" where a dtype is asked for',
         )
+
+
+def _named(name: str) -> DType:
+    return DTYPES[name]
 
 
 BOOL = DType("bool", "bool", 8, "i1")
