@@ -96,23 +96,36 @@ def spread(values: Sequence[float]) -> str:
     return f"**{geometric_mean(values):.2f}** ({min(values):.2f} to {max(values):.2f})"
 
 
-def machines(results: Sequence[str]) -> str:
-    """The device and versions of these results, in words."""
-    found = [row["machine"] for r in results for row in rows_of(r)]
-    devices = sorted({m["device"] for m in found})
+def devices(results: Sequence[str]) -> dict[str, list[str]]:
+    """Each device with those of the results that it gave, the device of most of them first."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        names = {row["machine"]["device"] for row in rows_of(result)}
+        assert len(names) == 1, f"one table, several devices: {result}: {names}"
+        found.setdefault(names.pop(), []).append(result)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def machines() -> str:
+    """The devices and versions of all results, in words."""
+    (usual, _), *others = devices(list(_HEADINGS)).items()
+    found = [row["machine"] for r in _HEADINGS for row in rows_of(r)]
     torch = sorted({m["torch"] for m in found})
     dates = sorted({m["date"] for m in found})
-    assert len(devices) == 1, f"one table, several devices: {devices}"
-    return f"one {devices[0]}, torch {' and '.join(torch)}, {dates[0]} to {dates[-1]}"
+    more = "".join(f" (what says so: one {d})" for d, _ in others)
+    return f"one {usual}{more}, torch {' and '.join(torch)}, {dates[0]} to {dates[-1]}"
 
 
 def summary() -> str:
     """The README's table."""
     lines = [f"| | {' | '.join(COLUMNS)} |", "|---|---|---|---|"]
+    usual, *_ = devices(list(_HEADINGS))
     for subject in SUBJECTS:
         own, *others = cells(subject)
+        device = rows_of(subject.result)[0]["machine"]["device"]
+        where = "" if device == usual else f" ({device})"
         lines.append(
-            f"| {subject.words} | {subject.peer}: {spread(own)} | "
+            f"| {subject.words}{where} | {subject.peer}: {spread(own)} | "
             f"{' | '.join(spread(o) for o in others)} |"
         )
     return "\n".join(lines) + "\n"
@@ -157,7 +170,7 @@ def picture() -> Svg:
 
 def page() -> str:
     """docs/results.md."""
-    intro = _INTRODUCTION.format(machines=machines([s.result for s in SUBJECTS]), summary=summary())
+    intro = _INTRODUCTION.format(machines=machines(), summary=summary())
     return "\n".join([intro, *_cases(), *_launches(), *_compile_times(), *_cpu()])
 
 
@@ -189,10 +202,16 @@ _HEADINGS = {
     "fp8": "Linear layers of language models, fp8",
     "uncommon": "Uncommon sizes: odd rows, few blocks, long sums",
     "w4a16": "One row times weights of four bits",
+    "backward": "Gradients of attention",
+    "decoding": "Attention of one query: flash decoding",
+    "mla": "Multi-head latent attention, decoding",
+    "sinks": "Attention with sinks, heads of 64",
+    "sparse_attention": "Attention to chosen blocks",
 }
 
 
 def _cases() -> Iterator[str]:
+    usual, *_ = devices(list(_HEADINGS))
     for result, heading in _HEADINGS.items():
         rows = rows_of(result)
         names = list(dict.fromkeys(n for row in rows for n in row["candidates"] if n != "tilec"))
@@ -201,6 +220,9 @@ def _cases() -> Iterator[str]:
         words = {"hot": "mixed", "steady": "alone"}
         yield f"## {heading}"
         yield ""
+        if (device := rows[0]["machine"]["device"]) != usual:
+            yield f"On one {device}."
+            yield ""
         yield f"| case | {' | '.join(f'{n}, {words[m]}' for n, m in columns)} |"
         yield f"|---|{'---|' * len(columns)}"
         for row in rows:

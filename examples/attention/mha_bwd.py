@@ -1,11 +1,10 @@
 """The gradients of attention: dQ, dK and dV from dO, the result O and its lse.
 
 `by_keys` has a block for some keys. It gives dK and dV, and adds its share to dQ (float32, which
-`deltas` cleared) by atomics: five products a step, sums whose last bits may differ from run to run.
-`by_rows` has a block for some queries and gives dQ in the same bits each time, at two products
-more. Tensors
-are (batch, sequence, heads, dim); the last query is at the last key where `causal`. Rows that see
-nothing have gradients of 0.
+`deltas` cleared) by atomics, from shared memory, where TMA can do it: five products a step, sums
+whose last bits may differ from run to run. `by_rows` has a block for some queries and gives dQ in
+the same bits each time, at two products more. Tensors are (batch, sequence, heads, dim); the last
+query is at the last key where `causal`. Rows that see nothing have gradients of 0.
 """
 
 from typing import Any
@@ -82,6 +81,7 @@ def rounded(dim: int) -> Any:
 def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
     """dK and dV, and with `atomics` dQ too."""
     scale = dim**-0.5
+    staged = atomics and dim <= 128  # of wider heads shared memory has no room for dQ
     rows, keys = tensors(dim)
 
     @tilec.kernel
@@ -106,6 +106,8 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
             p, half = T.alloc_fragment((BN, BM), "float16"), T.alloc_fragment((BN, BM), "float16")
             ds_s = T.alloc_shared((BN, BM), "float16")
             dq = T.alloc_fragment((BM, dim), "float32")
+            if staged:
+                dq_s = T.alloc_shared((BM, dim), "float32")
             dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
             T.copy(K[b, bx * BN : (bx + 1) * BN, h, :], k)
             T.copy(V[b, bx * BN : (bx + 1) * BN, h, :], v)
@@ -134,7 +136,11 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
                 if atomics:
                     T.copy(half, ds_s)
                     T.gemm(ds_s, k, dq, transpose_A=True, clear_accum=True)
-                    T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq)
+                    if staged:
+                        T.copy(dq, dq_s)
+                        T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq_s, use_tma=True)
+                    else:
+                        T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq)
             T.copy(dk, dK[b, bx * BN : (bx + 1) * BN, h, :])
             T.copy(dv, dV[b, bx * BN : (bx + 1) * BN, h, :])
 
