@@ -15,6 +15,7 @@ from tilec.ir.core import Func, Op
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.arrange import arrange
+from tilec.passes.batch_conditions import batch_conditions
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
 from tilec.passes.check_barriers import check_barriers
@@ -128,6 +129,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (check_schedule, "SCHEDULED"),  # copies and products are whole yet
     (expand_grid_sync, "SCHEDULED"),
     (lower_barriers, "SCHEDULED"),  # what the author ordered is whole until it has been
+    (batch_conditions, "SCHEDULED"),  # each role has its own loop by now
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
     (lower_gemm, "SCHEDULED"),

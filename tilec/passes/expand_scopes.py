@@ -79,7 +79,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     consumer = _Consumers(func, rings, spans, warps // 4).body(private, groups)
     warps *= count
     helpers = producer_warps(warps)
-    registers = register_split(warps, target)
+    registers = register_split(warps, target, blocks=int(func.attrs.get("min_blocks", 1)))
     init = Builder(func.loc)
     for r in rings:
         r.initialise(init)

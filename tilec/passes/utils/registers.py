@@ -21,15 +21,18 @@ def at_launch(threads: int, target: Target) -> int:
     return min(target.registers // threads // 8 * 8, target.max_registers_per_thread)
 
 
-def register_split(warps: int, target: Target, scarce: bool = False) -> tuple[int, int]:
-    """Registers per thread of consumers and producers; where they are `scarce`, producers have the
-    fewest that there can be. The sum over warpgroups may not exceed what the block got at launch,
-    or the kernel hangs where it asks for them. (0, 0): leave them."""
+def register_split(
+    warps: int, target: Target, scarce: bool = False, blocks: int = 1
+) -> tuple[int, int]:
+    """Registers per thread of consumers and producers, where a multiprocessor has so many `blocks`;
+    where they are `scarce`, producers have the fewest that there can be. The sum over warpgroups
+    may not exceed what the block got at launch, or the kernel hangs where it asks for them. (0, 0):
+    leave them."""
     groups = (warps + producer_warps(warps)) // 4
-    if not target.has("setmaxnreg") or warps % 4 or groups < 3:
+    if not target.has("setmaxnreg") or warps % 4 or groups * blocks < 3:
         return 0, 0
-    producer = FEWEST if scarce else 40 if groups == 3 else 32
-    pool = at_launch(groups * 128, target) * groups
+    producer = FEWEST if scarce else 40 if groups <= 3 else 32
+    pool = at_launch(groups * 128 * blocks, target) * groups
     return min((pool - producer) // (groups - 1) // 8 * 8, 240), producer
 
 
