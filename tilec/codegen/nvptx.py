@@ -165,8 +165,8 @@ class NvptxEmitter(PrintingEmitter):
     def enter_scope(self, o: ops.Scope) -> None:
         if o.registers:
             blocks = int(self.func.attrs.get("min_blocks", 1))
-            own = at_launch(self.threads * blocks, self.target)
-            self.execute(sync.setmaxnreg(o.registers, o.registers > own))
+            at_launch = self.target.registers // (self.threads * blocks) // 8 * 8
+            self.execute(sync.setmaxnreg(o.registers, o.registers > at_launch))
 
     def emit_barrier(self, o: ops.Barrier) -> None:
         number = self._group_id(o.id) if o.number is None else self.get(o.number)
