@@ -27,7 +27,9 @@ class Plan:
     `staged_store`: a fragment goes to global memory through shared memory and TMA. `overlap`: where
     a loop holds several asynchronous products, threads compute with the result of one while others
     run (`passes/arrange.py`). `single_buffer`:
-    a tile that comes through registers has one stage in shared memory, not two. `stages`: stages of
+    a tile that comes through registers has one stage in shared memory, not two. `residents`: blocks
+    that a multiprocessor holds at once, at least, each of which computes while another's products
+    run. `stages`: stages of
     a pipelined loop's buffers. A loop with a number of its own has at least so many, and more only
     where it holds a tile product."""
 
@@ -42,6 +44,7 @@ class Plan:
     staged_store: bool = False
     overlap: bool = False
     single_buffer: bool = False
+    residents: int = 1
     stages: int = 2
     threads: int | None = None
 
@@ -80,6 +83,7 @@ def name_of(plan: Plan) -> str:
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
     extras += ["overlapped products"] if plan.overlap else []
     extras += ["one buffer"] if plan.single_buffer else []
+    extras += [f"{plan.residents} blocks at once"] if plan.residents > 1 else []
     extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
     extras += ["shared sums"] if plan.split * plan.parts > 1 else []
     return ", ".join([" ".join(kinds) or "plain", *extras])

@@ -1,24 +1,29 @@
 """batch_conditions: the conditions of a loop's next iterations are asked of memory together.
 
-Before: SCHEDULED, a loop whose iterations do something where an element of a tensor says so, as in
+Before: SCHEDULED, a loop whose iterations do something where an element of a tensor says so, and
+nothing else, as in
 
     for n in range(lo, hi):
-        if Blocks[i, n] != 0: …
+        if Blocks[i, n] != 0: body(n)
 
-Every iteration waits for its element, also one that has nothing else to do. After: in one of 32
-iterations the conditions of all of them are loaded, one behind the other, and kept in the bits of a
-word; the others look at their bit. Whoever runs the loop, as a producer or as a consumer of what it
-brings, has a word of its own."""
+Every iteration waits for its element, also one that has nothing to do. After: the conditions of 32
+iterations are loaded one behind the other, as the bits of a word, and the loop goes from one bit
+that is set to the next.
+
+    for c in range(lo, hi, 32):
+        word = bits of the conditions of c, c + 1, …
+        while word != 0:
+            body(c + ctz(word))
+            word &= word - 1
+
+Whoever runs the loop, as a producer or as a consumer of what it brings, has a word of its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
-    Alloc,
     Binary,
     Cast,
     Compare,
@@ -26,11 +31,12 @@ from tilec.ir.ops import (
     For,
     If,
     Load,
-    Store,
+    Unary,
+    While,
     Yield,
     constants,
 )
-from tilec.ir.types import INT32, UINT32, BufferType
+from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.target import Target
 
@@ -54,46 +60,36 @@ class _Loops:
         self.func = func
 
     def visit(self, o: Op) -> None | list[Op]:
-        if not isinstance(o, For) or o.kind not in ("serial", "pipelined"):
+        if not isinstance(o, For) or o.kind not in ("serial", "pipelined") or o.inits:
             return None
         if self.numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
             return None
         known = self.numbers.get(o.lo), self.numbers.get(o.hi)
         if None not in known and _trips(*known) < FEWEST:
             return None
-        asked = {x: s for x in o.body.ops if isinstance(x, If) and (s := self.slice(o, x))}
-        if not asked:
+        *head, branch, _ = o.body.ops if len(o.body.ops) > 2 else (None, None)
+        if not isinstance(branch, If) or branch.results or len(branch.orelse.ops) > 1:
             return None
-        b, inner = Builder(o.loc), Builder(o.loc)
-        for x in o.body.ops:
-            if x in asked:
-                assert isinstance(x, If)
-                x = replace(x, cond=_bit(b, inner, o, x.cond, asked[x]))
-            inner.ops.append(x)
-        b.ops.append(replace(o, body=inner.block(o.body.args)))
-        return b.ops
+        if not all(x is not None and is_clonable(x, self.written) for x in head):
+            return None
+        made = self.slice(o, branch)
+        return _jumping(o, branch, made) if made else None
 
     def slice(self, loop: For, o: If) -> list[Op]:
-        """What the condition is computed by in an iteration; empty if it may not be asked for
-        earlier, or is no element of a tensor, or not the same for all threads of the block."""
+        """What the condition is computed by; empty if no element of a tensor is asked in each
+        iteration, or one that the body uses, too, or not the same by all threads of the block."""
         made = {r: x for x in loop.body.ops for r in x.results}
         needed: set[Op] = set()
         left = [o.cond]
         while left:
-            v = left.pop()
-            if v in loop.body.args[1:]:
-                return []
-            x = made.get(v)
+            x = made.get(left.pop())
             if x is not None and x not in needed:
-                if x.regions or not is_clonable(x, self.written):
-                    return []
                 needed.add(x)
                 left += x.operands
-        loads = [x for x in needed if isinstance(x, Load)]
-        inside = {v for x in walk(Block((), (o,))) if x is not o for v in x.operands}
-        if not loads or any(x.result in inside for x in loads):
-            return []
-        if not any(loop.body.args[0] in x.operands for x in needed):
+        loads = {x.result for x in needed if isinstance(x, Load)}
+        inside = {v for x in walk(o.then) for v in x.operands}
+        n = loop.body.args[0]
+        if not loads or loads & inside or not any(n in x.operands for x in needed):
             return []
         self.uniformity = self.uniformity or uniformity_of(self.func)
         if self.uniformity.level(o.cond) is not Level.BLOCK:
@@ -105,35 +101,56 @@ def _trips(lo: Number | None, hi: Number | None) -> int:
     return int(hi or 0) - int(lo or 0)
 
 
-def _bit(b: Builder, inner: Builder, loop: For, cond: Value, made: list[Op]) -> Value:
-    """The condition, out of a word that `b` makes room for and `inner`, the loop's body, fills."""
-    word = b.value(Alloc, BufferType((1,), UINT32, "local"), name="conditions")
+def _jumping(loop: For, branch: If, made: list[Op]) -> list[Op]:
+    """The loop over the iterations whose condition, computed by `made`, holds."""
     n, dtype = loop.body.args[0], loop.lo.dtype
-    zero = inner.value(Const, 0, INT32)
-    behind = inner.value(Binary, "sub", n, loop.lo)
-    place = inner.value(Binary, "and", behind, inner.value(Const, BITS - 1, dtype))
-    place = place if dtype == INT32 else inner.value(Cast, place, INT32)
-    place = inner.value(Cast, place, UINT32)
-    first = inner.value(Compare, "eq", place, inner.value(Const, 0, UINT32))
-    fill, nothing = Builder(loop.loc), Builder(loop.loc)
-    last = fill.value(Binary, "sub", loop.hi, fill.value(Const, 1, dtype))
-    bits = fill.value(Const, 0, UINT32)
+    outer, test, inner = (Builder(loop.loc) for _ in range(3))
+    start = Value(n.type, n.name)
+    last = outer.value(Binary, "sub", loop.hi, outer.value(Const, 1, dtype))
+    word = outer.value(Const, 0, UINT32)
     for number in range(BITS):
-        at = n
+        at = start
         if number:
-            at = fill.value(Binary, "add", n, fill.value(Const, number, dtype))
-            at = fill.value(Binary, "min", at, last)
+            at = outer.value(Binary, "add", start, outer.value(Const, number, dtype))
+            at = outer.value(Binary, "min", at, last)
         own: Substitution = {n: at}
-        fill.ops += [clone(x, own) for x in made]
-        one = fill.value(Cast, own.get(cond, cond), UINT32)
-        shifted = fill.value(Binary, "shl", one, fill.value(Const, number, UINT32))
-        bits = fill.value(Binary, "or", bits, shifted)
-    fill.emit(Store, word, (fill.value(Const, 0, INT32),), bits)
-    fill.emit(Yield)
-    nothing.emit(Yield)
-    inner.emit(If, first, fill.block(), nothing.block())
-    held = inner.value(Load, word, (zero,))
-    bit = inner.value(
-        Binary, "and", inner.value(Binary, "shr", held, place), inner.value(Const, 1, UINT32)
-    )
-    return inner.value(Compare, "ne", bit, inner.value(Const, 0, UINT32))
+        outer.ops += [clone(x, own) for x in made]
+        bit = outer.value(Cast, own[branch.cond], UINT32)
+        if number >= 1:
+            bit = outer.value(Binary, "shl", bit, outer.value(Const, number, UINT32))
+        word = outer.value(Binary, "or", word, bit)
+    # Of what is behind the last iteration, which has its condition, nothing is done.
+    count = outer.value(Binary, "sub", loop.hi, start)
+    count = outer.value(Binary, "min", count, outer.value(Const, BITS, dtype))
+    beyond = outer.value(Binary, "sub", outer.value(Const, BITS, dtype), count)
+    every = outer.value(Const, (1 << BITS) - 1, UINT32)
+    mask = outer.value(Binary, "shr", every, outer.value(Cast, beyond, UINT32))
+    word = outer.value(Binary, "and", word, mask)
+
+    asked, left = Value(word.type, "left"), Value(word.type, "left")
+    test.emit(Yield, (test.value(Compare, "ne", asked, test.value(Const, 0, UINT32)),))
+    place = inner.value(Cast, inner.value(Unary, "ctz", left), dtype)
+    # (Not behind the last one: what is known of an index stays known.)
+    at = inner.value(Binary, "min", inner.value(Binary, "add", start, place), last)
+    own = {n: at}
+    inner.ops += [clone(x, own) for x in (*_used(loop, branch), *branch.then.ops[:-1])]
+    fewer = inner.value(Binary, "sub", left, inner.value(Const, 1, UINT32))
+    inner.emit(Yield, (inner.value(Binary, "and", left, fewer),))
+    outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
+    outer.emit(Yield)
+
+    b = Builder(loop.loc)
+    step = b.value(Const, BITS, dtype)
+    b.emit(For, "serial", loop.lo, loop.hi, step, (), outer.block((start,)))
+    return b.ops
+
+
+def _used(loop: For, branch: If) -> list[Op]:
+    """What stands in front of the branch and is used there."""
+    used = {v for x in walk(branch.then) for v in x.operands}
+    found = []
+    for x in reversed(loop.body.ops[:-2]):
+        if not used.isdisjoint(x.results):
+            used.update(x.operands)
+            found.append(x)
+    return found[::-1]

@@ -259,8 +259,9 @@ def _loop(
 
 def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:
     """Clocks of a block's loops. Groups that take turns do so for whole loops: one hides what
-    another does behind its own. In a loop where threads wait for products, so does the tensor core,
-    but for what other warpgroups of the group have to do."""
+    another does behind its own; blocks of one multiprocessor hide it at any time. In a loop where
+    threads wait for products, so does the tensor core, but for what other warpgroups of the group
+    have to do."""
     waits = 0.0
     if any(r is not None and r.warps > 1 for r in made.instrs):
         waits = START * n.mixed.waited * GROUP_THREADS / max(threads, GROUP_THREADS)
@@ -271,6 +272,8 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
     if plan.overlap:
         return max(max(loop.compute, loop.vector) + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
+    if plan.residents > 1:
+        return max(loop.compute, own / plan.residents, loop.from_cache)
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
 
@@ -328,6 +331,7 @@ def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: 
         taken *= SQUEEZED
     registers = min(int(taken), target.max_registers_per_thread)
     by_registers = target.registers // max(1, launched * registers)
+    by_registers = max(by_registers, plan.residents)  # its producers leave theirs to the others
     by_shared = (target.shared_bytes + 1024) // max(made.shared_bytes + 1024, 1)
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))
 

@@ -30,7 +30,7 @@ from tilec.passes.plan_pipeline import (
     room_for_rings,
     staging_bytes,
 )
-from tilec.passes.utils.plans import stages_of
+from tilec.passes.utils.plans import shared_limit, stages_of
 from tilec.target import Target
 
 MOST_STAGES = 8  # that tilec takes by itself
@@ -83,7 +83,7 @@ class Footprint:
         default_factory=dict
     )
     _beside: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _fits: dict[tuple[bool, bool, bool, int], int] = field(default_factory=dict)
+    _fits: dict[tuple[bool, bool, bool, int, int], int] = field(default_factory=dict)
 
     def planned(self, plan: Plan, stages: int, target: Target) -> RingStages:
         """What is filled ahead of time, were the plan's stages so many."""
@@ -134,13 +134,13 @@ class Footprint:
         no more than a loop of known length has iterations, and at least what their authors say (2
         where they say nothing). The exact check is `plan_shared`'s."""
         beside = self.beside(plan, target)
-        kind = plan.specialise, plan.consumer_groups > 1, plan.single_buffer, beside
+        kind = plan.specialise, plan.consumer_groups > 1, plan.single_buffer, plan.residents, beside
         if kind not in self._fits:
             self._fits[kind] = self._most_stages(plan, target, beside)
         return self._fits[kind]
 
     def _most_stages(self, plan: Plan, target: Target, beside: int) -> int:
-        limit, most = target.shared_bytes, MOST_STAGES
+        limit, most = shared_limit(plan, target), MOST_STAGES
         if not target.has("tma"):
             limit, most = limit // 2, 4  # two blocks hide each other's latency
         chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]

@@ -182,6 +182,18 @@ def may_overlap(func: Func) -> bool:
     return any(isinstance(o, For) and is_mixed(o) for o in walk(func.body))
 
 
+@functools.lru_cache(maxsize=8)
+def _waits_for_products(func: Func) -> bool:
+    """Whether several tile products of a pipelined loop stand under a condition, or in a loop of
+    their own, where nothing is done beside them."""
+    return any(
+        sum(isinstance(x, Gemm) for x in walk(o.body)) > 1
+        and not any(isinstance(x, Gemm) for x in o.body.ops)
+        for o in walk(func.body)
+        if isinstance(o, For) and o.kind == "pipelined"
+    )
+
+
 def thread_choices(func: Func) -> tuple[int | None, ...]:
     """Numbers of threads worth trying: None is what the user wrote, or the default where the
     kernel counts its threads by itself."""
@@ -230,6 +242,11 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
             _plan(specialise=True, staged_store=s, threads=t)
             for t in choices
             for s in (True, False)
+        ]
+    if _waits_for_products(func) and func.attrs.get("threads") in (None, GROUP_THREADS):
+        t = GROUP_THREADS if func.attrs.get("threads") is None else None
+        made += [
+            _plan(specialise=True, residents=2, staged_store=s, threads=t) for s in (True, False)
         ]
     if may_overlap(func):
         made += [

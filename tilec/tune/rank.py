@@ -21,7 +21,7 @@ from tilec.passes.block_order import can_persist
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
-from tilec.passes.utils.plans import Wanted, take_wanted
+from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,
@@ -251,11 +251,8 @@ class Candidate:
                 f"fragments take {made.registers} registers of each thread, tiles that wait there "
                 f"for shared memory about {made.waiting}: {made.lacking} more than there are"
             )
-        if made.shared_bytes > self.target.shared_bytes:
-            return (
-                f"{made.shared_bytes} bytes of shared memory, {self.target} has "
-                f"{self.target.shared_bytes}"
-            )
+        if made.shared_bytes > (limit := shared_limit(plan, self.target)):
+            return f"{made.shared_bytes} bytes of shared memory, {self.target} has {limit}"
         if plan.consumer_groups > 1 and any(
             instr is None or instr.warps == 1 for instr in made.instrs
         ):

@@ -11,6 +11,7 @@ from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
+from tilec.target import Target
 
 
 def is_open(o: Op) -> bool:
@@ -28,6 +29,14 @@ def stages_of(o: For, chosen: int) -> int:
     return max(o.num_stages, chosen) if deeper else o.num_stages
 
 
+def shared_limit(plan: Plan, target: Target) -> int:
+    """Bytes of shared memory that a block may have."""
+    if plan.residents == 1 or target.residency is None:
+        return target.shared_bytes
+    each = target.residency.shared_bytes // plan.residents - target.residency.reserved
+    return min(each, target.shared_bytes)
+
+
 def with_plan(func: Func, plan: Plan) -> Func:
     """`func` with the plan's choices as attributes and as the stages of its open loops."""
     chosen = asdict(plan)
@@ -35,6 +44,8 @@ def with_plan(func: Func, plan: Plan) -> Func:
     threads = chosen.pop("threads")
     if threads is not None:
         chosen["threads"] = threads
+    if (residents := chosen.pop("residents")) > 1:
+        chosen["min_blocks"] = residents
 
     def visit(o: Op) -> Op | None:
         if isinstance(o, For) and o.kind == "pipelined":

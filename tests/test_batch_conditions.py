@@ -1,0 +1,158 @@
+"""Loops that do something in the iterations of which a tensor says so (`batch_conditions`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+M, N, K, J = T.dynamic("M, N, K, J")
+TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
+GPUS = TARGETS[:3]
+pytestmark = [
+    pytest.mark.usefixtures("unassembled"),
+    pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning"),
+]
+
+
+@tilec.kernel
+def sparse_product(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    Taken: T.Tensor((J,), "int8"),
+    C: T.Tensor((M, N), "float32"),
+):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 16), "float16"), T.alloc_shared((16, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 16), num_stages=2):
+            if Taken[k] != 0:
+                T.copy(A[by * 64, k * 16], a)
+                T.copy(B[k * 16, bx * 64], b)
+                T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def chosen_rows(
+    A: T.Tensor((N, 64), "float32"),
+    Taken: T.Tensor((N,), "int32"),
+    least: T.int32,
+    first: T.int32,
+    S: T.Tensor((64,), "float32"),
+):
+    """No product: the sum of some rows of a tensor."""
+    with T.Kernel(1, threads=64):
+        row, total = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(total)
+        for n in T.serial(first, N):
+            if Taken[n] >= least:
+                T.copy(A[n, 0:64], row)
+                for j in T.Parallel(64):
+                    total[j] += row[j]
+        T.copy(total, S)
+
+
+def run(kernel: Any, target: str, *arrays: Any) -> None:
+    if target == "cpu":
+        kernel(*arrays)
+        return
+    report = tilec.simulate(kernel, *arrays, target=target)
+    assert report.ok, report
+
+
+def batched(kernel: Any, *arrays: Any, target: str) -> str:
+    return str(kernel.compile(*arrays, target=target).stages["batch_conditions"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "steps, chance", [(0, 1), (1, 1), (5, 0.5), (33, 0.3), (70, 0.1), (64, 1), (40, 0)]
+)
+def test_a_product_over_some_blocks(
+    steps: int, chance: float, target: str, rng: np.random.Generator
+) -> None:
+    a = rng.integers(-3, 4, (70, 16 * steps)).astype(np.float16)
+    b = rng.integers(-3, 4, (16 * steps, 72)).astype(np.float16)
+    taken = (rng.random(max(steps, 1)) < chance).astype(np.int8)
+    c = np.full((70, 72), np.nan, np.float32)
+    run(sparse_product, target, a, b, taken, c)
+    on = np.repeat(taken[:steps], 16).astype(bool)
+    np.testing.assert_array_equal(c, a[:, on].astype(np.float64) @ b[on].astype(np.float64))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("count, first", [(1, 0), (3, 1), (100, 0), (100, 7), (64, 64), (65, 1)])
+def test_a_sum_of_some_rows(count: int, first: int, target: str, rng: np.random.Generator) -> None:
+    a = rng.integers(-9, 9, (count, 64)).astype(np.float32)
+    taken = rng.integers(0, 4, count).astype(np.int32)
+    s = np.full(64, np.nan, np.float32)
+    run(chosen_rows, target, a, taken, 2, first, s)
+    np.testing.assert_array_equal(s, a[first:][taken[first:] >= 2].sum(0))
+
+
+def test_producers_and_consumers_ask_for_32_at_once() -> None:
+    shapes = ((2048, 1008), (1008, 2048), (63,), (2048, 2048))
+    dtypes = ("float16", "float16", "int8", "float32")
+    specs = [tilec.spec(*s) for s in zip(shapes, dtypes)]
+    text = batched(sparse_product, *specs, target=GPUS[0])
+    assert "scope producer" in text and text.count("load %Taken") == 64
+    assert text.count("unary.ctz") == text.count(" = while ") == 2
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_32_conditions_are_asked_for_at_once(target: str) -> None:
+    vector, total = tilec.spec((99,), "int32"), tilec.spec((64,), "float32")
+    text = batched(chosen_rows, tilec.spec((99, 64), "float32"), vector, 2, 0, total, target=target)
+    assert text.count("load %Taken") == 32 and text.count("unary.ctz") == 1
+
+
+@tilec.kernel
+def own(Taken: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), how: T.constexpr):
+    with T.Kernel(1, threads=32):
+        for n in T.serial(N):
+            if how == "written":
+                if Taken[n] != 0:
+                    Taken[n] = 0
+            elif how == "used":
+                x = Taken[n]
+                if x != 0:
+                    C[n] = x
+            elif how == "more":
+                C[n] = 1
+                if Taken[n] != 0:
+                    C[n] = 2
+            elif how == "else":
+                if Taken[n] != 0:
+                    C[n] = 2
+                else:
+                    C[n] = 3
+            elif how == "no tensor":
+                if n % 3 == 0:
+                    C[n] = 4
+            elif how == "few":
+                if n < 2:
+                    C[n] = 5
+
+
+@pytest.mark.parametrize("how", ["written", "used", "more", "else", "no tensor", "few"])
+def test_other_loops_stay(how: str, rng: np.random.Generator) -> None:
+    taken = rng.integers(0, 2, 40).astype(np.int32)
+    before, c = taken.copy(), np.zeros(40, np.int32)
+    text = batched(own, tilec.spec((40,), "int32"), tilec.spec((40,), "int32"), how, target=GPUS[0])
+    assert "ctz" not in text
+    report = tilec.simulate(own, taken, c, how, target=GPUS[0])
+    assert report.ok, report
+    n = np.arange(40)
+    want = {
+        "written": 0 * n, "used": before, "more": np.where(before, 2, 1),
+        "else": np.where(before, 2, 3), "no tensor": np.where(n % 3, 0, 4),
+        "few": np.where(n < 2, 5, 0),
+    }  # fmt: skip
+    np.testing.assert_array_equal(c, want[how])
+    assert how != "written" or not taken.any()
