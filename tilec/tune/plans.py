@@ -230,7 +230,7 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     )
     made = [replace(plan, threads=t) for t in choices for plan in kinds]
     if has_pipelined_product(func):
-        if func.attrs.get("threads") in (None, GROUP_THREADS):
+        if func.attrs.get("threads") in (None, GROUP_THREADS) and not _waits_for_products(func):
             t = GROUP_THREADS if func.attrs.get("threads") is None else None
             made += [
                 _plan(
