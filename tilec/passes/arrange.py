@@ -61,7 +61,8 @@ def arrange(func: Func, target: Target) -> Func:
     if not func.attrs.get("overlap"):
         return func.with_body(rewrite(func.body, _in_order))
     warps = int(func.attrs["threads"]) // target.warp_size
-    limit = budget(int(func.attrs["threads"]), True, target) - KEPT
+    blocks = int(func.attrs.get("min_blocks", 1))
+    limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
     why = "no T.Pipelined holds several products that run beside the threads"
     found: dict[Op, Arrangement] = {}
     for o in walk(func.body):

@@ -30,7 +30,7 @@ def check_registers(func: Func, target: Target) -> Func:
     groups = int(func.attrs.get("consumer_groups", 1))
     threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
-    limit = budget(threads, specialised, target)
+    limit = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
     for held in _held_sets(func):
         needed = sum(map(_registers, held))
         if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):

@@ -83,6 +83,7 @@ def select_gemm(func: Func, target: Target) -> Func:
         threads * int(func.attrs.get("consumer_groups", 1)),
         bool(func.attrs.get("specialise")),
         target,
+        int(func.attrs.get("min_blocks", 1)),
     )
     selection = Selection(func, target)
 

@@ -22,6 +22,7 @@ from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.work import is_mixed
 
+RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
@@ -78,6 +79,9 @@ def _wished(found: Sequence[Plan], func: Func, target: Target, wanted: Wanted) -
                 plan = replace(plan, threads=GROUP_THREADS)
             if plan.split * plan.parts > 1 and "persistent" not in fields:
                 plan = replace(plan, persistent=False)
+            shares = plan.consumer_groups * blocks_of(plan) > 1 or plan.persistent
+            if plan.residents > 1 and (shares or not plan.specialise):
+                plan = replace(plan, residents=1)
             yield replace(plan, name=name_of(plan))
 
 
@@ -184,14 +188,17 @@ def may_overlap(func: Func) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _waits_for_products(func: Func) -> bool:
-    """Whether several tile products of a pipelined loop stand under a condition, or in a loop of
-    their own, where nothing is done beside them."""
-    return any(
-        sum(isinstance(x, Gemm) for x in walk(o.body)) > 1
-        and not any(isinstance(x, Gemm) for x in o.body.ops)
-        for o in walk(func.body)
-        if isinstance(o, For) and o.kind == "pipelined"
-    )
+    """Whether threads wait for tile products, or for their operands, with nothing to do: several
+    products of a pipelined loop stand under a condition, or a loop that is not has one."""
+
+    def waits(o: For) -> bool:
+        here = any(isinstance(x, Gemm) for x in o.body.ops)
+        if o.kind == "serial":
+            return here
+        inside = sum(isinstance(x, Gemm) for x in walk(o.body))
+        return o.kind == "pipelined" and inside > 1 and not here
+
+    return any(waits(o) for o in walk(func.body) if isinstance(o, For))
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:
@@ -243,10 +250,14 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
             for t in choices
             for s in (True, False)
         ]
-    if _waits_for_products(func) and func.attrs.get("threads") in (None, GROUP_THREADS):
+    one_group = func.attrs.get("threads") in (None, GROUP_THREADS)
+    one_group = one_group and not func.attrs.get("min_blocks")  # the author's number
+    if has_pipelined_product(func) and one_group and _waits_for_products(func):
         t = GROUP_THREADS if func.attrs.get("threads") is None else None
         made += [
-            _plan(specialise=True, residents=2, staged_store=s, threads=t) for s in (True, False)
+            _plan(specialise=True, residents=n, staged_store=s, threads=t)
+            for n in RESIDENTS
+            for s in (True, False)
         ]
     if may_overlap(func):
         made += [

@@ -172,7 +172,9 @@ class Candidate:
         sums = sum(self._sums.values())
         for plan in plans(func, self.target, wanted, space):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
-            widest = widest_wgmma(threads * plan.consumer_groups, plan.specialise, self.target)
+            widest = widest_wgmma(
+                threads * plan.consumer_groups, plan.specialise, self.target, plan.residents
+            )
             key = threads, widest
             try:
                 if key not in instructions_of:
@@ -229,7 +231,7 @@ class Candidate:
     def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
         if self.target.max_threads == 1:
             return ""
-        limit = budget(threads * plan.consumer_groups, plan.specialise, self.target)
+        limit = budget(threads * plan.consumer_groups, plan.specialise, self.target, plan.residents)
         elements = self.work.elements // threads
         if elements > MOST_ELEMENTS and not self.work.products:
             return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"

@@ -36,19 +36,20 @@ def register_split(
     return min((pool - producer) // (groups - 1) // 8 * 8, 240), producer
 
 
-def budget(threads: int, specialised: bool, target: Target) -> int:
-    """Registers that one thread's largest fragment may take."""
+def budget(threads: int, specialised: bool, target: Target, blocks: int = 1) -> int:
+    """Registers that one thread's largest fragment may take, where a multiprocessor has so many
+    specialised `blocks`."""
     if target.fragment_registers:
         return target.fragment_registers
     warps = threads // target.warp_size
     if not specialised:
         return at_launch(threads, target) - RESERVED
-    consumer, _ = register_split(warps, target)
+    consumer, _ = register_split(warps, target, blocks=blocks)
     return (consumer or at_launch(threads + producer_warps(warps) * 32, target)) - RESERVED
 
 
-def widest_wgmma(threads: int, specialised: bool, target: Target) -> int:
+def widest_wgmma(threads: int, specialised: bool, target: Target, blocks: int = 1) -> int:
     """Columns of the widest wgmma: ptxas counts an instruction's accumulators against the registers
     at launch (C7602), whatever `setmaxnreg` gives later."""
     launched = threads + (producer_warps(threads // 32) * 32 if specialised else 0)
-    return min(256, 2 * (at_launch(launched, target) - 26) // 8 * 8)
+    return min(256, 2 * (at_launch(launched * blocks, target) - 26) // 8 * 8)
