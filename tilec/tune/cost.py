@@ -79,6 +79,7 @@ TOGETHER = 1.15  # how much longer the loops of blocks take that share a sum as 
 BESIDE = 1.005  # stores of one group take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
+EARLY = 1.25  # iterations for which overlapped products hold a stage, about
 ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
@@ -251,7 +252,8 @@ def _loop(
         # A slot is free one iteration after it was read, and full again a latency later; where
         # products overlap, as soon as its own one has read it.
         refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
-        turn = (1.25 if plan.overlap else 2) * compute + asked + refill * s.latency * s.clock * n.iterations
+        held = (EARLY if plan.overlap else 2) * compute
+        turn = held + asked + refill * s.latency * s.clock * n.iterations
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
     flight = max(made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1), threads * 64)
