@@ -30,7 +30,7 @@ def decode(dim: int, kind: str = "float32") -> Any:
     """`kind`: of the parts, of which one alone is the result."""
     scale = dim**-0.5 * LOG2_E
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def flash_decode(
         Q: T.Tensor((B, H, dim), "float16"),
         K: T.Tensor((B, N, G, dim), "float16"),
@@ -93,7 +93,7 @@ def decode(dim: int, kind: str = "float32") -> Any:
 def combine(dim: int, kind: str = "float32") -> Any:
     """The parts of each row, weighted by the powers of two that are their sums, BP at a time."""
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def combine_parts(
         Parts: T.Tensor((B, P, H, dim), kind),
         Sums: T.Tensor((B, P, H), "float32"),

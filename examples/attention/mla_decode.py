@@ -35,7 +35,7 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> 
     the parts, of which one alone is the result."""
     scale = (dim + pe) ** -0.5 * LOG2_E
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def mla_decode(
         Q: T.Tensor((B, H, dim), "float16"),
         Q_pe: T.Tensor((B, H, pe), "float16"),

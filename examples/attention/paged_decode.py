@@ -32,7 +32,7 @@ B, R, H, G, P, I = T.dynamic("B, R, H, G, P, I")
 def paged(dim: int, page: int) -> Any:
     scale, block = dim**-0.5 * LOG2_E, min(page, 64)
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def paged_decode(
         Q: T.Tensor((B, H, dim), "float16"),
         K: T.Tensor((R, page, G, dim), "float16"),
