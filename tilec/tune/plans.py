@@ -252,14 +252,14 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         ]
     one_group = func.attrs.get("threads") in (None, GROUP_THREADS)
     one_group = one_group and not func.attrs.get("min_blocks")  # the author's number
-    if has_pipelined_product(func) and one_group and _waits_for_products(func):
+    overlaps, waits = may_overlap(func), _waits_for_products(func)
+    if has_pipelined_product(func) and one_group and (overlaps or waits):
         t = GROUP_THREADS if func.attrs.get("threads") is None else None
+        kinds = [{"staged_store": s} for s in (True, False)] if waits else [{"overlap": True}]
         made += [
-            _plan(specialise=True, residents=n, staged_store=s, threads=t)
-            for n in RESIDENTS
-            for s in (True, False)
+            _plan(specialise=True, residents=n, threads=t, **k) for n in RESIDENTS for k in kinds
         ]
-    if may_overlap(func):
+    if overlaps:
         made += [
             _plan(specialise=True, persistent=p, staged_store=s, overlap=True, threads=t)
             for t in choices
