@@ -13,7 +13,7 @@ from interp import run_tile
 
 import tilec.language as T
 from tilec.ir.core import Func
-from tilec.ir.ops import Copy, If, Parallel
+from tilec.ir.ops import Copy, For, If, Parallel
 from tilec.ir.verify import verify
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
@@ -116,3 +116,50 @@ def test_what_no_corner_decides_stays(rng: np.random.Generator) -> None:
         before, _ = split(kernel, arrays(rng, 5))
         assert version_loops(before, TARGET) is before
         assert len(ops(before, Parallel)) == 1
+
+
+def masked(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, total = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        T.clear(total)
+        for n in T.Pipelined(4, num_stages=0):
+            T.copy(A[b * 8, n * 4], part)
+            for i, j in T.Parallel(8, 4):
+                part[i, j] = T.if_then_else(n * 4 + j <= b * 8 + i, part[i, j], -1)
+            for i, j in T.Parallel(8, 4):
+                total[i, j] += part[i, j]
+        for i, j in T.Parallel(8, 4):
+            C[b * 8 + i, j] = total[i, j]
+
+
+def mirrored(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    """The element that stays is another one."""
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, other = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        for n in T.Pipelined(4, num_stages=0):
+            T.copy(A[b * 8, n * 4], part)
+            for i, j in T.Parallel(8, 4):
+                other[i, j] = T.if_then_else(n * 4 + j <= b * 8 + i, part[i, j], -1)
+            for i, j in T.Parallel(8, 4):
+                C[b * 8 + i, n * 4 + j] = other[i, j]
+
+
+def test_elements_that_stay_are_left_alone(rng: np.random.Generator) -> None:
+    """A mask behind what it masks: there is no loop where all of a tile is seen."""
+    held = arrays(rng, 5)
+    before, after = split(masked, held)
+    (loop,) = ops(after, For)
+    (branch,) = [o for o in loop.body.ops if isinstance(o, If)]
+    assert len(branch.then.ops) == 1 and any(isinstance(o, Parallel) for o in branch.orelse.ops)
+    seen = np.arange(16)[None] <= np.arange(21)[:, None]
+    want = np.where(seen, held["A"], np.float32(-1)).reshape(21, 4, 4)
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        np.testing.assert_allclose(mine["C"][:, :4], want.sum(1), rtol=1e-5)
+    kept, _ = split(mirrored, held)
+    assert version_loops(kept, TARGET) is kept

@@ -4,9 +4,10 @@ Before: TILE; a `parallel` whose iterations act under a condition on their indic
 i < end: C[row + i, j] = tile[i, j]`. After: an `if` outside of the loop asks for the corner of the
 tile where the condition is hardest to meet. Where it holds there, it holds everywhere, and the loop
 has no condition (so that it may be a copy, and leave as one); otherwise the loop is as before. So
-it is with what fills a fragment in a pipelined loop by a choice of numbers, as a causal mask does:
-most iterations lie wholly on one side of it. Only conditions that are linear in the indices, and
-made of what all threads know before the loop, are split."""
+it is with what fills a fragment in a pipelined loop by a choice of numbers, or puts a number in the
+place of some of its elements, as a causal mask does: most iterations lie wholly on one side of it,
+and of those that keep all elements there is nothing to do. Only conditions that are linear in the
+indices, and made of what all threads know before the loop, are split."""
 
 from __future__ import annotations
 
@@ -109,8 +110,9 @@ class _Guarded:
         return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
 
     def mask(self) -> Select | None:
-        """The choice of a number that is all that the body stores, in a fragment."""
-        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Yield)]
+        """The choice of a number, or of the element itself, that is all that the body stores, in a
+        fragment."""
+        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
         if self.o.layout is not None or len(acts) != 1 or not self.repeated:
             return None
         (o,) = acts
@@ -119,7 +121,16 @@ class _Guarded:
         made = self.made.get(o.value)
         if not isinstance(made, Select):
             return None
-        return made if made.on_true in self.known.numbers else None
+        return made if self.kept(o) or made.on_true in self.known.numbers else None
+
+    def kept(self, o: Store) -> bool:
+        """Whether where the condition holds the element stays as it is."""
+        made = self.made.get(o.value)
+        read = self.made.get(made.on_true) if isinstance(made, Select) else None
+        if not isinstance(read, Load) or read.source is not o.dest:
+            return False
+        loads = sum(isinstance(x, Load) for x in self.o.body.ops)
+        return loads == 1 and read.indices == o.indices
 
     def conjuncts(self, cond: Value) -> list[Value]:
         found, left = [], [cond]
@@ -173,6 +184,8 @@ class _Guarded:
 
     def without(self, guard: If | Select) -> Block:
         """The loop for tiles where the condition always holds."""
+        if any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):
+            return Block((), (Yield(loc=self.o.loc),))
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
