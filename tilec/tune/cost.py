@@ -80,7 +80,7 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
-IN_TURN = 1.2  # how much longer threads compute whose groups wait for each other's products
+IN_TURN = 1.12  # how much longer threads compute whose groups wait for each other's products
 ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 

@@ -270,6 +270,10 @@ class Candidate:
         for plan, runs, made, threads in self._static[0]:
             plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
+            if runs.persistent and numbers.growing and len(numbers.grid) > 1:
+                blocks = multiprocessors_for(plan, self.target)
+                uneven = unevenness(numbers.grid, *numbers.growing, blocks, plan.raster_group)
+                best = replace(best, seconds=best.seconds * uneven)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
                 other = estimate(numbers, more, made, threads, self.target)
