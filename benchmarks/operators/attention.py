@@ -20,7 +20,7 @@ from benchmarks.products import random, tilec_candidate
 LENGTHS = (1024, 2048, 4096, 8192)
 # Rows and keys of a block, and its threads, by the dimension of a head.
 TILES = {64: (192, 96, 384), 96: (128, 128, 256), 128: (128, 128, 256), 256: (128, 80, 256)}
-CAUSAL_TILES = {**TILES, 64: (128, 128, 256)}
+CAUSAL_TILES = {**TILES, 64: (64, 64, 128)}
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
+OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
 IN_TURN = 1.12  # how much longer threads compute whose groups wait for each other's products
 ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
@@ -278,7 +279,8 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
         alone = ALONE * min(loop.compute, loop.vector) if threads <= GROUP_THREADS else 0.0
         alone /= plan.residents**2
         vector = loop.vector * (IN_TURN if threads > GROUP_THREADS else 1.0)
-        return max(max(loop.compute, vector) + alone + inside, loop.from_cache)
+        compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
+        return max(max(compute, vector) + alone + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
     if plan.residents > 1:
         return max(loop.compute, own / plan.residents, loop.from_cache)

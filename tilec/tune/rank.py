@@ -49,6 +49,7 @@ EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
+UNEVEN = 0.75  # of what the spread of the tiles' lengths says, since blocks do not wait
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
@@ -273,7 +274,7 @@ class Candidate:
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
                 blocks = multiprocessors_for(plan, self.target)
                 uneven = unevenness(numbers.grid, *numbers.growing, blocks, plan.raster_group)
-                best = replace(best, seconds=best.seconds * uneven)
+                best = replace(best, seconds=best.seconds * (1 + UNEVEN * (uneven - 1)))
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
                 other = estimate(numbers, more, made, threads, self.target)
