@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -21,9 +22,17 @@ from tilec.ir.core import walk
 from tilec.ir.errors import CompileWarning, InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
+from tilec.jit.attempts import _with_producers
 from tilec.jit.simulate import launch_of, records_for
 from tilec.passes.utils.distribution import covering
-from tilec.passes.utils.registers import at_launch, budget, register_split, widest_wgmma
+from tilec.passes.utils.registers import (
+    AMPLE,
+    FEWEST,
+    at_launch,
+    budget,
+    register_split,
+    widest_wgmma,
+)
 from tilec.sim.launch import Wishes
 from tilec.sim.launch import run as simulate
 from tilec.support.tools import find_ptxas
@@ -31,20 +40,22 @@ from tilec.target import find_target
 from tilec.tune.fit import first_fit
 
 M, N, K = T.dynamic("M, N, K")
+B, H, G, P = T.dynamic("B, H, G, P")
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 
 
 def test_the_pool_is_never_overdrawn():
-    for groups in range(1, 8):
-        consumer, producer = register_split(4 * groups, SM90)
+    for groups, blocks, asked in product(range(1, 8), range(1, 4), (0, FEWEST, AMPLE)):
+        consumer, producer = register_split(4 * groups, SM90, asked, blocks)
         if consumer:
-            pool = at_launch((groups + 1) * 128, SM90) * (groups + 1)
-            assert consumer * groups + producer <= pool
-            assert consumer % 8 == producer % 8 == 0
-            more, fewest = register_split(4 * groups, SM90, scarce=True)
-            assert more * groups + fewest <= pool and more >= consumer and fewest == 24
+            launched = at_launch((groups + 1) * 128 * blocks, SM90)
+            assert consumer * groups + producer <= launched * (groups + 1)
+            assert producer <= launched <= consumer, "one gives, the other takes"
+            assert consumer % 8 == producer % 8 == 0 and producer == (asked or producer)
     assert register_split(8, SM90) == (232, 40), "the split that was measured"
+    assert register_split(8, SM90, FEWEST) == (240, 24) and register_split(8, SM90, AMPLE)[1] == 56
+    assert register_split(12, SM90, AMPLE, 3) == (0, 0), "launched with 40, they have none to give"
 
 
 def ring_sums(threads: int) -> tilec.kernel.Kernel:
@@ -76,6 +87,69 @@ def test_no_block_waits_for_registers_that_it_was_not_launched_with(threads):
     assert shares.keys() == {"inc", "dec"}
     groups = made.resources.threads // 128
     assert shares["inc"] * (groups - 1) + shares["dec"] <= made.resources.registers * groups
+
+
+@pytest.mark.parametrize("producer", [FEWEST, AMPLE])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_another_split_is_of_the_registers_that_the_block_was_launched_with(blocks, producer):
+    """Of two blocks of a multiprocessor, each would wait for the registers of the other."""
+    text = parse_func(matmul_text(128, 64, 32, 2, 256, 0, 1))
+    func = first_fit(text.with_attrs(min_blocks=blocks), SM90)
+    changed = _with_producers(func, SM90, producer)
+    assert changed is not None
+    shares = {o.name: o.registers for o in walk(changed.body) if isinstance(o, Scope)}
+    assert shares["producer"] == producer
+    assert 2 * shares["consumer"] + producer <= 3 * at_launch(384 * blocks, SM90)
+    assert _with_producers(changed, SM90, producer) is None, "nobody has more"
+
+
+def shared_runs():
+    """Rows of one product with keys that are shared out to blocks."""
+
+    @tilec.kernel
+    def runs(
+        Q: T.Tensor((B, H, 128), "float16"),
+        K: T.Tensor((B, N, G, 128), "float16"),
+        V: T.Tensor((B, N, G, 128), "float16"),
+        lengths: T.Tensor((B,), "int32"),
+        Parts: T.Tensor((B, P, H, 128), "float32"),
+    ):
+        with T.Kernel(P, G * T.ceildiv(H // G, 64), B, threads=128) as (part, by, b):
+            q, k, v = (T.alloc_shared((64, 128), "float16") for _ in range(3))
+            s, o = (T.alloc_fragment((64, n), "float32") for n in (64, 128))
+            p = T.alloc_fragment((64, 64), "float16")
+            T.annotate_schedule(consumers="pingpong")
+            across = T.ceildiv(H // G, 64)
+            g = by // across
+            head = g * (H // G) + by % across * 64
+            T.copy(Q[b, head : head + 64, :], q)
+            T.clear(o)
+            blocks = T.ceildiv(T.min(lengths[b], N), 64)
+            each = T.ceildiv(blocks, P)
+            for n in T.Pipelined(part * each, T.min(part * each + each, blocks)):
+                T.copy(K[b, n * 64 : n * 64 + 64, g, :], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.copy(V[b, n * 64 : n * 64 + 64, g, :], v)
+                T.gemm(p, v, o)
+            T.copy(o, Parts[b, part, head : head + 64, :])
+
+    return runs
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="ptxas says what spills")
+@pytest.mark.parametrize(("keys", "shares"), [(4096, ["232", "40"]), (32768, ["224", "56"])])
+def test_producers_with_64_bit_indices_have_registers_for_their_divisions(keys, shares):
+    """Of 2**31 elements and more; with 40 registers, one of a producer's is spilled."""
+    cache = tilec.spec((64, keys, 8, 128), "float16")
+    made = shared_runs().compile(
+        tilec.spec((64, 64, 128), "float16"),
+        *(cache, cache, tilec.spec((64,), "int32")),
+        tilec.spec((64, 8, 64, 128), "float32"),
+        target="cuda:sm_90a",
+    )
+    assert made.resources.spilled_bytes == 0
+    assert re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", made.stages["ptx"]) == shares
 
 
 def test_the_simulator_knows_the_registers_at_launch():

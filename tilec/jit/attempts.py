@@ -22,7 +22,7 @@ from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecErr
 from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect, Fma, Mma, Realign, Scope, Wgmma
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
-from tilec.passes.utils.registers import register_split
+from tilec.passes.utils.registers import AMPLE, FEWEST, register_split
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
@@ -112,16 +112,20 @@ class Attempts:
         return made
 
     def _of_producers(self, made: Attempt) -> Attempt:
-        """`made`, or, where it spills a little, what the few registers do that producers can spare:
-        with them, nothing may be left to spill."""
+        """`made`, or, where it spills a little, the same with another split: consumers have the few
+        registers that producers can spare or, where it is producers that spill, as those of 64-bit
+        indices do, give them some."""
         if not 0 < (made.assembled.spilled_bytes or 0) <= FEW_SPILLED:
             return made
-        func = _with_scarce(made.func, self.target)
-        if func is None:
-            return made
-        text = codegen.emit(func, self.target)
-        more = replace(made, func=func, llvm_text=text, assembled=assemble(text, self.target))
-        return more if more.faults < made.faults else made
+        least = made
+        for producer in (FEWEST, AMPLE):
+            func = _with_producers(made.func, self.target, producer)
+            if func is None or not least.faults[0]:
+                continue
+            text = codegen.emit(func, self.target)
+            more = replace(made, func=func, llvm_text=text, assembled=assemble(text, self.target))
+            least = min(least, more, key=lambda a: a.faults)
+        return least
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
         """How many blocks a multiprocessor should hold but does not, for its registers: what is
@@ -198,14 +202,15 @@ def _waits(func: Func) -> bool:
     return any(isinstance(o, Realign) for o in walk(func.body))
 
 
-def _with_scarce(func: Func, target: Target) -> Func | None:
-    """`func` whose producers leave its consumers what they can; None if they have left it."""
+def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
+    """`func` whose producers have so many registers; None if nobody would have more."""
     scopes = {o.name: o for o in walk(func.body) if isinstance(o, Scope) and o.registers}
     if "consumer" not in scopes or "producer" not in scopes:
         return None
     own = scopes["consumer"].registers, scopes["producer"].registers
-    split = register_split(scopes["consumer"].warps, target, scarce=True)
-    if split[0] <= own[0]:
+    blocks = int(func.attrs.get("min_blocks", 1))
+    split = register_split(scopes["consumer"].warps, target, producer, blocks)
+    if split[0] <= own[0] and split[1] <= own[1]:
         return None
     given = dict(zip(("consumer", "producer"), split))
 

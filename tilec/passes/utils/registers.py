@@ -8,6 +8,7 @@ PRODUCER_WARPS = 4  # a whole warpgroup, because registers move between warpgrou
 OTHER_REGISTERS = 56  # of a thread in a loop with a product, beside its fragments
 MOST_LACKING = 60  # registers of a thread: spilling as many costs less than smaller tiles
 FEWEST = 24  # registers that `setmaxnreg` leaves a thread
+AMPLE = 56  # of a producer that divides numbers of 64 bits (which tile, which run of iterations)
 RESERVED = 24  # of each thread: addresses, loop counters, a few temporaries
 
 
@@ -22,17 +23,20 @@ def at_launch(threads: int, target: Target) -> int:
 
 
 def register_split(
-    warps: int, target: Target, scarce: bool = False, blocks: int = 1
+    warps: int, target: Target, producer: int = 0, blocks: int = 1
 ) -> tuple[int, int]:
-    """Registers per thread of consumers and producers, where a multiprocessor has so many `blocks`;
-    where they are `scarce`, producers have the fewest that there can be. The sum over warpgroups
-    may not exceed what the block got at launch, or the kernel hangs where it asks for them. (0, 0):
-    leave them."""
+    """Registers per thread of consumers and producers, where a multiprocessor has so many `blocks`.
+    `producer`: what producers have, if not what they mostly need. The sum over warpgroups may not
+    exceed what the block got at launch, or the kernel hangs where it asks for them. (0, 0): leave
+    them."""
     groups = (warps + producer_warps(warps)) // 4
     if not target.has("setmaxnreg") or warps % 4 or groups * blocks < 3:
         return 0, 0
-    producer = FEWEST if scarce else 40 if groups <= 3 else 32
-    pool = at_launch(groups * 128 * blocks, target) * groups
+    producer = producer or (40 if groups <= 3 else 32)
+    launched = at_launch(groups * 128 * blocks, target)
+    if producer > launched:
+        return 0, 0  # they have none to give
+    pool = launched * groups
     return min((pool - producer) // (groups - 1) // 8 * 8, 240), producer
 
 
