@@ -22,11 +22,10 @@ from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import ModRef, modref
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.ops import Copy, For, Gemm
+from tilec.ir.ops import Copy, For, Gemm, Scope
 from tilec.ir.schedule import Arrangement
 from tilec.passes.arrange import DEPENDENT, START, shown_statement, statement_clocks
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.registers import producer_warps, register_split
 from tilec.target import Target
 
 ITERATIONS, ARRANGED = 6, 4  # of a loop that are drawn; of one with several products
@@ -117,9 +116,8 @@ def roles(func: Func, target: Target) -> list[Role]:
     brings = launched - mine
     if brings <= 0:
         return [Role("compute and bring tiles", launched, 0)]
-    consumer, producer = register_split(mine, target)
-    if brings != producer_warps(mine):
-        consumer = producer = 0
+    asked = {o.name: o.registers for o in walk(func.body) if isinstance(o, Scope)}
+    consumer, producer = asked.get("consumer", 0), asked.get("producer", 0)
     found = [Role("bring tiles", brings, producer)]
     if groups == 1:
         return [Role("compute", mine, consumer), *found]

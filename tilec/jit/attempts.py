@@ -45,6 +45,7 @@ class Attempt:
     assembled: Assembled
     spared: bool = False  # what it spills makes room for a block
     emitted: tuple[codegen.Emitter, str] | None = None  # for GPUs: the records that LLVM was given
+    resplit: bool = False  # its registers are shared out otherwise than the passes have it
 
     @property
     def faults(self) -> tuple[int, int]:
@@ -90,6 +91,8 @@ class Attempts:
         emitted = None if self.target.kind == "cpu" else codegen.emit_records(func, self.target)
         text = emitted[1] if emitted else codegen.emit(func, self.target)
         made = self._made.get(text) or self._assembled(plan, func, text)
+        if made.resplit:  # the simulator and whoever explains it are to see what runs
+            func, emitted = made.func, codegen.emit_records(made.func, self.target)
         made = self._made[text] = replace(made, plan=plan, func=func, emitted=emitted)
         return made
 
@@ -123,7 +126,8 @@ class Attempts:
             if func is None or not least.faults[0]:
                 continue
             text = codegen.emit(func, self.target)
-            more = replace(made, func=func, llvm_text=text, assembled=assemble(text, self.target))
+            assembled = assemble(text, self.target)
+            more = replace(made, func=func, llvm_text=text, assembled=assembled, resplit=True)
             least = min(least, more, key=lambda a: a.faults)
         return least
 

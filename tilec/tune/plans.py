@@ -255,9 +255,10 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     overlaps, waits = may_overlap(func), _waits_for_products(func)
     if has_pipelined_product(func) and one_group and (overlaps or waits):
         t = GROUP_THREADS if func.attrs.get("threads") is None else None
-        kinds = [{"staged_store": s} for s in (True, False)] if waits else [{"overlap": True}]
         made += [
-            _plan(specialise=True, residents=n, threads=t, **k) for n in RESIDENTS for k in kinds
+            _plan(specialise=True, residents=n, threads=t, staged_store=s, overlap=not waits)
+            for n in RESIDENTS
+            for s in ((True, False) if waits else (False,))
         ]
     if overlaps:
         made += [
