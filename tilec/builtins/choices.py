@@ -72,6 +72,7 @@ def annotate_schedule(
     raster_group: int | None = None,
     store: str | None = None,
     overlap: bool | None = None,
+    roles: bool | None = None,
     stages: int | None = None,
 ) -> None:
     """Fix parts of the schedule; what is not named stays tilec's choice.
@@ -84,7 +85,8 @@ def annotate_schedule(
     blocks of a cluster, and how many such clusters share it. `raster_group`: blocks along grid
     dimension 1 that are visited before dimension 0 advances. `store`: "tma" (through shared memory)
     or "direct". `overlap`: threads compute with the result of one product of an iteration while
-    others run (a softmax beside the products of attention). `stages`: stages of the buffers of each
+    others run (a softmax beside the products of attention). `roles`: the products in front of such
+    a computation and those behind it in groups of 128 threads of their own. `stages`: stages of the buffers of each
     T.Pipelined, also where num_stages (above 1) asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot

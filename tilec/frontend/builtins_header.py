@@ -182,7 +182,7 @@ def annotate_schedule(t: Expressions, c: Call) -> None:
 def _fields(t: Expressions, c: Call, name: str) -> list[tuple[str, Any]]:
     """The fields of a plan that the keyword `name` fixes, and their values."""
     match name:
-        case "persistent" | "specialise" | "overlap":
+        case "persistent" | "specialise" | "overlap" | "roles":
             return [(name, bool_argument(t, c, name))]
         case "consumers":
             return [("consumer_groups", _GROUPS[choice_argument(t, c, name, tuple(_GROUPS))])]

@@ -26,7 +26,8 @@ class Plan:
     dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no swizzle.
     `staged_store`: a fragment goes to global memory through shared memory and TMA. `overlap`: where
     a loop holds several asynchronous products, threads compute with the result of one while others
-    run (`passes/arrange.py`). `single_buffer`:
+    run (`passes/arrange.py`). `roles`: those products are in warpgroups of their own beside the
+    others (`passes/split_roles.py`). `single_buffer`:
     a tile that comes through registers has one stage in shared memory, not two. `residents`: blocks
     that a multiprocessor holds at once, at least, each of which computes while another's products
     run. `stages`: stages of
@@ -43,6 +44,7 @@ class Plan:
     raster_group: int = 8
     staged_store: bool = False
     overlap: bool = False
+    roles: bool = False
     single_buffer: bool = False
     residents: int = 1
     stages: int = 2
@@ -82,6 +84,7 @@ def name_of(plan: Plan) -> str:
     extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
     extras += ["overlapped products"] if plan.overlap else []
+    extras += ["products in roles"] if plan.roles else []
     extras += ["one buffer"] if plan.single_buffer else []
     extras += [f"{plan.residents} blocks at once"] if plan.residents > 1 else []
     extras += ["clusters"] if plan.cluster != (1, 1, 1) else []

@@ -61,6 +61,7 @@ from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
 from tilec.passes.split_reductions import split_reductions
+from tilec.passes.split_roles import split_roles
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
@@ -104,6 +105,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (check_consumer_groups, "TILE"),
     (cluster_split_k, "TILE"),  # the grid is settled: from here on each block has its own loop
+    (split_roles, "TILE"),  # what it makes is a program by hand to all passes behind it
     (demote_fragments, "TILE"),
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc, For, Gemm, While
+from tilec.ir.ops import Alloc, For, Gemm, Scope, SetRegisters, While
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.registers import budget
+from tilec.passes.utils.registers import RESERVED, budget
 from tilec.target import Target
 
 MOST_HELD = 512
@@ -30,9 +30,11 @@ def check_registers(func: Func, target: Target) -> Func:
     groups = int(func.attrs.get("consumer_groups", 1))
     threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
-    limit = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
+    given = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
+    own = _asked_for(func)
     for held in _held_sets(func):
         needed = sum(map(_registers, held))
+        limit = min((own.get(o.result, given) for o in held), default=given)
         if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
             error = ResourceError(
                 f"{said_of(held, threads)}; on {target} {limit} are left for "
@@ -78,6 +80,20 @@ def _fragments(func: Func) -> dict[Value, Alloc]:
         for o in walk(func.body)
         if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
     }
+
+
+def _asked_for(func: Func) -> dict[Value, int]:
+    """What is left for the fragments of groups whose threads ask for registers of their own."""
+    found: dict[Value, int] = {}
+    for scope in walk(func.body):
+        if isinstance(scope, Scope):
+            inside = list(walk(scope.body))
+            counts = [o.registers for o in inside if isinstance(o, SetRegisters)]
+            if counts:
+                limit = max(counts) - RESERVED
+                for v in (v for o in inside for v in o.operands):
+                    found[v] = min(limit, found.get(v, limit))
+    return found
 
 
 def _check_local(func: Func, target: Target) -> None:

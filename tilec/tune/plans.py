@@ -17,6 +17,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
+from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
@@ -24,6 +25,7 @@ from tilec.tune.work import is_mixed
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
+ROLE_THREADS = 384  # of the roles that products have: three warpgroups
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
 # How many such clusters, or blocks, may share it through global memory: few numbers, since each
@@ -153,6 +155,19 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
             'warps bring: it needs specialise=True and consumers="cooperative"',
             "leave those two out",
         )
+    if plan.roles:
+        if (error := refusal(func, target)) is not None:
+            return refuse(f"roles=True: {error.message}", error.hint or "leave it out")
+        if threads != ROLE_THREADS:
+            return refuse(
+                f"roles=True: the roles are {ROLE_THREADS} threads, and threads={threads}",
+                f"leave threads out, or write threads={ROLE_THREADS}",
+            )
+        if plan.specialise or plan.persistent or plan.overlap or blocks_of(plan) > 1:
+            return refuse(
+                "roles=True: the groups behind the cut bring the tiles, of one block of the grid",
+                "leave specialise, persistent, consumers, overlap, cluster and split out",
+            )
     if not target.has("cluster"):
         if plan.split > 1:
             sizes = f"split=({plan.split}, {plan.parts})"
@@ -267,6 +282,8 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
             for p in (True, False)
             for s in (True, False)
         ]
+        if func.attrs.get("threads") in (None, ROLE_THREADS) and not refusal(func, target):
+            made.append(_plan(roles=True, threads=ROLE_THREADS))
     made += [_plan(threads=t) for t in choices]
     if MOST_THREADS_FROM <= _largest_product(func) and len(choices) > 1:
         if any(r.others for r in space.rings):

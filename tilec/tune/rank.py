@@ -21,6 +21,7 @@ from tilec.passes.block_order import can_persist
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
+from tilec.passes.split_roles import GROUP_WARPS, LAST_GROUPS, LEAST_STAGES
 from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
@@ -172,6 +173,7 @@ class Candidate:
         walks = can_persist(func)
         sums = sum(self._sums.values())
         for plan in plans(func, self.target, wanted, space):
+            asked, plan = plan, _counted(plan)
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
             widest = widest_wgmma(
                 threads * plan.consumer_groups, plan.specialise, self.target, plan.residents
@@ -181,12 +183,13 @@ class Candidate:
                 if key not in instructions_of:
                     instructions_of[key] = self._instrs(threads, widest)
             except CompileError as error:
-                rejected.append(Ranked(self.constants, plan, reason=error.message))
+                rejected.append(Ranked(self.constants, asked, reason=error.message))
                 continue
             if plan.split * plan.parts > 1 and self._unshared(plan):
-                rejected.append(Ranked(self.constants, plan, reason=self._unshared(plan)))
+                rejected.append(Ranked(self.constants, asked, reason=self._unshared(plan)))
                 continue
             total, ring, stages = space.of(plan, self.target)
+            stages = max(stages, LEAST_STAGES) if asked.roles else stages
             instrs, held, scattered, repeated = instructions_of[key]
             registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
@@ -200,10 +203,10 @@ class Candidate:
                 plan, made, max(bits, default=0) // threads // 32, threads
             )
             if reason:
-                rejected.append(Ranked(self.constants, plan, reason=reason))
+                rejected.append(Ranked(self.constants, asked, reason=reason))
             else:
                 runs = plan if walks else replace(plan, persistent=False)
-                kept.append((plan, runs, made, threads))
+                kept.append((asked, runs, made, threads))
         return kept, rejected
 
     def _narrow(self, space: Footprint, plan: Plan, threads: int) -> tuple[int, int]:
@@ -372,3 +375,11 @@ class Candidate:
 
 def _bytes(v: Value) -> int:
     return v.buffer.size * v.dtype.bits // 8
+
+
+def _counted(plan: Plan) -> Plan:
+    """The plan that is counted for one: products in roles take what they would if all threads
+    behind the cut did them, overlapping, on tiles that others bring."""
+    if not plan.roles:
+        return plan
+    return replace(plan, roles=False, specialise=True, overlap=True, threads=32 * GROUP_WARPS * LAST_GROUPS)

@@ -1,0 +1,142 @@
+"""A part of the columns of a fragment: what the statements that touch it become for those who hold
+that part only.
+
+Statements are split that give columns of the result columns of what they take: fills, loops over
+elements (what else they touch is the same, at the same places), products (a part of the columns of
+B), copies to and from a tensor, branches of such statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.errors import ResourceError
+from tilec.ir.ops import Const, Copy, Fill, Gemm, If, Load, Parallel, Store
+from tilec.ir.types import INT32
+from tilec.passes.utils.addressing import Numbers
+
+
+@dataclass(frozen=True)
+class ColumnPart:
+    """Part `number` of `count` of fragments: `own` are the buffers that hold it, `tiles` those that
+    hold the part of tiles whose columns are shared out in the same way. `refuse` makes the error
+    for a statement that cannot be split."""
+
+    number: int
+    count: int
+    own: Mapping[Value, Value]
+    tiles: Mapping[Value, Value]
+    refuse: Callable[[Op, str], ResourceError]
+
+    def statement(self, o: Op, subst: Substitution) -> list[Op]:
+        """What `o` becomes, with fresh values; `subst` as of `clone`."""
+        made = Builder(o.loc)
+        self._emit(made, clone(o, subst))
+        return made.ops
+
+    def _emit(self, b: Builder, o: Op) -> None:
+        if not self._touches(o):
+            b.ops.append(o)
+            return
+        match o:
+            case Fill() if o.dest.is_whole:
+                b.ops.append(replace(o, dest=self._whole(b, o.dest.buffer)))
+            case Gemm() if o.c in self.own and o.metadata is None:
+                b.ops.append(replace(o, b=self._columns_of_b(o), c=self.own[o.c]))
+            case Copy() if o.source.buffer in self.own and o.source.is_whole:
+                source = self._whole(b, o.source.buffer)
+                b.ops.append(replace(o, source=source, dest=self._columns(b, o, o.dest)))
+            case Copy() if o.dest.buffer in self.own and o.dest.is_whole:
+                dest = self._whole(b, o.dest.buffer)
+                b.ops.append(replace(o, dest=dest, source=self._columns(b, o, o.source)))
+            case Parallel():
+                b.ops.append(self._parallel(o))
+            case If() if not o.results:
+                b.ops.append(replace(o, then=self._block(o.then), orelse=self._block(o.orelse)))
+            case _:
+                raise self.refuse(o, "it cannot be done for a part of the columns")
+
+    def _touches(self, o: Op) -> bool:
+        if any(v in self.own for v in o.operands):
+            return True
+        return any(self._touches(x) for region in o.regions for x in region.ops)
+
+    def _block(self, block: Block) -> Block:
+        b = Builder()
+        for o in block.ops:
+            b.loc = o.loc
+            self._emit(b, o)
+        return replace(block, ops=tuple(b.ops))
+
+    def _width(self, v: Value) -> int:
+        return v.buffer.static_shape[-1] // self.count
+
+    def _whole(self, b: Builder, v: Value) -> Region:
+        made = self.own[v]
+        shape = made.buffer.static_shape
+        return Region(made, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+
+    def _columns(self, b: Builder, o: Copy, other: Region) -> Region:
+        """The part of the other side of a copy, whose last dimension is the columns."""
+        mine = o.source if o.source.buffer in self.own else o.dest
+        width = mine.extents[-1] // self.count
+        last = other.offsets[-1]
+        if other.extents[-1] != mine.extents[-1] or other.buffer.buffer.space != "global":
+            raise self.refuse(o, "the other side is no tensor with the same columns")
+        n = Numbers(b, last.dtype)
+        moved = n.op("add", last, n.const(self.number * width))
+        return replace(
+            other,
+            offsets=(*other.offsets[:-1], moved),
+            extents=(*other.extents[:-1], width),
+        )
+
+    def _columns_of_b(self, o: Gemm) -> Region:
+        tile = self.tiles.get(o.b.buffer)
+        if tile is None or o.transpose_b or not o.b.is_whole:
+            raise self.refuse(o, "its B is not a tile, brought whole, with the result's columns")
+        return Region(tile, o.b.offsets, tile.buffer.static_shape)
+
+    def _parallel(self, o: Parallel) -> Parallel:
+        """The loop over a part of the indices that count columns: what is not a part has those of
+        the whole."""
+        args = o.body.args
+        accesses = [x for x in _accesses(o.body) if x.buffer in self.own]
+        found = {x.indices[-1] for x in accesses}
+        index = next(iter(found))
+        width = self._width(accesses[0].buffer)
+        dim = args.index(index) if index in args else -1
+        if len(found) > 1 or dim < 0 or o.extents[dim] != width * self.count:
+            raise self.refuse(o, "one of its indices would have to be the column everywhere")
+        part = Value(index.type, index.name)
+        top = Builder(o.loc)
+        n = Numbers(top)
+        whole = n.op("add", part, n.const(self.number * width))
+
+        def visit(x: Op) -> None | Op:
+            match x:
+                case Load(source=v) if v in self.own:
+                    return replace(x, source=self.own[v], indices=(*x.indices[:-1], part))
+                case Store(dest=v) if v in self.own:
+                    return replace(x, dest=self.own[v], indices=(*x.indices[:-1], part))
+            if any(v in self.own for v in x.operands):
+                raise self.refuse(x, "it is more than a load or store of elements")
+            return None
+
+        body = rewrite(Block((), o.body.ops), visit, {index: whole})
+        new_args = (*args[:dim], part, *args[dim + 1 :])
+        extents = (*o.extents[:dim], width, *o.extents[dim + 1 :])
+        return replace(o, extents=extents, body=Block(new_args, (*top.ops, *body.ops)))
+
+
+def _accesses(block: Block) -> list[Load | Store]:
+    found: list[Load | Store] = []
+    for o in block.ops:
+        if isinstance(o, (Load, Store)):
+            found.append(o)
+        for region in o.regions:
+            found += _accesses(region)
+    return found
+
+
