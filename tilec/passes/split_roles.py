@@ -72,8 +72,7 @@ LAST_GROUPS = 2  # of the columns, each with a group of its own
 KEPT = 4  # registers that ptxas wants free, beside `RESERVED`
 MOST_REGISTERS = 240
 LEAST_STAGES = 3  # with two, the next tile is asked for when the first group waits for it
-MOST_STAGES = 4
-SLACK = 1024  # bytes of shared memory for barriers
+BARRIERS = 4  # of a stage
 
 
 def split_roles(func: Func, target: Target) -> Func:
@@ -294,8 +293,8 @@ class _Roles:
         ringed = [v for v in self.tiles if v not in self.parts]
         ringed += [x for parts in self.parts.values() for x in parts] + made
         each, fixed = sum(map(_bytes, ringed)), sum(map(_bytes, shared))
-        room = (self.target.shared_bytes - fixed - SLACK // 4) // each
-        self.stages = min(room, MOST_STAGES)
+        room = (self.target.shared_bytes - fixed) // (each + BARRIERS * INT64.bits // 8)
+        self.stages = min(room, max(self.loop.num_stages, LEAST_STAGES))
         if self.stages < LEAST_STAGES:
             raise self.refuse(
                 f"its groups work on tiles of {LEAST_STAGES} iterations at once, and shared memory "
