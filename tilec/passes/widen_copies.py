@@ -5,7 +5,8 @@ elements at once, but the fragment's layout may give a thread fewer neighbours (
 instruction's gives one or two). After: such a copy goes through a fragment of the nearest layout
 with longer runs, of the memory's dtype; `convert_fragments` finds that shuffles lead there. A
 store of 16-bit accumulators takes a quarter of the instructions so, and memory sees whole
-sectors."""
+sectors. Not what is loaded where products have roles (`split_roles`): the operands that the first
+group keeps take the registers that the wide fragment would need."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def widen_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
 
     def visit(o: Op) -> None | list[Op]:
-        return _widen(o) if isinstance(o, Copy) and o.engine == "threads" else None
+        if not isinstance(o, Copy) or o.engine != "threads":
+            return None
+        loads = o.dest.buffer.buffer.space == "fragment"
+        return None if loads and func.attrs.get("roles") else _widen(o)
 
     return func.with_body(rewrite(func.body, visit))
 
