@@ -28,8 +28,14 @@ def latent(
         with T.Kernel(T.ceildiv(M, rows)) as bx:
             if wish:
                 T.annotate_schedule(roles=True)
-            q, q_rope = T.alloc_shared((rows, width), "float16"), T.alloc_shared((rows, rope), "float16")
-            kv, k_rope = T.alloc_shared((keys, width), "float16"), T.alloc_shared((keys, rope), "float16")
+            q, q_rope = (
+                T.alloc_shared((rows, width), "float16"),
+                T.alloc_shared((rows, rope), "float16"),
+            )
+            kv, k_rope = (
+                T.alloc_shared((keys, width), "float16"),
+                T.alloc_shared((keys, rope), "float16"),
+            )
             p = T.alloc_shared((rows, keys), "float16")
             s = T.alloc_fragment((rows, keys), "float32")
             o = T.alloc_fragment((rows, width), "float32")
@@ -81,9 +87,10 @@ def perceptron(
     X: T.Tensor((M, 128), "float16"),
     W1: T.Tensor((128, H), "float16"),
     W2: T.Tensor((H, 128), "float16"),
+    slices: T.int32,
     Y: T.Tensor((M, 128), "float16"),
 ):
-    """Y = relu(X W1)^2 W2, a slice of the hidden layer at a time."""
+    """Y = relu(X W1)^2 W2, a slice of the hidden layer at a time; the first `slices` of them."""
     with T.Kernel(T.ceildiv(M, 64)) as bx:
         T.annotate_schedule(roles=True)
         x = T.alloc_shared((64, 128), "float16")
@@ -92,7 +99,7 @@ def perceptron(
         y = T.alloc_fragment((64, 128), "float32")
         T.clear(y)
         T.copy(X[bx * 64, 0], x)
-        for n in T.Pipelined(T.ceildiv(H, 64), num_stages=2):
+        for n in T.Pipelined(slices, num_stages=2):
             T.copy(W1[0, n * 64], w1)
             T.copy(W2[n * 64, 0], w2)
             T.gemm(x, w1, h, clear_accum=True)
@@ -104,8 +111,8 @@ def perceptron(
 
 def perceived(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     x, w1, w2 = (a[n].astype(np.float64) for n in ("X", "W1", "W2"))
-    h = np.maximum(x @ w1, 0) ** 2 / 64
-    return {"Y": h.astype(np.float16).astype(np.float64) @ w2}
+    h = np.maximum(x @ w1, 0)[:, : 64 * a["slices"]] ** 2 / 64
+    return {"Y": h.astype(np.float16).astype(np.float64) @ w2[: h.shape[1]]}
 
 
 def latent_arrays(
@@ -117,8 +124,9 @@ def latent_arrays(
 
 
 def perceptron_arrays(
-    rng: np.random.Generator, m: int = 64, h: int = 320
-) -> dict[str, np.ndarray]:
+    rng: np.random.Generator, m: int = 64, h: int = 320, slices: int | None = None
+) -> dict[str, Any]:
     shapes = {"X": (m, 128), "W1": (128, h), "W2": (h, 128)}
     made = {name: (rng.standard_normal(s) / 4).astype(np.float16) for name, s in shapes.items()}
+    made["slices"] = -(-h // 64) if slices is None else slices
     return made | {"Y": np.full((m, 128), np.nan, np.float16)}

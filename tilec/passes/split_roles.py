@@ -89,7 +89,7 @@ def refusal(func: Func, target: Target) -> ResourceError | None:
     if not (target.has("wgmma") and target.has("tma") and target.has("setmaxnreg")):
         return ResourceError(f"{target} has no warpgroups", func.loc, "leave roles out")
     try:
-        _Roles(func, target).choose()
+        _Roles(func, target).split()
     except ResourceError as error:
         return error
     return None
@@ -132,7 +132,9 @@ class _Roles:
         self.crossing = self._crossing()
         self._check()
 
-    def refuse(self, why: str, at: Op | None = None, hint: str = "leave roles out") -> ResourceError:
+    def refuse(
+        self, why: str, at: Op | None = None, hint: str = "leave roles out"
+    ) -> ResourceError:
         loc = at.loc if at is not None else self.func.loc
         return ResourceError(f"{self.func.name} cannot be split into roles: {why}", loc, hint)
 
@@ -165,7 +167,9 @@ class _Roles:
     def _crossing(self) -> list[Value]:
         """What the first group makes and the others take, tiles of the loop first."""
         made = {v for o in self.early for v, x in self.uses[o].items() if x.writes}
-        made |= {v for o in self._early_outside() for v, x in modref(o, covered).items() if x.writes}
+        made |= {
+            v for o in self._early_outside() for v, x in modref(o, covered).items() if x.writes
+        }
         taken = [v for o in self.late for v in self.uses[o]]
         taken += [v for o in self.after if self._is_late(o) for v in modref(o, covered)]
         found = [v for v in dict.fromkeys(taken) if v in made and v.buffer.space != "global"]
@@ -332,8 +336,6 @@ class _Roles:
 
     def _arrive(self, b: Builder, name: str, stage: Value) -> None:
         """One thread of each warp arrives, for all."""
-        if name == "ready":  # products read what these threads wrote
-            b.emit(ProxyFence)
         b.emit(WarpSync)
         b.emit(MbarrierArrive, self.barriers[name][0], stage, elected(b, 1))
 
@@ -393,6 +395,7 @@ class _Roles:
                 if makers and o is makers[-1]:
                     for v in takes:
                         self._hand_on(b, v, at[0])
+                    b.emit(ProxyFence)  # products read what these threads wrote
                     self._arrive(b, "ready", at[0])
 
         self._count(b, self.trips, body)
@@ -402,10 +405,11 @@ class _Roles:
         for o in self.after:
             if not self._is_late(o):
                 b.ops.append(clone(o, {}))
-        self._wait(b, "free", (stage, n.op("xor", parity, n.const(1))))
-        for v in vectors:
-            self._hand_on(b, v, stage)
-        self._arrive(b, "ready", stage)
+        if vectors:  # what they are in the end, for what stands behind the loop
+            self._wait(b, "free", (stage, n.op("xor", parity, n.const(1))))
+            for v in vectors:
+                self._hand_on(b, v, stage)
+            self._arrive(b, "ready", stage)
         return b.block()
 
     def _hand_on(self, b: Builder, v: Value, stage: Value) -> None:
@@ -420,7 +424,9 @@ class _Roles:
         b = Builder(self.loop.loc)
         self._registers_of(b, self.registers[1])
         own = {
-            v: _like(v, (*v.buffer.static_shape[:-1], v.buffer.static_shape[-1] // LAST_GROUPS), v.name)
+            v: _like(
+                v, (*v.buffer.static_shape[:-1], v.buffer.static_shape[-1] // LAST_GROUPS), v.name
+            )
             for v in self.sums
         }
         vectors = {v: _like(v, v.buffer.static_shape, v.name) for v in self.crossing}

@@ -158,15 +158,15 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     if plan.roles:
         if (error := refusal(func, target)) is not None:
             return refuse(f"roles=True: {error.message}", error.hint or "leave it out")
-        if threads != ROLE_THREADS:
-            return refuse(
-                f"roles=True: the roles are {ROLE_THREADS} threads, and threads={threads}",
-                f"leave threads out, or write threads={ROLE_THREADS}",
-            )
         if plan.specialise or plan.persistent or plan.overlap or blocks_of(plan) > 1:
             return refuse(
                 "roles=True: the groups behind the cut bring the tiles, of one block of the grid",
                 "leave specialise, persistent, consumers, overlap, cluster and split out",
+            )
+        if threads != ROLE_THREADS:
+            return refuse(
+                f"roles=True: the roles are {ROLE_THREADS} threads, and threads={threads}",
+                f"leave threads out, or write threads={ROLE_THREADS}",
             )
     if not target.has("cluster"):
         if plan.split > 1:

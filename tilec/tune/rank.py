@@ -382,4 +382,6 @@ def _counted(plan: Plan) -> Plan:
     behind the cut did them, overlapping, on tiles that others bring."""
     if not plan.roles:
         return plan
-    return replace(plan, roles=False, specialise=True, overlap=True, threads=32 * GROUP_WARPS * LAST_GROUPS)
+    return replace(
+        plan, roles=False, specialise=True, overlap=True, threads=32 * GROUP_WARPS * LAST_GROUPS
+    )

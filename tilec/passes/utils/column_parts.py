@@ -138,5 +138,3 @@ def _accesses(block: Block) -> list[Load | Store]:
         for region in o.regions:
             found += _accesses(region)
     return found
-
-
