@@ -86,8 +86,8 @@ def annotate_schedule(
     dimension 1 that are visited before dimension 0 advances. `store`: "tma" (through shared memory)
     or "direct". `overlap`: threads compute with the result of one product of an iteration while
     others run (a softmax beside the products of attention). `roles`: the products in front of such
-    a computation and those behind it in groups of 128 threads of their own. `stages`: stages of the buffers of each
-    T.Pipelined, also where num_stages (above 1) asks for others.
+    a computation and those behind it in groups of 128 threads of their own. `stages`: stages of the
+    buffers of each T.Pipelined, also where num_stages (above 1) asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.

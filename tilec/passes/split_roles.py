@@ -257,9 +257,10 @@ class _Roles:
         held = sum(n for v in fragments if (n := _registers(v, size)) > KEPT)
         left = first - RESERVED - KEPT - held
         if last > MOST_REGISTERS or left < 0:
+            in_all = (1 + LAST_GROUPS) * (launched - RESERVED - KEPT)
             raise self.refuse(
                 f"its first group needs {held} registers of a thread for fragments, each other one "
-                f"{behind}, of {launched * (1 + LAST_GROUPS) - (1 + LAST_GROUPS) * (RESERVED + KEPT)} in all"
+                f"{behind}, of {in_all} in all"
             )
         self.registers = (first, last)
         shared = {v for o in self.late for v in self.uses[o] if v in self.tiles}

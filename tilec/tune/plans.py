@@ -67,6 +67,8 @@ def _wished(found: Sequence[Plan], func: Func, target: Target, wanted: Wanted) -
     if not wanted.fields:
         yield from found
         return
+    if wanted.fields.get("roles"):  # of these there is one
+        found = [_plan(roles=True, threads=func.attrs.get("threads") or ROLE_THREADS)]
     fields, ways = dict(wanted.fields), [dict[str, Any]()]
     if "split" in fields and "parts" not in fields:
         blocks, sizes = fields.pop("split"), [1]
