@@ -21,7 +21,6 @@ from tilec.passes.block_order import can_persist
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
-from tilec.passes.split_roles import GROUP_WARPS, LAST_GROUPS, LEAST_STAGES
 from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
@@ -30,6 +29,7 @@ from tilec.passes.utils.registers import (
     budget,
     widest_wgmma,
 )
+from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, LEAST_STAGES
 from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
