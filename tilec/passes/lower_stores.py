@@ -5,8 +5,9 @@ Before: copies with the engine "tma_store", of fragments with their shared stagi
 shared tiles. After: none. For a fragment every warp works alone on its own 16 rows of staging, one
 chunk of columns at a time: wait until the last chunk has been read from there, write it (16-bit
 elements as 8x8 matrices, by `stmatrix`, others in vectors), fence, and let one lane start the box.
-A shared tile leaves at once, started by one thread. TMA drops what lies outside of the tensor, so
-ragged tiles need no guards. The scope ends by waiting until its stores have read the block's shared
+A shared tile leaves at once, started by one thread, who waits until TMA has read it before the next
+barrier, behind which others may write the tile: in a loop that is where the next iteration meets.
+TMA drops what lies outside of the tensor, so ragged tiles need no guards. The scope ends by waiting until its stores have read the block's shared
 memory: what they write is complete when the launch is. Reductions leave the same way."""
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.ops import (
+    Barrier,
+    ClusterBarrier,
     Compare,
     Const,
     Copy,
+    For,
+    GridSync,
     Lookup,
     MemStore,
     ProxyFence,
+    RingStage,
     Scope,
     Stmatrix,
     TmaStore,
@@ -49,10 +55,16 @@ def lower_stores(func: Func, target: Target) -> Func:
         if p.role == "tensor_map":
             maps.params[p.value.type] = p  # type: ignore[index]
 
+    late = _Late(func)
+
     def visit(o: Op) -> None | Op | list[Op]:
         match o:
             case Copy(engine="tma_store", staging=None):
-                return _boxes(o, maps)
+                return _boxes(o, maps, o not in late.copies)
+            case Barrier() if o in late.barriers:
+                return [*_read(o), o]
+            case For() if o.body.args[0] in late.loops:
+                return [o, *_read(o)]
             case Copy(engine="tma_store"):
                 return _store(o, maps, target)
             case Scope(name="consumer"):
@@ -79,9 +91,51 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
 
-def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
-    """One thread starts the boxes of a shared tile and waits until TMA has read them, so that the
-    next barrier gives the tile free."""
+class _Late:
+    """Of the shared tiles that leave in a loop, those whose threads meet before any of them writes
+    the tile again, since `insert_sync` has ordered that: their reads are waited for only there,
+    and behind the loop if that is in the next iteration."""
+
+    def __init__(self, func: Func) -> None:
+        self.copies: set[Copy] = set()
+        self.barriers: set[Barrier] = set()
+        self.loops: set[Value] = set()  # by their indices: their bodies change
+        if func.attrs.get("by_hand"):
+            return  # the author's barriers may free a tile for other threads than they join
+        stages = {o.result for o in walk(func.body) if isinstance(o, RingStage)}
+        for loop in walk(func.body):
+            if not isinstance(loop, For):
+                continue
+            ops = loop.body.ops
+            for at, o in enumerate(ops):
+                if not isinstance(o, Copy) or o.engine != "tma_store" or o.staging is not None:
+                    continue
+                meets = (x for x in (*ops[at + 1 :], *ops[:at]) if _meets(x))
+                first = next(meets, None)
+                if o.source.buffer in stages or not isinstance(first, Barrier):
+                    continue
+                self.copies.add(o)
+                self.barriers.add(first)
+                if ops.index(first) < at:
+                    self.loops.add(loop.body.args[0])
+
+
+def _meets(o: Op) -> bool:
+    inside = (o, *(x for region in o.regions for x in walk(region)))
+    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in inside)
+
+
+def _read(o: Op) -> list[Op]:
+    """The thread that started shared tiles waits until TMA has read them."""
+    b, wait = Builder(o.loc), Builder(o.loc)
+    wait.emit(TmaStoreWait, 0, True)
+    only_if(b, elected(b), wait.ops)
+    return b.ops
+
+
+def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
+    """One thread starts the boxes of a shared tile, and may `wait` until TMA has read them, so that
+    the next barrier gives the tile free."""
     b, send = Builder(o.loc), Builder(o.loc)
     tile = o.source.buffer
     descriptor, _, boxes = maps.boxes(tile, o.dest, dtype=_map_dtype(o))
@@ -92,7 +146,8 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
         how = (None, o.eviction_policy, o.reduction)
         send.emit(TmaStore, descriptor, at, tile, n.const(offset), *how)
     send.emit(TmaStoreCommit)
-    send.emit(TmaStoreWait, 0, True)
+    if wait:
+        send.emit(TmaStoreWait, 0, True)
     only_if(b, elected(b), send.ops)
     return b.ops
 
