@@ -15,8 +15,8 @@ from benchmarks.peers import CUDNN, version
 from benchmarks.products import random
 
 LENGTHS = (1024, 2048, 4096, 8192)
-KEY_TILES = ((64, 64), (64, 128), (32, 128))  # BM (queries) and BN (keys) of the kernel by keys
-ROW_TILES = ((64, 64), (128, 64), (128, 32))  # and of the one by queries
+KEY_TILES = ((64, 128), (64, 64))  # BM (queries) and BN (keys) of the kernel by keys
+ROW_TILES = ((128, 64), (64, 64))  # and of the one by queries
 CONFIGS: tuple[Config, ...] = (
     *({"form": "atomic", "BM": bm, "BN": bn} for bm, bn in KEY_TILES),
     *(
@@ -112,17 +112,18 @@ def ours(b: Backward) -> Candidate:
 
     def steps(config: Config) -> list[Step]:
         tile = {"BM": config["BM"], "BN": config["BN"]}
-        given = ("q", "k", "v", "do", "lse", "delta")
+        given = ("q", "k", "v", "do", "log", "delta")
+        logs = ("o", "do", "lse", "delta", "log")
         atomic = config["form"] == "atomic"
         shared = (wide, "wide") if atomic else (none, "none")
         first = bwd.deltas(b.dim, atomic)
-        found = [Step(first, [x, x, sums, shared[0]], ("o", "do", "delta", shared[1]))]
+        found = [Step(first, [x, x, sums, sums, sums, shared[0]], (*logs, shared[1]))]
         keys = bwd.by_keys(b.dim, b.causal, atomic)
         specs = [x, x, x, x, sums, sums, shared[0], x, x]
         by_keys = Step(keys, specs, (*given, shared[1], "dk", "dv"), tile)
         if atomic:
             return [*found, by_keys, Step(bwd.rounded(b.dim), [wide, x], ("wide", "dq"))]
-        rows = bwd.by_rows(b.dim, b.causal, "float16")
+        rows = bwd.by_rows(b.dim, b.causal)
         row_tile = {"BM": config["row BM"], "BN": config["row BN"]}
         by_rows = Step(rows, [x, x, x, x, sums, sums, x], (*given, "dq"), row_tile)
         return [*found, by_rows, by_keys]
@@ -130,7 +131,7 @@ def ours(b: Backward) -> Candidate:
     def views(t: Tensors, config: Config) -> Tensors:
         device, shape = t["q"].device, t["lse"].shape
         found = dict(zip(("dq", "dk", "dv"), t["out"]))
-        found["delta"] = torch.empty(shape, device=device)
+        found |= {x: torch.empty(shape, device=device) for x in ("delta", "log")}
         if config["form"] == "atomic":
             return {**found, "wide": torch.empty(b.shape, device=device)}
         return {**found, "none": torch.empty((1, 1, 1, 1), device=device)}

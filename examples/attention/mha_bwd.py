@@ -1,10 +1,15 @@
 """The gradients of attention: dQ, dK and dV from dO, the result O and its lse.
 
-`by_keys` has a block for some keys. It gives dK and dV, and adds its share to dQ (float32, which
+`by_keys` has a block for some keys. It gives dK and dV, and adds its share to a sum (float32, which
 `deltas` cleared) by atomics, from shared memory, where TMA can do it: five products a step, sums
-whose last bits may differ from run to run. `by_rows` has a block for some queries and gives dQ in
-the same bits each time, at two products more. Tensors are (batch, sequence, heads, dim); the last
-query is at the last key where `causal`. Rows that see nothing have gradients of 0.
+whose last bits may differ from run to run; `rounded` makes dQ of it. `by_rows` has a block for some
+queries and gives dQ in the same bits each time, at two products more. Tensors are (batch, sequence,
+heads, dim); the last query is at the last key where `causal`. Rows that see nothing have gradients
+of 0.
+
+What each element of the scores would pay for is done once for a row or a result: `deltas` gives the
+lse in base 2, the scale of dS multiplies dK and dQ at their ends, and queries past the end need no
+mask, since they are read as zeros, as are their dO, lse and delta: they add 0 to all sums.
 """
 
 from typing import Any
@@ -35,51 +40,59 @@ def tensors(dim: int) -> tuple[Any, Any]:
 
 
 def deltas(dim: int, clears: bool = False) -> Any:
-    """Delta = the sum of O dO over each row; `clears` dQ, for what is added to it."""
+    """Delta = the sum of O dO over each row, and the lse in base 2; `clears` the sum of dQ."""
     rows, _ = tensors(dim)
 
     @tilec.kernel
     def mha_deltas(
         O: rows,
         dO: rows,
+        Lse: T.Tensor((B, H, S), "float32"),
         Delta: T.Tensor((B, H, S), "float32"),
-        dQ: T.Tensor((B, S, H, dim) if clears else (1, 1, 1, 1), "float32"),
+        Log: T.Tensor((B, H, S), "float32"),
+        Sum: T.Tensor((B, S, H, dim) if clears else (1, 1, 1, 1), "float32"),
         BM: T.constexpr = 32,
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
             o, do = T.alloc_fragment((BM, dim), "float32"), T.alloc_fragment((BM, dim), "float32")
-            total = T.alloc_fragment((BM,), "float32")
+            total, log = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             T.copy(O[b, bx * BM : (bx + 1) * BM, h, :], o)
             T.copy(dO[b, bx * BM : (bx + 1) * BM, h, :], do)
             for i, j in T.Parallel(BM, dim):
                 o[i, j] *= do[i, j]
             T.reduce_sum(o, total, dim=1)
             T.copy(total, Delta[b, h, bx * BM : (bx + 1) * BM])
+            T.copy(Lse[b, h, bx * BM : (bx + 1) * BM], log)
+            for i in T.Parallel(BM):
+                log[i] *= LOG2_E
+            T.copy(log, Log[b, h, bx * BM : (bx + 1) * BM])
             if clears:
-                T.fill(dQ[b, bx * BM : (bx + 1) * BM, h, :], 0)
+                T.fill(Sum[b, bx * BM : (bx + 1) * BM, h, :], 0)
 
     return mha_deltas
 
 
 def rounded(dim: int) -> Any:
-    """dQ in float16."""
+    """dQ in float16, from the sum that the kernel by keys has left."""
 
     @tilec.kernel
     def mha_rounded(
-        Wide: T.Tensor((B, S, H, dim), "float32"),
+        Sum: T.Tensor((B, S, H, dim), "float32"),
         dQ: T.Tensor((B, S, H, dim), "float16"),
         BM: T.constexpr = 32,
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
             dq = T.alloc_fragment((BM, dim), "float32")
-            T.copy(Wide[b, bx * BM : (bx + 1) * BM, h, :], dq)
+            T.copy(Sum[b, bx * BM : (bx + 1) * BM, h, :], dq)
+            for i, j in T.Parallel(BM, dim):
+                dq[i, j] *= dim**-0.5
             T.copy(dq, dQ[b, bx * BM : (bx + 1) * BM, h, :])
 
     return mha_rounded
 
 
 def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
-    """dK and dV, and with `atomics` dQ too."""
+    """dK and dV, and with `atomics` the sum of dQ, not yet scaled."""
     scale = dim**-0.5
     staged = atomics and dim <= 128  # of wider heads shared memory has no room for dQ
     rows, keys = tensors(dim)
@@ -90,9 +103,9 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
         K: keys,
         V: keys,
         dO: rows,
-        Lse: T.Tensor((B, H, S), "float32"),
+        Log: T.Tensor((B, H, S), "float32"),
         Delta: T.Tensor((B, H, S), "float32"),
-        dQ: T.Tensor((B, S, H, dim) if atomics else (1, 1, 1, 1), "float32"),
+        Sum: T.Tensor((B, S, H, dim) if atomics else (1, 1, 1, 1), "float32"),
         dK: keys,
         dV: keys,
         BM: T.constexpr = T.auto(16, 32, 64),
@@ -101,7 +114,7 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
         with T.Kernel(T.ceildiv(N, BN), H, B) as (bx, h, b):
             k, v = T.alloc_shared((BN, dim), "float16"), T.alloc_shared((BN, dim), "float16")
             q, do = T.alloc_shared((BM, dim), "float16"), T.alloc_shared((BM, dim), "float16")
-            lse, delta = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
+            log, delta = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
             s, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
             p, half = T.alloc_fragment((BN, BM), "float16"), T.alloc_fragment((BN, BM), "float16")
             ds_s = T.alloc_shared((BN, BM), "float16")
@@ -117,18 +130,16 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
             for m in T.Pipelined(first, T.ceildiv(S, BM), num_stages=2):
                 T.copy(Q[b, m * BM : (m + 1) * BM, h, :], q)
                 T.copy(dO[b, m * BM : (m + 1) * BM, h, :], do)
-                T.copy(Lse[b, h, m * BM : (m + 1) * BM], lse)
+                T.copy(Log[b, h, m * BM : (m + 1) * BM], log)
                 T.copy(Delta[b, h, m * BM : (m + 1) * BM], delta)
                 T.gemm(k, q, s, transpose_B=True, policy=Policy, clear_accum=True)
                 T.gemm(v, do, ds, transpose_B=True, policy=Policy, clear_accum=True)
                 for i, j in T.Parallel(BN, BM):
-                    seen = m * BM + j < S and bx * BN + i < N
-                    if causal:
-                        seen = seen and bx * BN + i <= m * BM + j + N - S
-                    x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j] * LOG2_E)
-                    s[i, j] = T.if_then_else(seen, x, 0.0)
+                    x = T.exp2(T.fma(s[i, j], scale * LOG2_E, -log[j]))
+                    last = m * BM + j + N - S if causal else N - 1
+                    s[i, j] = T.if_then_else(bx * BN + i <= last, x, 0.0)
                 for i, j in T.Parallel(BN, BM):  # while these wait for the second product
-                    ds[i, j] = s[i, j] * (ds[i, j] - delta[j]) * scale
+                    ds[i, j] = s[i, j] * (ds[i, j] - delta[j])
                 T.copy(s, p)
                 T.gemm(p, do, dv, policy=Policy)
                 T.copy(ds, half)
@@ -138,17 +149,19 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
                     T.gemm(ds_s, k, dq, transpose_A=True, clear_accum=True)
                     if staged:
                         T.copy(dq, dq_s)
-                        T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq_s, use_tma=True)
+                        T.atomic_add(Sum[b, m * BM : (m + 1) * BM, h, :], dq_s, use_tma=True)
                     else:
-                        T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq)
+                        T.atomic_add(Sum[b, m * BM : (m + 1) * BM, h, :], dq)
+            for i, j in T.Parallel(BN, dim):
+                dk[i, j] *= scale
             T.copy(dk, dK[b, bx * BN : (bx + 1) * BN, h, :])
             T.copy(dv, dV[b, bx * BN : (bx + 1) * BN, h, :])
 
     return mha_bwd_keys
 
 
-def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
-    """dQ alone, of `kind`."""
+def by_rows(dim: int, causal: bool = False) -> Any:
+    """dQ alone."""
     scale = dim**-0.5
     rows, keys = tensors(dim)
 
@@ -158,22 +171,22 @@ def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
         K: keys,
         V: keys,
         dO: rows,
-        Lse: T.Tensor((B, H, S), "float32"),
+        Log: T.Tensor((B, H, S), "float32"),
         Delta: T.Tensor((B, H, S), "float32"),
-        dQ: T.Tensor((B, S, H, dim), kind),
+        dQ: rows,
         BM: T.constexpr = T.auto(32, 64, 128),
         BN: T.constexpr = T.auto(16, 32, 64),
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):
             q, do = T.alloc_shared((BM, dim), "float16"), T.alloc_shared((BM, dim), "float16")
             k, v = T.alloc_shared((BN, dim), "float16"), T.alloc_shared((BN, dim), "float16")
-            lse, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
+            log, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             s, ds = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
             half = T.alloc_fragment((BM, BN), "float16")
             dq = T.alloc_fragment((BM, dim), "float32")
             T.copy(Q[b, bx * BM : (bx + 1) * BM, h, :], q)
             T.copy(dO[b, bx * BM : (bx + 1) * BM, h, :], do)
-            T.copy(Lse[b, h, bx * BM : (bx + 1) * BM], lse)
+            T.copy(Log[b, h, bx * BM : (bx + 1) * BM], log)
             T.copy(Delta[b, h, bx * BM : (bx + 1) * BM], delta)
             T.clear(dq)
             place = bx * BM + N - S
@@ -187,12 +200,14 @@ def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
                     seen = n * BN + j < N
                     if causal:
                         seen = seen and n * BN + j <= place + i
-                    x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[i] * LOG2_E)
+                    x = T.exp2(T.fma(s[i, j], scale * LOG2_E, -log[i]))
                     s[i, j] = T.if_then_else(seen, x, 0.0)
                 for i, j in T.Parallel(BM, BN):
-                    ds[i, j] = s[i, j] * (ds[i, j] - delta[i]) * scale
+                    ds[i, j] = s[i, j] * (ds[i, j] - delta[i])
                 T.copy(ds, half)
                 T.gemm(half, k, dq, policy=Policy)
+            for i, j in T.Parallel(BM, dim):
+                dq[i, j] *= scale
             T.copy(dq, dQ[b, bx * BM : (bx + 1) * BM, h, :])
 
     return mha_bwd_rows
@@ -200,21 +215,24 @@ def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
 
 def backward(
     q: Any, k: Any, v: Any, o: Any, do: Any, lse: Any, causal: bool, deterministic: bool,
-    dq: Any, dk: Any, dv: Any, delta: Any,
+    dq: Any, dk: Any, dv: Any, delta: Any, log: Any, total: Any,
 ) -> None:  # fmt: skip
-    """Fills `dq` (float32), `dk`, `dv` and, on the way, `delta` (batch, heads, queries)."""
-    dim, none = q.shape[3], dq[:1, :1, :1, :1]
-    deltas(dim, not deterministic)(o, do, delta, none if deterministic else dq)
+    """Fills `dq`, `dk`, `dv` and, on the way, `delta` and `log` (batch, heads, queries) and, where
+    it need not be `deterministic`, `total` (as `dq`, in float32)."""
+    dim = q.shape[3]
+    share = total[:1, :1, :1, :1] if deterministic else total
+    deltas(dim, not deterministic)(o, do, lse, delta, log, share)
+    by_keys(dim, causal, not deterministic)(q, k, v, do, log, delta, share, dk, dv)
     if deterministic:
-        by_rows(dim, causal)(q, k, v, do, lse, delta, dq)
-    shared = (none if deterministic else dq, dk, dv)
-    by_keys(dim, causal, not deterministic)(q, k, v, do, lse, delta, *shared)
+        by_rows(dim, causal)(q, k, v, do, log, delta, dq)
+    else:
+        rounded(dim)(total, dq)
 
 
 def specs(dim: int) -> tuple[list[Any], list[Any]]:
-    x, dq = tilec.spec((4, 4096, 16, dim), "float16"), tilec.spec((4, 4096, 16, dim), "float32")
+    x, wide = (tilec.spec((4, 4096, 16, dim), f"float{bits}") for bits in (16, 32))
     sums = tilec.spec((4, 16, 4096), "float32")
-    return [x, x, x, x, sums, sums, dq, x, x], [x, x, x, x, sums, sums, dq]
+    return [x, x, x, x, sums, sums, wide, x, x], [x, x, x, x, sums, sums, x]
 
 
 SPECS: list[tuple[Any, list[Any], dict[str, Any]]] = []
@@ -235,10 +253,11 @@ def main(cases: list[tuple[tuple[int, ...], bool]] = CASES, dim: int = 64) -> No
         o, lse = empty((b, s, h, dim), "float16"), empty((b, h, s), "float32")
         mha(dim, dim, causal)(q, k, v, random((1,), "float16"), o, lse)
         for deterministic in (False, True):
-            dq = empty((b, s, h, dim), "float32")
+            dq, total = (empty((b, s, h, dim), f"float{bits}") for bits in (16, 32))
             dk, dv = (empty((b, n, h, dim), "float16") for _ in range(2))
-            delta = empty((b, h, s), "float32")
-            backward(q, k, v, o, do, lse, causal, deterministic, dq, dk, dv, delta)
+            delta, log = (empty((b, h, s), "float32") for _ in range(2))
+            made = (dq, dk, dv, delta, log, total)
+            backward(q, k, v, o, do, lse, causal, deterministic, *made)
             for i, j in np.ndindex(b, h):
                 one = [float64(x)[i, :, j] for x in (q, k, v, do)]
                 wanted = gradients(*one, visible(s, n, causal))

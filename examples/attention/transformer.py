@@ -33,11 +33,11 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         q, k, v, o, lse = ctx.saved_tensors
-        dq = torch.empty_like(q, dtype=torch.float32)
-        dk, dv, delta = torch.empty_like(k), torch.empty_like(v), torch.empty_like(lse)
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        delta, log, unused = torch.empty_like(lse), torch.empty_like(lse), lse[..., None]
         do = gradients[0].contiguous()
-        backward(q, k, v, o, do, lse, ctx.causal, True, dq, dk, dv, delta)
-        return dq.to(q.dtype), dk, dv, None
+        backward(q, k, v, o, do, lse, ctx.causal, True, dq, dk, dv, delta, log, unused)
+        return dq, dk, dv, None
 
 
 class Block(nn.Module):
