@@ -7,8 +7,9 @@ chunk of columns at a time: wait until the last chunk has been read from there, 
 elements as 8x8 matrices, by `stmatrix`, others in vectors), fence, and let one lane start the box.
 A shared tile leaves at once, started by one thread, who waits until TMA has read it before the next
 barrier, behind which others may write the tile: in a loop that is where the next iteration meets.
-TMA drops what lies outside of the tensor, so ragged tiles need no guards. The scope ends by waiting until its stores have read the block's shared
-memory: what they write is complete when the launch is. Reductions leave the same way."""
+TMA drops what lies outside of the tensor, so ragged tiles need no guards. The scope ends by waiting
+until its stores have read the block's shared memory: what they write is complete when the launch
+is. Reductions leave the same way."""
 
 from __future__ import annotations
 
