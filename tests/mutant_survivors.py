@@ -45,10 +45,12 @@ RULES: tuple[Rule, ...] = (
         "The barrier keeps threads from overwriting what a product of others may still read. Where "
         "the block computes with a single warpgroup, `wgmma.wait_group` has ended the product of "
         "all its four warps (the groups of wgmma are the warpgroup's: PTX ISA, wgmma.commit_group),"
-        " so the barrier is implied. With two warpgroups the same mutants are found.",
+        " so the barrier is implied, also for what one thread has waited for in front of the "
+        "product. With two warpgroups the same mutants are found.",
         (
             ("split-K shared sums", "remove barrier|barrier too (early|late)", ".*"),
             (ONE_WARPGROUP, "barrier too late|remove barrier", ".*"),
+            ("sums by TMA", "barrier too early", "barrier before if"),
         ),
     ),
     Rule(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -213,3 +215,21 @@ def test_fingerprint_covers_local_annotations(monkeypatch: pytest.MonkeyPatch) -
     base = fingerprint(make(3))
     monkeypatch.setitem(globals(), "ELEMENT", FLOAT32)
     assert fingerprint(make(3)) != base, "Python itself drops the annotation of a local name"
+
+
+def test_a_stored_kernel_shows_the_code_that_was_kept(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the plans that were predicted best did not hold."""
+    monkeypatch.syspath_prepend("examples/attention")
+    decode = importlib.import_module("flash_decoding").decode
+    shapes = (2, 8, 64), (2, 150, 2, 64), (2, 150, 2, 64)
+    specs = [tilec.spec(s, "float16") for s in shapes]
+    specs += [tilec.spec((2,), "int32"), tilec.spec((2, 4, 8, 64), "float32")]
+    specs += [tilec.spec((2, 4, 8), "float32")]
+    first = decode(64).compile(*specs, target="cuda:sm_90a")
+    assert "tried: " in first.stages["plan"]
+    again = decode(64).compile(*specs, target="cuda:sm_90a")
+    assert again.plan == first.plan and again.binary == first.binary
+    locations = re.compile(r"\.loc.*|\.file.*")
+    assert locations.sub("", again.asm) == locations.sub("", first.asm)

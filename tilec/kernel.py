@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
-from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
+from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import (
@@ -407,7 +407,7 @@ class Kernel(Launchable):
         with lock:
             found = self._variants.get(key)
             if found is None:
-                found = load_variant(key, lambda: self._build(key).stages)
+                found = load_variant(key, lambda: self._again(key, found).stages)
                 if found is None:
                     found = self._build(key)
                     store_variant(key, found)
@@ -416,7 +416,7 @@ class Kernel(Launchable):
 
     def take_up(self, key: SpecialisationKey, image: Image) -> CompiledKernel:
         """The variant of machine code that was compiled under `key` elsewhere."""
-        made = CompiledKernel(image, Stages(make=lambda: self._build(key).stages))
+        made = CompiledKernel(image, Stages(make=lambda: self._again(key, made).stages))
         store_variant(key, made)
         self._keep(key, made)
         return made
@@ -466,8 +466,16 @@ class Kernel(Launchable):
             return self.variant(dataclasses.replace(key, simulated=True))
         return variant
 
+    def _again(self, key: SpecialisationKey, known: CompiledKernel | None) -> CompiledKernel:
+        """What another program has compiled, with its plan: which are tried before that one depends
+        on what else a program has chosen."""
+        try:
+            return self._build(key, known.plan if known else None)
+        except ResourceError:  # it held because something may spill
+            return self._build(key)
+
     @collector_paused()
-    def _build(self, key: SpecialisationKey) -> CompiledKernel:
+    def _build(self, key: SpecialisationKey, plan: Plan | None = None) -> CompiledKernel:
         revision = self._current()
         if revision.source != key.source:
             raise CompileError(
@@ -476,8 +484,7 @@ class Kernel(Launchable):
                 "call it, or compile it, again",
             )
         func = self.choices.traced(revision.signature, key)
-        made: CompiledKernel = build.compile_variant(revision.signature, key, func)
-        return made
+        return build.compile_variant(revision.signature, key, func, plan)
 
 
 def _target_of(device: str, index: int) -> str:
