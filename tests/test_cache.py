@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import tilec
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, TensorMapType
 from tilec.jit.revision import read_revision
 from tilec.runtime.cache import DiskCache, cache_root, compiler_fingerprint, hash_parts
@@ -218,9 +219,10 @@ def test_fingerprint_covers_local_annotations(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stored_kernel_shows_the_code_that_was_kept(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the plans that were predicted best did not hold."""
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend("examples/attention")
     decode = importlib.import_module("flash_decoding").decode
     shapes = (2, 8, 64), (2, 150, 2, 64), (2, 150, 2, 64)
