@@ -68,6 +68,7 @@ KEYWORDS_WITHOUT_GENERATOR = {
     ("cast", "rbits"): "the reference rounds to nearest even",
     ("cast", "sat"): "the reference rounds to nearest even",
     ("annotate_schedule", "overlap"): "a schedule: it changes no number",
+    ("annotate_schedule", "roles"): "a schedule: it changes no number",
     ("copy", "loop_layout"): "a layout of registers: it changes no number",
     ("cumsum", "annotations"): "accepted, and decides nothing",
     ("cummax", "annotations"): "accepted, and decides nothing",

@@ -46,7 +46,6 @@ from tilec.ir.ops import (
     Scope,
     SetRegisters,
     TmaCopy,
-    WarpSync,
     WgmmaWait,
     Yield,
 )
@@ -55,7 +54,6 @@ from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.restage import restaged
-from tilec.passes.utils.rings import elected
 from tilec.passes.utils.role_cut import (
     GROUP_WARPS,
     LAST_GROUPS,
@@ -126,9 +124,9 @@ class _Roles(Cut):
         return n.op("mod", t, stages), n.op("and", n.op("floordiv", t, stages), one)
 
     def _arrive(self, b: Builder, name: str, stage: Value) -> None:
-        """One thread of each warp arrives, for all."""
-        b.emit(WarpSync)
-        b.emit(MbarrierArrive, self.barriers[name][0], stage, elected(b, 1))
+        """All threads arrive: one for each warp, behind a meeting of its lanes, takes as long, and
+        racecheck reports what the others have written."""
+        b.emit(MbarrierArrive, self.barriers[name][0], stage)
 
     def _wait(self, b: Builder, name: str, at: tuple[Value, Value]) -> None:
         b.emit(MbarrierWait, self.barriers[name][0], *at)

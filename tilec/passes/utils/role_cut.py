@@ -226,13 +226,14 @@ class Cut:
         }
         self.ring |= {v: self.ring[x] for v, x in self.slot_of.items()}
         self.staged = {v: x for v, x in self.ring.items() if v.buffer.space == "shared"}
+        threads = GROUP_WARPS * self.target.warp_size
         self.barriers = {
             name: (Value(BufferType((self.stages,), INT64, "barrier"), name), size)
             for name, size in (
-                ("full", LAST_GROUPS * GROUP_WARPS),
-                ("free", LAST_GROUPS * GROUP_WARPS),
-                ("ready", GROUP_WARPS),
-                ("scored", GROUP_WARPS),
+                ("full", LAST_GROUPS * threads),
+                ("free", LAST_GROUPS * threads),
+                ("ready", threads),
+                ("scored", threads),
             )
         }
         self.own = [x for p in self.promoted.values() for x in p.buffers]
