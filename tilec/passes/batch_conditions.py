@@ -20,9 +20,8 @@ Whoever runs the loop, as a producer or as a consumer of what it brings, has a w
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Binary,
     Cast,
@@ -64,45 +63,35 @@ class _Loops:
             return None
         if self.numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
             return None
-        known = self.numbers.get(o.lo), self.numbers.get(o.hi)
-        if None not in known and _trips(*known) < FEWEST:
+        lo, hi = self.numbers.get(o.lo), self.numbers.get(o.hi)
+        if lo is not None and hi is not None and hi - lo < FEWEST:
             return None
-        *head, branch, _ = o.body.ops if len(o.body.ops) > 2 else (None, None)
+        *head, branch = o.body.ops[:-1]
         if not isinstance(branch, If) or branch.results or len(branch.orelse.ops) > 1:
             return None
-        if not all(x is not None and is_clonable(x, self.written) for x in head):
+        if not all(is_clonable(x, self.written) for x in head):
             return None
-        made = self.slice(o, branch)
-        return _jumping(o, branch, made) if made else None
+        defs = {r: x for x in head for r in x.results}
+        used = [v for x in walk(branch.then) for v in x.operands]
+        made = [*upstream((branch.cond,), defs)]
+        if not self.pays(o.body.args[0], branch, made, used):
+            return None
+        return _jumping(o, branch, made, [*upstream(used, defs)])
 
-    def slice(self, loop: For, o: If) -> list[Op]:
-        """What the condition is computed by; empty if no element of a tensor is asked in each
-        iteration, or one that the body uses, too, or not the same by all threads of the block."""
-        made = {r: x for x in loop.body.ops for r in x.results}
-        needed: set[Op] = set()
-        left = [o.cond]
-        while left:
-            x = made.get(left.pop())
-            if x is not None and x not in needed:
-                needed.add(x)
-                left += x.operands
-        loads = {x.result for x in needed if isinstance(x, Load)}
-        inside = {v for x in walk(o.then) for v in x.operands}
-        n = loop.body.args[0]
-        if not loads or loads & inside or not any(n in x.operands for x in needed):
-            return []
+    def pays(self, n: Value, branch: If, made: list[Op], used: list[Value]) -> bool:
+        """Whether the condition, which is computed by `made`, asks for elements of tensors in each
+        iteration, which the body does not use, too, and is the same for all threads of the
+        block."""
+        loads = {x.result for x in made if isinstance(x, Load)}
+        if not loads or not loads.isdisjoint(used) or not any(n in x.operands for x in made):
+            return False
         self.uniformity = self.uniformity or uniformity_of(self.func)
-        if self.uniformity.level(o.cond) is not Level.BLOCK:
-            return []
-        return [x for x in loop.body.ops if x in needed]
+        return self.uniformity.level(branch.cond) is Level.BLOCK
 
 
-def _trips(lo: Number | None, hi: Number | None) -> int:
-    return int(hi or 0) - int(lo or 0)
-
-
-def _jumping(loop: For, branch: If, made: list[Op]) -> list[Op]:
-    """The loop over the iterations whose condition, computed by `made`, holds."""
+def _jumping(loop: For, branch: If, made: list[Op], before: list[Op]) -> list[Op]:
+    """The loop over the iterations whose condition, computed by `made`, holds; `before` is computed
+    for the body."""
     n, dtype = loop.body.args[0], loop.lo.dtype
     outer, test, inner = (Builder(loop.loc) for _ in range(3))
     start = Value(n.type, n.name)
@@ -116,7 +105,7 @@ def _jumping(loop: For, branch: If, made: list[Op]) -> list[Op]:
         own: Substitution = {n: at}
         outer.ops += [clone(x, own) for x in made]
         bit = outer.value(Cast, own[branch.cond], UINT32)
-        if number >= 1:
+        if number:
             bit = outer.value(Binary, "shl", bit, outer.value(Const, number, UINT32))
         word = outer.value(Binary, "or", word, bit)
     # Of what is behind the last iteration, which has its condition, nothing is done.
@@ -133,7 +122,7 @@ def _jumping(loop: For, branch: If, made: list[Op]) -> list[Op]:
     # (Not behind the last one: what is known of an index stays known.)
     at = inner.value(Binary, "min", inner.value(Binary, "add", start, place), last)
     own = {n: at}
-    inner.ops += [clone(x, own) for x in (*_used(loop, branch), *branch.then.ops[:-1])]
+    inner.ops += [clone(x, own) for x in (*before, *branch.then.ops[:-1])]
     fewer = inner.value(Binary, "sub", left, inner.value(Const, 1, UINT32))
     inner.emit(Yield, (inner.value(Binary, "and", left, fewer),))
     outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
@@ -143,14 +132,3 @@ def _jumping(loop: For, branch: If, made: list[Op]) -> list[Op]:
     step = b.value(Const, BITS, dtype)
     b.emit(For, "serial", loop.lo, loop.hi, step, (), outer.block((start,)))
     return b.ops
-
-
-def _used(loop: For, branch: If) -> list[Op]:
-    """What stands in front of the branch and is used there."""
-    used = {v for x in walk(branch.then) for v in x.operands}
-    found = []
-    for x in reversed(loop.body.ops[:-2]):
-        if not used.isdisjoint(x.results):
-            used.update(x.operands)
-            found.append(x)
-    return found[::-1]

@@ -277,7 +277,7 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
         return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
     if plan.overlap:
         alone = ALONE * min(loop.compute, loop.vector) if threads <= GROUP_THREADS else 0.0
-        alone /= plan.residents**2
+        alone /= plan.residents**2  # shared among them, and hidden by the others
         vector = loop.vector * (IN_TURN if threads > GROUP_THREADS else 1.0)
         compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
         return max(max(compute, vector) + alone + inside, loop.from_cache)

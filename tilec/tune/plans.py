@@ -157,25 +157,33 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
             'warps bring: it needs specialise=True and consumers="cooperative"',
             "leave those two out",
         )
-    if plan.roles:
-        if (error := refusal(func, target)) is not None:
-            return refuse(f"roles=True: {error.message}", error.hint or "leave it out")
-        if plan.specialise or plan.persistent or plan.overlap or blocks_of(plan) > 1:
-            return refuse(
-                "roles=True: the groups behind the cut bring the tiles, of one block of the grid",
-                "leave specialise, persistent, consumers, overlap, cluster and split out",
-            )
-        if threads != ROLE_THREADS:
-            return refuse(
-                f"roles=True: the roles are {ROLE_THREADS} threads, and threads={threads}",
-                f"leave threads out, or write threads={ROLE_THREADS}",
-            )
+    if plan.roles and (found := _problem_of_roles(plan, func, target, threads)) is not None:
+        return refuse(*found)
     if not target.has("cluster"):
         if plan.split > 1:
             sizes = f"split=({plan.split}, {plan.parts})"
             return refuse(f"{sizes}: {target} has no clusters", f"write split={blocks}")
         if plan.cluster != (1, 1, 1):
             return refuse(f"cluster={plan.cluster}: {target} has no clusters", "leave it out")
+    return None
+
+
+def _problem_of_roles(
+    plan: Plan, func: Func, target: Target, threads: int
+) -> tuple[str, str] | None:
+    """Why products cannot have roles, and what to do; None if they can."""
+    if (error := refusal(func, target)) is not None:
+        return f"roles=True: {error.message}", error.hint or "leave it out"
+    if plan.specialise or plan.persistent or plan.overlap or blocks_of(plan) > 1:
+        return (
+            "roles=True: the groups behind the cut bring the tiles, of one block of the grid",
+            "leave specialise, persistent, consumers, overlap, cluster and split out",
+        )
+    if threads != ROLE_THREADS:
+        return (
+            f"roles=True: the roles are {ROLE_THREADS} threads, and threads={threads}",
+            f"leave threads out, or write threads={ROLE_THREADS}",
+        )
     return None
 
 
