@@ -174,3 +174,28 @@ def test_gemv_on_a_gpu(parts):
     for _ in range(20):
         kernel(a, b, c.fill_(77))
         torch.testing.assert_close(c.double(), a.double() @ b.double().T, rtol=2e-2, atol=0.1)
+
+
+def multiplied(threads, dtype):
+    @tilec.kernel
+    def main(A: T.Tensor((threads,), dtype), C: T.Tensor((1,), dtype)):
+        with T.Kernel(1, threads=threads):
+            tx = T.get_thread_binding(0)
+            out = T.alloc_local((1,), dtype)
+            with T.attr(T.comm_reducer(lambda x, y: x * y, [1]), "reduce_scope", 0):
+                T.tvm_thread_allreduce(1, A[tx], True, out[0], tx)
+            C[0] = out[0]
+
+    return main
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("threads", [1, 7, 8, 12])
+def test_few_threads_combine_in_halves(target, threads):
+    """Rounded to bfloat16 at each step: from one end to the other 241920 becomes 242688."""
+    a = np.ones(threads, "bfloat16")
+    a[: min(threads, 8)] = [3, 8, 5, 2, 7, 6, 4, 6][:threads]
+    c = np.zeros(1, "bfloat16")
+    run(multiplied(threads, "bfloat16"), target, a, c)
+    whole = np.prod(a.astype("f8"))
+    assert abs(float(c[0]) - whole) <= whole / 256, c

@@ -92,3 +92,47 @@ def test_what_a_thread_stores_is_as_wide_as_its_rows_allow(target: str) -> None:
     lanes = [o.value.type.lanes for o in stores if isinstance(o.value.type, VectorType)]
     assert lanes == [4] and len(stores) == 1, "in a loop over pieces of 16 bytes"
     assert not any(o.guard for o in stores), "no thread stores for others"
+
+
+@tilec.kernel
+def alike(A: T.Tensor((6,), "float32"), B: T.Tensor((6,), "float32")):
+    """All threads hold the same: added once, on every target."""
+    with T.Kernel(1, threads=64):
+        own = T.alloc_local((6,), "float32")
+        T.copy(A, own)
+        T.atomic_add(B, own)
+
+
+@tilec.kernel
+def own_sums(A: T.Tensor((64, 6), "float32"), B: T.Tensor((6,), "float32")):
+    """Each thread holds others: all are added."""
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        own = T.alloc_local((6,), "float32")
+        T.copy(A[tx, :], own)
+        T.atomic_add(B, own)
+
+
+@tilec.kernel
+def own_places(A: T.Tensor((6,), "float32"), B: T.Tensor((64, 6), "float32")):
+    """All threads hold the same, and add it in places of their own."""
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        own = T.alloc_local((6,), "float32")
+        T.copy(A, own)
+        T.atomic_add(B[tx, :], own)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_what_all_threads_hold_is_added_once(target: str) -> None:
+    rng = np.random.default_rng(5)
+    for kernel, shape, out in ((alike, (6,), (6,)), (own_sums, (64, 6), (6,)), (own_places, (6,), (64, 6))):  # fmt: skip  # noqa: E501
+        a, b = rng.standard_normal(shape, np.float32), rng.standard_normal(out, np.float32)
+        wanted = b.astype("f8") + (a.astype("f8").sum(0) if kernel is own_sums else a)
+        if target == "cpu":
+            kernel(a, b)
+        else:
+            kernel.compile(a, b, target=target)
+            report = tilec.simulate(kernel, a, b, target=target)
+            assert report.ok, report
+        np.testing.assert_allclose(b, wanted, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 
@@ -71,7 +72,11 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
         index = index_of_thread(t, c)
         place = t.binary("mod", t.binary("floordiv", index, stride), extent)
         first = t.binary("sub", index, t.binary("mul", place, stride))
-        given = [value, reducer.combine, value.dtype, index, first, stride, extent]
+        widths = [extent]
+        while widths[-1] > 1:
+            widths.append((widths[-1] + 1) // 2)
+        steps = [(to, of - to) for of, to in itertools.pairwise(widths)]
+        given = [value, reducer.combine, value.dtype, index, place, first, stride, steps]
         found = t.trace_function(_in_memory, [*given, math.prod(shape)], {})
     t.store(result, t.number(found, "what is combined"))
 
@@ -110,14 +115,15 @@ def _by_groups(value, combine, dtype, index, lanes, extent, threads):  # type: i
     return T.cast(value, dtype)
 
 
-def _in_memory(value, combine, dtype, index, first, stride, extent, threads):  # type: ignore[no-untyped-def]
-    """In the language of kernels: each thread reads what all of its group have left."""
+def _in_memory(value, combine, dtype, index, place, first, stride, steps, threads):  # type: ignore[no-untyped-def]
+    """In the language of kernels: the lower half of a group takes what the upper one has left, until
+    one thread has all: rounded in halves as shuffles do, not from one end to the other."""
     left = T.alloc_shared((threads,), dtype)
     T.sync_threads()
     left[index] = value
     T.sync_threads()
-    total = T.alloc_var(dtype)
-    total = left[first]
-    for k in T.serial(1, extent):
-        total = combine(total, left[first + k * stride])
-    return T.cast(total, dtype)
+    for distance, taken in steps:
+        if place < taken:
+            left[index] = combine(left[index], left[index + distance * stride])
+        T.sync_threads()
+    return T.cast(left[first], dtype)

@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, DType, ScalarType
+from tilec.ir.uniformity import Level, Uniformity
 
 
 class Iteration:
@@ -119,10 +120,14 @@ def in_turn(loop: Parallel) -> list[Op]:
     return [*ops]
 
 
-def is_private(o: Op) -> bool:
-    """Whether each thread does it for itself, with variables (`local`) of its own."""
+def is_private(o: Op, uniformity: Uniformity) -> bool:
+    """Whether each thread does it for itself, with variables (`local`) of its own. What must not be
+    repeated and is the same for all threads is done once."""
     spaces = {r.buffer.buffer.space for r in boxes(o)}
-    return "local" in spaces and "fragment" not in spaces
+    if "local" not in spaces or "fragment" in spaces:
+        return False
+    once = any(e.is_once for e in o.effects())
+    return not once or any(uniformity.level(v) > Level.BLOCK for v in o.operands)
 
 
 def is_part_of_fragment(r: Region) -> bool:

@@ -16,6 +16,7 @@ from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Copy, Fill
+from tilec.ir.uniformity import Uniformity, uniformity_of
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
@@ -34,7 +35,7 @@ WIDEST_BITS = 128  # a thread's widest access
 def lower_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
     warps = warps_of(func, target)
-    facts = facts_of(func)
+    facts, uniformity = facts_of(func), uniformity_of(func)
     inputs = matrix_inputs(func)
 
     def visit(o: Op) -> None | list[Op]:
@@ -52,18 +53,18 @@ def lower_copies(func: Func, target: Target) -> Func:
             case Fill(replaced=True):
                 return []
             case _ if type(o) in ELEMENTWISE:
-                return [_loop(o, warps(o), target)]
+                return [_loop(o, warps(o), target, uniformity)]
         return None
 
     return func.with_body(rewrite(func.body, visit))
 
 
-def _loop(o: Op, warps: int, target: Target) -> Op:
+def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:
     """The op's loop over elements, whose layout is that of a fragment taking part, without its
     dimensions of extent 1; coalesced without one."""
     sides = boxes(o)
     vector = o.vector if isinstance(o, Copy) else WIDEST_BITS // sides[0].dtype.bits
-    if is_private(o):
+    if is_private(o, uniformity):
         layout = each_thread(sides[0].shape or (1,))
     else:
         layout = _layout(sides, vector, warps, target)

@@ -45,7 +45,7 @@ def lower_tiles(func: Func, target: Target) -> Func:
             return in_turn(o)
         if type(o) not in ELEMENTWISE:
             return None
-        return in_turn(loop_of(o)) if by_threads and is_private(o) else [loop_of(o)]
+        return in_turn(loop_of(o)) if by_threads and is_private(o, uniformity) else [loop_of(o)]
 
     return func.with_body(rewrite(func.body, lower))
 

@@ -41,6 +41,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import DTYPES, INT32, BufferType, DType, Extent
+from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.warp_matrices import by_elements
 
@@ -109,7 +110,7 @@ def _narrowest_first(body: Block) -> Block:
 
 class _Views:
     def __init__(self, func: Func) -> None:
-        self.tensors = Tensors(func)
+        self.tensors, self.uniformity = Tensors(func), uniformity_of(func)
         self.source: dict[Value, Value] = {}
 
     def block(self, block: Block) -> Block:
@@ -154,7 +155,7 @@ class _Views:
                 return [*b.ops, done]
         if type(o) in ELEMENTWISE:
             loop = loop_of(o)
-            loops = in_turn(loop) if is_private(o) else [loop]
+            loops = in_turn(loop) if is_private(o, self.uniformity) else [loop]
             return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
         alone = isinstance(o, Gemm)  # an operand's box is nothing to the others
         kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}

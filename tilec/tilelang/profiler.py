@@ -34,7 +34,8 @@ class Profiler:
         return self.kernel
 
     def inputs(self) -> list[Any]:
-        """A torch tensor for each parameter, on the GPU if there is one. Raises LaunchError where
+        """A torch tensor for each parameter, on the GPU if there is one: floats from -1 to 1, whole
+        numbers from -2 or 0 to 2, as TileLang's `TensorSupplyType.Auto` has them. Raises LaunchError where
         an extent has no value, or a parameter is no tensor."""
         import torch
 
@@ -47,9 +48,10 @@ class Profiler:
                 raise LaunchError(message, hint="give the inputs: input_tensors=[…]")
             dtype = getattr(torch, array_dtype(str(p.dtype), "cpu"))
             if dtype.is_floating_point:
-                made.append(torch.randn(shape, device=device).to(dtype))
+                made.append((2 * torch.rand(shape, device=device) - 1).to(dtype))
             else:
-                made.append(torch.randint(0, 2, shape, device=device).to(dtype))
+                least, above = (-2, 3) if dtype.is_signed else (0, 2 if dtype is torch.bool else 3)
+                made.append(torch.randint(least, above, shape, device=device).to(dtype))
         return made
 
     def run_once(self) -> Any:
