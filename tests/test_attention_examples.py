@@ -90,6 +90,30 @@ def test_simulated(name: str, target: str, cpu: None) -> None:
 
 
 @pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("splits", [1, 7, 40])
+def test_parts_are_put_together_by_columns(splits: int, rng: np.random.Generator) -> None:
+    example = importlib.import_module("flash_decoding")
+    tile = {**example.combine_tile(128, splits), "BD": 64}
+    assert tile["BP"] >= splits
+    parts = rng.standard_normal((2, splits, 3, 128)).astype(np.float16)
+    sums = rng.standard_normal((2, splits, 3)).astype(np.float32) * 5
+    sums[1, :, 2] = -np.inf  # nothing has been seen
+    weights = np.exp2(sums.astype(np.float64))
+    want = (weights[..., None] * parts).sum(1) / np.maximum(weights.sum(1), 1e-30)[..., None]
+    o, lse = np.zeros((2, 3, 128), np.float16), np.zeros((2, 3), np.float32)
+    for target in ("cpu", *TARGETS):
+        o.fill(9)
+        given = example.combine(128, "float16"), parts, sums, o, lse
+        if target == "cpu":
+            given[0](*given[1:], **tile)
+        else:
+            assert tilec.simulate(*given, target=target, **tile).ok
+        np.testing.assert_allclose(o, want, rtol=2e-3, atol=2e-3)
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(lse, np.log(weights.sum(1)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unassembled")
 def test_a_page_that_is_none_is_found(cpu: None) -> None:
     support, example = (importlib.import_module(n) for n in ("attention_support", "paged_decode"))
     q = support.random((1, 2, 64), "float16")

@@ -142,6 +142,14 @@ def test_stmatrix_of_wgmma_results(n):
     assert not stmatrix_ok(c.drop(1), row_major((64,)), 16)
 
 
+def test_stmatrix_into_one_of_several_tiles():
+    c = wgmma_c(64)
+    assert stmatrix_ok(c, swizzled((3, 64, 64), 16, 128), 16)
+    assert not stmatrix_ok(c, padded((3, 64, 64), 64, 2), 16)  # rows begin at multiples of 4 bytes
+    with pytest.raises(LayoutError, match="against memory of shape"):
+        stmatrix_ok(c, row_major((64, 3, 64)), 16)
+
+
 def test_matrix_rows_hold_what_the_fragment_holds():
     """The rows of a lane, dealt out as ldmatrix does, are the fragment's registers."""
     for fragment in (MMA16_A, MMA_C.tile((2, 2), "reg"), wgmma_c(16)):

@@ -70,7 +70,10 @@ def test_products_are_on_either_side(split: str) -> None:
     products = {
         n: [re.findall(r"%([a-z]\w*?(?:_\d)?)\b", g) for g in gs] for n, gs in gemms.items()
     }
-    products = {n: [[v for v in g if v[0] != "c"] for g in gs] for n, gs in products.items()}
+    products = {
+        n: [[v for v in g if v[0] != "c" and "slot" not in v] for g in gs]
+        for n, gs in products.items()
+    }
     # Each takes its own columns of the values; P is in the place of the keys' last columns.
     assert products["last_0"] == [["k_rope", "kv_0", "o"]]
     assert products["last_1"] == [["k_rope", "kv_1", "o_1"]]
@@ -88,10 +91,49 @@ def test_groups_behind_the_cut_bring_the_tiles(split: str) -> None:
     found = groups(split)
     brought = {n: set(re.findall(r"tma_copy %(\w+)\[.*?%(\w+)\[", t)) for n, t in found.items()}
     assert brought == {
-        "first": set(),
+        # What goes on to registers, through the last stage of tiles alike.
+        "first": {("Q", "kv_0"), ("Q", "kv_1"), ("Q_rope", "k_rope")},
         "last_0": {("KV", "kv_0"), ("K_rope", "k_rope")},
         "last_1": {("KV", "kv_1")},
     }
+
+
+def test_q_comes_through_the_last_stage(split: str) -> None:
+    found = groups(split)
+    assert re.search(r"copy %kv_0\[[^]]*\], \(1, 64, 32\), %q_0\[", found["first"])
+    for name in ("last_0", "last_1"):  # it waits there before it fills that stage
+        wait, fill = (found[name].index(x) for x in ("mbarrier_wait %taken", "tma_copy"))
+        assert wait < fill
+
+
+def test_weights_leave_as_matrices() -> None:
+    arrays = arrays_of(programs.latent_arrays, 64, 300)
+    assert "stmatrix" in LATENT.compile(*arrays.values(), target=HOPPER).stages["ptx"]
+
+
+def test_results_leave_by_tma_where_a_tile_is_like_them() -> None:
+    arrays = arrays_of(programs.perceptron_arrays, 64, 320)
+    made = programs.perceptron.compile(*arrays.values(), target=HOPPER)
+    found = groups(str(made.stages["split_roles"]))
+    for part in (0, 1):
+        text = found[f"last_{part}"]
+        assert re.search(rf"copy %w2_{part}\[.*%Y\[.*engine=tma_store", text), text
+    assert "global.shared::cta" in made.stages["ptx"]
+    # Of float32 no tile is.
+    latent = LATENT.compile(*arrays_of(programs.latent_arrays, 64, 300).values(), target=HOPPER)
+    assert "tma_store" not in str(latent.stages["split_roles"])
+
+
+def test_factors_of_one_are_skipped() -> None:
+    """A thread behind the cut asks whether one of its two rows is scaled at all."""
+    arrays = arrays_of(programs.latent_arrays, 64, 300)
+    made = LATENT.compile(*arrays.values(), target=HOPPER)
+    found = groups(str(made.stages["lower_parallel"]))
+    asked = (
+        r"const 1\.0, f32\n(?:.*(?:const 0|const 1|reg_read|compare\.ne).*\n)+.*binary\.or.*\n *if "
+    )
+    counts = {name: len(re.findall(asked, text)) for name, text in found.items()}
+    assert counts == {"first": 0, "last_0": 1, "last_1": 1}
 
 
 def test_registers_go_to_the_first_group(split: str) -> None:

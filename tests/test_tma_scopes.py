@@ -211,3 +211,28 @@ def test_errors(keywords: dict[str, Any], message: str) -> None:
 
     with pytest.raises(CompileError, match=message):
         kernel.compile(tilec.spec((64, 32), "float32"), target=TARGET)
+
+
+@tilec.kernel
+def stages(A: T.Tensor((M, 128), "float16"), B: T.Tensor((M, 128), "float16")):
+    """Halves change places, each in a stage of one buffer."""
+    with T.Kernel(T.ceildiv(M, 32), threads=128) as b:
+        tiles = T.alloc_shared((2, 32, 64), "float16")
+        bars = T.alloc_barrier([128] * 2)
+        for n in T.serial(2):
+            T.tma_copy(A[b * 32, n * 64], tiles[n, :, :], barrier=bars[n])
+            T.barrier_arrive(bars[n])
+        for n in T.serial(2):
+            T.barrier_wait(bars[n], 0)
+            T.tma_copy(tiles[n, :, :], B[b * 32, (1 - n) * 64])
+
+
+@pytest.mark.parametrize("rows", [1, 32, 70])
+def test_a_stage_leaves_by_tma(rows: int, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((rows, 128)).astype(np.float16), np.zeros((rows, 128), np.float16)
+    made = stages.compile(a, b, target=TARGET)
+    assert "cp.async.bulk.tensor.2d.global.shared::cta" in made.stages["ptx"]
+    assert "st.global" not in made.stages["ptx"]
+    report = tilec.simulate(stages, a, b, target=TARGET, schedules=2)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, np.roll(a, 64, 1))

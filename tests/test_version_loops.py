@@ -163,3 +163,32 @@ def test_elements_that_stay_are_left_alone(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(mine["C"][:, :4], want.sum(1), rtol=1e-5)
     kept, _ = split(mirrored, held)
     assert version_loops(kept, TARGET) is kept
+
+
+def masked_by_what_is_loaded(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, total = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        T.clear(total)
+        for n in T.Pipelined(4, num_stages=0):
+            T.copy(A[b * 8, n * 4], part)
+            for i, j in T.Parallel(8, 4):
+                part[i, j] = T.if_then_else(n * 4 + j < E[0], part[i, j], -1)
+            for i, j in T.Parallel(8, 4):
+                total[i, j] += part[i, j]
+        for i, j in T.Parallel(8, 4):
+            C[b * 8 + i, j] = total[i, j]
+
+
+@pytest.mark.parametrize("end", [0, 5, 8, 16])
+def test_what_a_mask_is_compared_with_may_be_loaded(end: int, rng: np.random.Generator) -> None:
+    held = arrays(rng, end)
+    before, after = split(masked_by_what_is_loaded, held)
+    (loop,) = ops(after, For)
+    assert any(isinstance(o, If) and len(o.then.ops) == 1 for o in loop.body.ops)
+    want = np.where(np.arange(16)[None] < end, held["A"], np.float32(-1)).reshape(21, 4, 4)
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        np.testing.assert_allclose(mine["C"][:, :4], want.sum(1), rtol=1e-5)

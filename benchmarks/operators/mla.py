@@ -135,8 +135,8 @@ def ours(m: Mla, name: str = "", paged: bool | None = None) -> Candidate:
         if splits == 1:
             return [first]
         specs = decoding.combine_specs(m.dim, m.batch, m.heads, splits, kind)
-        combine = decoding.combine(m.dim, kind)
-        return [first, Step(combine, specs, ("parts", "sums", "out", "lse"))]
+        combine, tile = decoding.combine(m.dim, kind), decoding.combine_tile(m.dim, splits)
+        return [first, Step(combine, specs, ("parts", "sums", "out", "lse"), tile)]
 
     def views(t: Tensors, config: Config) -> Tensors:
         found = split_views(t, config)
@@ -161,12 +161,9 @@ def peer(m: Mla) -> Candidate | None:
         {"program": "example_mla_decode_paged" if m.paged else "example_mla_decode", "splits": n}
         for n in PEER_SPLITS.get(m.batch, (1,))
     ]
-    if not m.paged:  # that variant takes two blocks of tokens at a time
-        found += [
-            {"program": "example_mla_decode_ws", "splits": c["splits"]}
-            for c in found
-            if m.length // c["splits"] % (2 * TILE["BN"]) == 0
-        ]
+    # That variant takes two blocks of tokens at a time. Where keys are split its results are NaN.
+    if not m.paged and found[0]["splits"] == 1 and m.length % (2 * TILE["BN"]) == 0:
+        found.append({"program": "example_mla_decode_ws", "splits": 1})
 
     def compiled(examples: ModuleType, config: Config) -> Any:
         path, splits = f"deepseek_mla/{config['program']}", config["splits"]

@@ -91,7 +91,8 @@ def decode(dim: int, kind: str = "float32") -> Any:
 
 
 def combine(dim: int, kind: str = "float32") -> Any:
-    """The parts of each row, weighted by the powers of two that are their sums, BP at a time."""
+    """The parts of each row, weighted by the powers of two that are their sums, BP at a time; a
+    block takes BD columns."""
 
     @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def combine_parts(
@@ -100,17 +101,18 @@ def combine(dim: int, kind: str = "float32") -> Any:
         O: T.Tensor((B, H, dim), "float16"),
         Lse: T.Tensor((B, H), "float32"),
         BP: T.constexpr = 8,
+        BD: T.constexpr = dim,
     ):
-        with T.Kernel(H, B, threads=128) as (h, b):
-            part = T.alloc_fragment((BP, dim), "float32")
+        with T.Kernel(H, dim // BD, B, threads=128) as (h, c, b):
+            part = T.alloc_fragment((BP, BD), "float32")
             weight = T.alloc_fragment((BP,), "float32")
-            o = T.alloc_fragment((dim,), "float32")
+            o = T.alloc_fragment((BD,), "float32")
             high, before, total = (T.alloc_fragment((1,), "float32") for _ in range(3))
             T.clear(o)
             T.clear(total)
             T.fill(high, -1e30)
             for n in T.serial(T.ceildiv(P, BP)):
-                T.copy(Parts[b, n * BP : (n + 1) * BP, h, :], part)
+                T.copy(Parts[b, n * BP : (n + 1) * BP, h, c * BD : (c + 1) * BD], part)
                 for i in T.Parallel(BP):
                     weight[i] = T.if_then_else(
                         n * BP + i < P, Sums[b, n * BP + i, h], -T.infinity("float32")
@@ -121,17 +123,24 @@ def combine(dim: int, kind: str = "float32") -> Any:
                     weight[i] = T.exp2(weight[i] - high[0])
                 for i in T.Parallel(1):
                     total[i] *= T.exp2(before[i] - high[i])
-                for j in T.Parallel(dim):
+                for j in T.Parallel(BD):
                     o[j] *= T.exp2(before[0] - high[0])
-                for i, j in T.Parallel(BP, dim):
+                for i, j in T.Parallel(BP, BD):
                     part[i, j] *= weight[i]
                 T.reduce_sum(weight, total, dim=0, clear=False)
                 T.reduce_sum(part, o, dim=0, clear=False)
-            for j in T.Parallel(dim):
-                O[b, h, j] = T.if_then_else(total[0] > 0, o[j] / total[0], 0.0)
-            Lse[b, h] = (high[0] + T.log2(total[0])) / LOG2_E
+            for j in T.Parallel(BD):
+                O[b, h, c * BD + j] = T.if_then_else(total[0] > 0, o[j] / total[0], 0.0)
+            if c == 0:
+                Lse[b, h] = (high[0] + T.log2(total[0])) / LOG2_E
 
     return combine_parts
+
+
+def combine_tile(dim: int, splits: int) -> dict[str, int]:
+    """BP and BD with which a block has all parts on their way at once, where there are many."""
+    parts = min(max(8, 1 << (splits - 1).bit_length()), 64)
+    return {"BP": parts, "BD": dim // max(1, parts * dim // 8192)}
 
 
 def combine_specs(

@@ -99,6 +99,18 @@ class CopyEngines:
             and same_order(o)
         )
 
+    def tma_may_store(self, o: Copy) -> bool:
+        """Whether TMA can write where a copy does, whatever its source."""
+        t = o.dest.buffer.buffer
+        return (
+            self.target.has("tma")
+            and not o.disable_tma
+            and t.space == "global"
+            and t.dtype != BOOL
+            and box_may_begin(o.dest, self.facts, store=True)
+            and o.dest.buffer not in self.ragged
+        )
+
     def through_registers(self, copies: Iterable[Copy], specialise: bool) -> bool:
         """Whether the tiles of a loop's run-ahead `copies` that TMA does not bring wait in
         registers: cp.async brings all of them or none."""
@@ -123,6 +135,11 @@ class CopyEngines:
             and not self.func.attrs.get("may_alias")
             and all(_not_negative(self.facts.range(v)[0]) for v in o.source.offsets)
         )
+
+    @cached_property
+    def ragged(self) -> frozenset[Value]:
+        """See `ragged_tensors`."""
+        return ragged_tensors(self.func)
 
     @cached_property
     def written(self) -> set[Value]:

@@ -1,25 +1,24 @@
 """lower_barriers: barriers that the author made are initialised, his TMA copies become boxes.
 
 Before: SCHEDULED; `mbarrier_init` ops stand where barriers were allocated, `tma_copy` ops name
-regions. After: one thread of the block initialises them all, before anything else is done, and the
-threads meet; no `tma_copy` is left: one thread of the scope announces the bytes and starts the
-boxes. Nor is a `cluster_copy` (`utils/peer_copies.py`): where there was one, or a `tma_copy` for
-several blocks, those of a cluster begin and end together, so that each is there while others use
-its shared memory. A wait for asynchronous products names the fragments that they use."""
+regions, as do copies with the engine "tma_store" of parts of shared buffers. After: one thread of
+the block initialises the barriers, before anything else is done, and the threads meet; neither of
+these copies is left: one thread of the scope starts the boxes, whose bytes it announces where they
+are loaded. Nor is a `cluster_copy` (`utils/peer_copies.py`): where there was one, or a `tma_copy`
+for several blocks, those of a cluster begin and end together, so that each is there while others
+use its shared memory. A wait for asynchronous products names the fragments that they use."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-
-import numpy as np
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.clusters import cluster_of, size
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, squeeze, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -27,6 +26,7 @@ from tilec.ir.ops import (
     ClusterBarrier,
     ClusterCopy,
     Compare,
+    Copy,
     Gemm,
     If,
     Load,
@@ -39,14 +39,16 @@ from tilec.ir.ops import (
     Store,
     TmaCopy,
     TmaLoad,
+    TmaStore,
+    TmaStoreCommit,
+    TmaStoreWait,
     WgmmaWait,
     Yield,
 )
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.select_copies import MAX_BOX
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.groups import warps_of
-from tilec.passes.utils.peer_copies import Part, part_of, pieces, send, store
+from tilec.passes.utils.peer_copies import box_of, part_of, pieces, send, store
 from tilec.passes.utils.rings import TensorMaps, const, elected, only_if
 from tilec.target import Target
 
@@ -141,9 +143,11 @@ class _Lowering:
                 if o.mask:
                     self.for_several(inner, o)
                 else:
-                    self.boxes(inner, o)
+                    self.bring(inner, o)
                 only_if(b, elected(b), inner.ops)
                 return b.ops
+            case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
+                return self.send(o)
             case ClusterCopy(engine="tma"):
                 found = pieces(o, self.facts)
                 assert found is not None
@@ -169,73 +173,62 @@ class _Lowering:
         start.emit(MbarrierArrive, o.gate, told)
         for n in blocks[1:]:
             start.emit(MbarrierArrive, o.gate, told, None, const(start, n))
-        self.boxes(start, o, const(start, o.mask))
+        self.bring(start, o, const(start, o.mask))
         only_if(among, among.value(Compare, "eq", o.rank, const(among, first)), start.ops)
         if len(blocks) == self.blocks:
             b.ops += among.ops
             return
         among.emit(Yield)
-        self.boxes(alone, o)
+        self.bring(alone, o)
         alone.emit(Yield)
         bit = b.value(Binary, "and", b.value(Binary, "shr", const(b, o.mask), o.rank), told)
         b.emit(If, b.value(Compare, "eq", bit, told), among.block(), alone.block())
 
-    def boxes(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
+    def bring(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
         """The boxes started, by one thread, for the `blocks` of the cluster."""
-        t, region = o.dest.buffer.buffer, o.source
-        part = part_of(o.dest, self.facts)
-        if part is None:
-            raise _unfit(o)
-        base = part.moved(b)
-        box, swizzle = _box(o, part)
-        wide = (d for d, e in enumerate(region.extents) if e != 1)
-        tile_of = dict(zip(wide, (d for d, e in enumerate(o.dest.extents) if e != 1)))
-        dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
+        at_barrier = (o.barrier, o.stage, blocks, o.cache)
+        for where, map, coords in self.boxes(b, o, o.dest, o.source):
+            b.emit(TmaLoad, o.dest.buffer, where, map, coords, *at_barrier)
+
+    def send(self, o: Copy) -> list[Op]:
+        """One thread starts the boxes of a part of a shared buffer, and waits until TMA has read
+        them, so that who meets it next may write there."""
+        b, inner = Builder(o.loc), Builder(o.loc)
+        for where, map, coords in self.boxes(inner, o, o.source, o.dest):
+            inner.emit(TmaStore, map, coords, o.source.buffer, where, None, o.eviction_policy)
+        inner.emit(TmaStoreCommit)
+        inner.emit(TmaStoreWait, 0, True)
+        only_if(b, elected(b), inner.ops)
+        return b.ops
+
+    def boxes(
+        self, b: Builder, o: Op, tile: Region, tensor: Region
+    ) -> Iterator[tuple[Value, Value, tuple[Value, ...]]]:
+        """Of each box between a part of a shared buffer and a tensor: where it begins in the
+        buffer's memory, the descriptor, and where in the tensor."""
+        part = part_of(tile, self.facts)
+        found = box_of(tile, part) if part is not None else None
+        if part is None or found is None:
+            raise _unfit(o, tile)
+        base, (box, swizzle) = part.moved(b), found
+        wide = (d for d, e in enumerate(tensor.extents) if e != 1)
+        tile_of = dict(zip(wide, (d for d, e in enumerate(tile.extents) if e != 1)))
+        dims = [tile_of.get(d, -1) for d in reversed(range(tensor.buffer.buffer.rank))]
         extents = tuple(box[d] if d >= 0 else 1 for d in dims)
-        map = self.maps.get(region.buffer, extents, swizzle, t.dtype)
-        for corner in itertools.product(*(range(0, e, x) for e, x in zip(o.dest.extents, box))):
+        map = self.maps.get(tensor.buffer, extents, swizzle, tile.dtype)
+        for corner in itertools.product(*(range(0, e, x) for e, x in zip(tile.extents, box))):
             coords = []
-            for d, start in zip(dims, reversed(region.offsets)):
+            for d, start in zip(dims, reversed(tensor.offsets)):
                 at = narrow(b, start)
                 if d >= 0 and corner[d]:
                     at = b.value(Binary, "add", at, const(b, corner[d]))
                 coords.append(at)
-            where = b.value(Binary, "add", base, const(b, int(part.places[corner])))
-            at_barrier = (o.barrier, o.stage, blocks, o.cache)
-            b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), *at_barrier)
+            yield b.value(Binary, "add", base, const(b, int(part.places[corner]))), map, (*coords,)
 
 
-def _box(o: TmaCopy, part: Part) -> tuple[tuple[int, ...], int]:
-    """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer."""
-    layout, extents = o.dest.buffer.buffer.layout, o.dest.extents
-    assert layout is not None
-    bits = o.dest.dtype.bits
-    whole = tma_box(layout, bits)
-    columns = extents[-1] if whole is None else math.gcd(whole[0][-1], extents[-1])
-    try:
-        narrow_part = layout.restrict((*extents[:-1], columns))
-        panel = narrow_part.reshape(squeeze(narrow_part.shape) or (1,))
-    except LayoutError:
-        raise _unfit(o) from None
-    found = tma_box(panel, bits)
-    if found is None or any(e > MAX_BOX for e in found[0]):
-        raise _unfit(o)
-    sizes = iter(found[0])
-    box = tuple(1 if e == 1 else next(sizes) for e in narrow_part.shape)
-    if squeeze(narrow_part.shape) == ():
-        box = (1,) * len(extents)
-    table = panel.offsets().reshape(narrow_part.shape)
-    inside = table[tuple(slice(0, x) for x in box)]
-    for corner in itertools.product(*(range(0, e, x) for e, x in zip(extents, box))):
-        here = part.places[tuple(slice(at, at + x) for at, x in zip(corner, box))]
-        if here.shape != inside.shape or not np.array_equal(here - here.flat[0], inside):
-            raise _unfit(o)
-    return box, found[1]
-
-
-def _unfit(o: TmaCopy) -> LayoutError:
-    v = o.dest.buffer
-    extents = "x".join(map(str, o.dest.extents))
+def _unfit(o: Op, tile: Region) -> LayoutError:
+    v = tile.buffer
+    extents = "x".join(map(str, tile.extents))
     return LayoutError(
         f"TMA cannot fill this {extents} part of {v.name} as it lies in shared memory ({v.type})",
         o.loc,

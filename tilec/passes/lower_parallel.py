@@ -11,10 +11,15 @@ long and selects no registers. An index that may leave its tensor is
 guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
 that crosses an edge takes the guarded form, which is a loop where it is long and selects no
 registers, element by element where a vector is long too: few tiles run it, and each of its
-instructions is compiled."""
+instructions is compiled.
+
+Where products have roles (`split_roles`), threads skip a loop that multiplies a fragment by another
+one whose elements they hold are all 1: multiplications take registers' bandwidth from the products
+of the other group, and sums are scaled in few iterations."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tilec.ir.core import (
@@ -110,6 +115,7 @@ class Lowering:
         self.known = MemoryFacts(func, target)
         self.held_once = held_once(func)
         self.may_alias = bool(func.attrs.get("may_alias"))
+        self.roles = bool(func.attrs.get("roles"))
 
     # --- code outside of parallel loops ---
 
@@ -171,7 +177,8 @@ class Lowering:
             inner = Builder(p.loc)
             self._tested(inner, p, layout, place, None)
             only_if(b, replica, inner.ops)
-        return b.ops
+        factor = _factor(p) if self.roles else None
+        return _unless_one(factor, b.ops) if factor is not None else b.ops
 
     def _tested(
         self, b: Builder, p: Parallel, layout: Layout, place: Place, replica: Value | None
@@ -269,6 +276,37 @@ class Lowering:
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.value(Const, n, INT32) for n in (0, groups, 1))
         b.emit(For, kind, zero, count, one, (), block)
+
+
+def _factor(p: Parallel) -> Value | None:
+    """The fragment, if all that a loop does is to multiply another's elements by one of its."""
+    made = {r: o for o in p.body.ops for r in o.results}
+    acts = [o for o in p.body.ops if isinstance(o, ElementAccess) and not isinstance(o, Load)]
+    if len(acts) != 1 or not isinstance(acts[0], Store) or any(o.regions for o in p.body.ops):
+        return None
+    store = acts[0]
+    product = made.get(store.value)
+    if not isinstance(product, Binary) or product.kind != "mul" or store.dest.dtype.kind != "float":
+        return None
+    for x, y in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
+        old, factor = made.get(x), made.get(y)
+        if isinstance(old, Load) and isinstance(factor, Load) and old.source is store.dest:
+            fragments = {v.buffer.space for v in (old.source, factor.source)} == {"fragment"}
+            if fragments and old.indices == store.indices and factor.source is not old.source:
+                return factor.source
+    return None
+
+
+def _unless_one(factor: Value, ops: list[Op]) -> list[Op]:
+    """A loop that multiplies by a fragment's elements, for threads that have one other than 1."""
+    layout = factor.buffer.layout
+    assert layout is not None
+    b = Builder(ops[0].loc)
+    one = b.value(Const, 1.0, factor.dtype)
+    held = (b.value(Const, r, INT32) for r in range(layout.size("reg")))
+    tests = [b.value(Compare, "ne", b.value(RegRead, factor, r), one) for r in held]
+    only_if(b, functools.reduce(lambda x, y: b.value(Binary, "or", x, y), tests), ops)
+    return b.ops
 
 
 def _partial(p: Parallel) -> list[int]:

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.copy_engines import CopyEngines, box_may_begin, ragged_tensors, same_order
+from tilec.ir.copy_engines import CopyEngines, same_order
 from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
@@ -36,14 +36,12 @@ from tilec.ir.ops import (
     Store,
     While,
 )
-from tilec.ir.types import BOOL, BufferType
+from tilec.ir.types import BufferType
 from tilec.passes.stage_stores import staged_form
-from tilec.passes.utils.peer_copies import arrive, pieces
+from tilec.passes.utils.peer_copies import MAX_BOX, arrive, box_of, part_of, pieces
 from tilec.passes.utils.rings import settle
 from tilec.passes.utils.slicing import is_separable
 from tilec.target import Target
-
-MAX_BOX = 256  # elements of a TMA box in one dimension
 
 
 def select_copies(func: Func, target: Target) -> Func:
@@ -71,7 +69,6 @@ class _Chooser:
         self.engines = CopyEngines(func, target)
         unseen = _Unseen(func)
         self.unseen, self.users = unseen.copies, unseen.users
-        self.ragged = ragged_tensors(func)
         self.fences = any(isinstance(o, DeviceFence) for o in walk(func.body))
         groups = [o for o in walk(func.body) if isinstance(o, Scope)]
         self.grouped = {o for scope in groups for o in walk(scope.body)}
@@ -107,7 +104,7 @@ class _Chooser:
             able = self.engines.of(o, False) == "cp_async" and start % vector == 0
             able = able and _has_runs(o, vector)
         else:
-            able = self._may_store(o) and self._box_store(o)
+            able = self.engines.tma_may_store(o) and self._box_store(o)
         return replace(o, engine=o.engine if able else "threads", vector=vector)
 
     def to_peer(self, o: ClusterCopy) -> list[Op]:
@@ -138,7 +135,7 @@ class _Chooser:
             return f"{tensor.name} is in shared memory"
         if tma_reduces(o.reduction, tensor.dtype) is None:
             return f"it has no {o.reduction} of {tensor.dtype.name}"
-        if not self._may_store(o):
+        if not self.engines.tma_may_store(o):
             return (
                 f"it writes tensors of 2 to 5 dimensions, whose rows begin and end at multiples of "
                 f"16 bytes, from such a multiple on; of {tensor.name} that is not known"
@@ -163,20 +160,9 @@ class _Chooser:
         unused = isinstance(o, Atomic) and o.result not in self.users
         return unused or isinstance(o, AtomicTile)
 
-    def _may_store(self, o: Copy) -> bool:
-        t = o.dest.buffer.buffer
-        return (
-            self.target.has("tma")
-            and not o.disable_tma
-            and t.space == "global"
-            and t.dtype != BOOL
-            and box_may_begin(o.dest, self.engines.facts, store=True)
-            and o.dest.buffer not in self.ragged
-        )
-
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
-        if not self._may_store(o) or o not in self.unseen:
+        if not self.engines.tma_may_store(o) or o not in self.unseen:
             return False
         if f.space == "shared":
             return self._box_store(o)
@@ -195,13 +181,14 @@ class _Chooser:
         """Whether TMA can take a shared tile as it lies. All threads meet there, so it must stand
         where the whole block goes."""
         s, t = o.source.buffer.buffer, o.dest.buffer.buffer
-        return (
-            s.dtype == t.dtype
-            and o.source.is_whole
-            and s.layout is not None
-            and box_fits(s.layout, s.dtype.bits)
-            and same_order(o)
-        )
+        if s.dtype != t.dtype or s.layout is None or not same_order(o):
+            return False
+        if o.source.is_whole:
+            return box_fits(s.layout, s.dtype.bits)
+        if o.reduction or not self.func.attrs.get("by_hand"):
+            return False
+        part = part_of(o.source, self.engines.facts)
+        return part is not None and box_of(o.source, part) is not None
 
 
 class _Unseen:

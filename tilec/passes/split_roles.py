@@ -16,6 +16,11 @@ the cut lies in shared memory: a tile in the place of one that only the first pr
 they have done with by then, where there is such a one of its shape. The groups behind the cut bring
 the tiles, as they are the last to read them: each the columns that it takes itself.
 
+Both ends of a block go by TMA. The first group begins by asking for what is the same in all
+iterations; what goes on to registers comes through the last stage of a tile alike, which is filled
+for its iteration when that has been `taken`. The sums leave through the first stage of a tile that
+their group alone still reads, where one has their columns and the tensor's dtype.
+
 Four mbarriers for each stage order the groups: `full`, the tiles have come; `scored`, the first
 products have ended; `ready`, what crosses is there; `free`, the last products have ended. The last
 products of an iteration begin when the first ones of the *next* have ended (`scored`), not before:
@@ -30,39 +35,48 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone
+from tilec.ir.dependence import modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
     Binary,
+    Cast,
     Compare,
     Copy,
     For,
     Gemm,
-    If,
     MbarrierArrive,
     MbarrierInit,
     MbarrierWait,
     ProxyFence,
     Scope,
+    Select,
     SetRegisters,
     TmaCopy,
     WgmmaWait,
     Yield,
 )
+from tilec.ir.types import INT32, ScalarType
+from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.restage import restaged
+from tilec.passes.utils.rings import only_if
 from tilec.passes.utils.role_cut import (
     GROUP_WARPS,
     LAST_GROUPS,
     Cut,
+    kind_of,
     like,
     writes,
 )
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
+
+At = tuple[Value, Value]  # a stage of the rings, and the parity of its phases there
+INT32_SCALAR = ScalarType(INT32)
 
 
 def split_roles(func: Func, target: Target) -> Func:
@@ -98,7 +112,7 @@ class _Roles(Cut):
             top.ops.append(Alloc(v.buffer, results=(v,), loc=top.loc))
         for v, count in self.barriers.values():
             top.ops.append(Alloc(v.buffer, results=(v,), loc=top.loc))
-            for slot in range(self.stages):
+            for slot in range(v.buffer.size):
                 top.emit(MbarrierInit, v, count, slot)
         n = Numbers(top)
         trips = n.op("sub", self.loop.hi, self.loop.lo)
@@ -118,11 +132,6 @@ class _Roles(Cut):
         if count != launched and self.target.has("setmaxnreg"):
             b.emit(SetRegisters, count, count > launched)
 
-    def _at(self, n: Numbers, t: Value) -> tuple[Value, Value]:
-        """Stage and parity of an iteration's number."""
-        stages, one = n.const(self.stages), n.const(1)
-        return n.op("mod", t, stages), n.op("and", n.op("floordiv", t, stages), one)
-
     def _arrive(self, b: Builder, name: str, stage: Value) -> None:
         """All threads arrive: one for each warp, behind a meeting of its lanes, takes as long, and
         racecheck reports what the others have written."""
@@ -131,14 +140,21 @@ class _Roles(Cut):
     def _wait(self, b: Builder, name: str, at: tuple[Value, Value]) -> None:
         b.emit(MbarrierWait, self.barriers[name][0], *at)
 
-    def _count(
-        self, b: Builder, hi: Value, body: Callable[[Builder, Numbers, Value], None]
-    ) -> None:
-        """A loop over iterations' numbers."""
-        n, inner, t = Numbers(b), Builder(self.loop.loc), Value(hi.type, "t")
-        body(inner, Numbers(inner), t)
-        inner.emit(Yield)
-        b.emit(For, "serial", n.const(0), hi, n.const(1), (), inner.block([t]))
+    def _count(self, b: Builder, body: Callable[[Builder, Value, At, At], None]) -> At:
+        """A loop over the iterations' numbers: a `body` for one, at its stage and before the next
+        one's. Returns the stage behind the last."""
+        n, inner = Numbers(b), Builder(self.loop.loc)
+        t, *at = (Value(INT32_SCALAR, name) for name in ("t", "slot", "parity"))
+        m = Numbers(inner)
+        more = m.op("add", at[0], m.const(1))
+        wraps = inner.value(Compare, "eq", more, m.const(self.stages))
+        slot = inner.value(Select, wraps, m.const(0), more)
+        following = slot, m.op("xor", at[1], inner.value(Cast, wraps, INT32))
+        body(inner, t, (at[0], at[1]), following)
+        inner.emit(Yield, following)
+        none, block = n.const(0), inner.block([t, *at])
+        done = b.emit(For, "serial", none, self.trips, n.const(1), (none, none), block)
+        return done.results[0], done.results[1]
 
     def _scalars(self, b: Builder, ops: Sequence[Op], t: Value) -> Substitution:
         """What `ops` of the loop need of iteration number `t`, computed at `b`."""
@@ -154,16 +170,13 @@ class _Roles(Cut):
     def _first(self) -> Block:
         b = Builder(self.loop.loc)
         self._registers_of(b, self.registers[0])
-        for o in self.before:
-            if not self.is_late(o):
-                b.ops += self._promoted_copy(o) if self._is_promoted(o) else [clone(o, {})]
+        self._bring_once(b)
         vectors = [v for v in self.crossing if v.buffer.space == "fragment"]
         takes = [v for v in vectors if any(v in self.uses[o] for o in self.late)]
         makers = [o for o in self.early if any(writes(o, v) for v in self.crossing)]
         products = [o for o in self.early if isinstance(o, Gemm)]
 
-        def body(b: Builder, n: Numbers, t: Value) -> None:
-            at = self._at(n, t)
+        def body(b: Builder, t: Value, at: At, following: At) -> None:
             subst = self._scalars(b, self.early, t)
             self._wait(b, "full", at)
             flying = False
@@ -187,9 +200,8 @@ class _Roles(Cut):
                     b.emit(ProxyFence)  # products read what these threads wrote
                     self._arrive(b, "ready", at[0])
 
-        self._count(b, self.trips, body)
+        stage, parity = self._count(b, body)
         n = Numbers(b)
-        stage, parity = self._at(n, self.trips)
         self._arrive(b, "scored", stage)
         for o in self.after:
             if not self.is_late(o):
@@ -230,11 +242,16 @@ class _Roles(Cut):
         n = Numbers(b)
         ahead = n.op("min", self.trips, n.const(self.stages))
 
-        def begin(b: Builder, n: Numbers, t: Value) -> None:
+        def begin(b: Builder, t: Value) -> None:
+            if self.lent:
+                taken, n = Builder(b.loc), Numbers(b)
+                none = n.const(0)
+                self._wait(taken, "taken", (none, none))
+                only_if(b, b.value(Compare, "eq", t, n.const(self.stages - 1)), taken.ops)
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
-        def body(b: Builder, n: Numbers, t: Value) -> None:
-            at = self._at(n, t)
+        def body(b: Builder, t: Value, at: At, following: At) -> None:
+            n = Numbers(b)
             subst = self._scalars(b, self.late, t)
             self._wait(b, "ready", at)
             for v in vectors:
@@ -244,7 +261,7 @@ class _Roles(Cut):
             for o in self.late:
                 b.loc = o.loc
                 if isinstance(o, Gemm) and not gated:
-                    self._wait(b, "scored", self._at(n, n.op("add", t, n.const(1))))
+                    self._wait(b, "scored", following)
                     gated = True
                 for x in columns.statement(o, {**subst, **vectors}):
                     for y in restaged(x, self.staged, at[0], self.refuse_at):
@@ -259,23 +276,38 @@ class _Roles(Cut):
             scalars = self._scalars(more, self._brought_by(part), later)
             self._wait(more, "free", at)
             self._bring(more, part, later, at[0], scalars)
-            more.emit(Yield)
-            none = Block((), (Yield(loc=self.loop.loc),))
-            left = b.value(Compare, "lt", later, self.trips)
-            b.emit(If, left, more.block(), none)
+            only_if(b, b.value(Compare, "lt", later, self.trips), more.ops)
 
-        self._count(b, ahead, begin)
-        self._count(b, self.trips, body)
-        n = Numbers(b)
-        at = self._at(n, self.trips)
+        first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
+        begin(inner, first)
+        inner.emit(Yield)
+        b.emit(For, "serial", n.const(0), ahead, n.const(1), (), inner.block([first]))
+        at = self._count(b, body)
         if vectors:
             self._wait(b, "ready", at)
             for v, x in vectors.items():
                 b.emit(Copy, self._slot(b, v, at[0]), whole(b, x))
         for o in self.after:
             if self.is_late(o):
-                b.ops += columns.statement(o, dict(vectors))
+                by_tma = isinstance(o, Copy) and self.engines.tma_may_store(o)
+                for y in columns.statement(o, dict(vectors)):
+                    b.ops += self._through_a_tile(y, part) if by_tma else [y]
         return b.block()
+
+    def _through_a_tile(self, o: Op, part: int) -> list[Op]:
+        """What a copy of a group's columns to a tensor becomes: through the first stage of a tile
+        alike that is the group's, from where TMA takes it. All has been read there by now."""
+        if not isinstance(o, Copy):
+            return [o]
+        kind = o.source.buffer.buffer.static_shape, o.dest.dtype
+        own = [x[part] for x in self.parts.values() if kind_of(x[part]) == kind]
+        if not own or not o.source.is_whole:
+            return [o]
+        b = Builder(o.loc)
+        tile = self._slot(b, own[0], Numbers(b).const(0))
+        b.emit(Copy, o.source, tile)
+        b.emit(Copy, tile, o.dest, engine="tma_store")
+        return b.ops
 
     # --- tiles ---
 
@@ -296,23 +328,52 @@ class _Roles(Cut):
             tile = x.dest.buffer
             if tile in self.parts:
                 tile = self.parts[tile][part]
-                width = tile.buffer.static_shape[-1]
-                n = Numbers(b, source.offsets[-1].dtype)
-                moved = n.op("add", source.offsets[-1], n.const(part * width))
-                source = replace(
-                    source,
-                    offsets=(*source.offsets[:-1], moved),
-                    extents=(*source.extents[:-1], width),
-                )
+                source = self._share(b, source, part, LAST_GROUPS)
             b.emit(TmaCopy, source, self._slot(b, tile, stage), full, stage, x.eviction_policy)
         self._arrive(b, "full", stage)
 
-    def _is_promoted(self, o: Op) -> bool:
-        return isinstance(o, Copy) and o.dest.buffer in self.promoted
+    def _bring_once(self, b: Builder) -> None:
+        """What the first group does before the loop. What TMA brings it begins with; what goes on
+        to registers from a stage it takes at the end, and tells those who fill that stage."""
+        n = Numbers(b)
+        none, last = n.const(0), n.const(self.stages - 1)
+        for o in self.once:
+            b.loc = o.loc
+            sides = [(o.source, o.dest)]
+            if held := self.lent.get(o.dest.buffer):
+                shares = (self._share(b, o.source, i, len(held)) for i in range(len(held)))
+                sides = [(x, self._slot(b, v, last)) for x, v in zip(shares, held)]
+            for source, dest in sides:
+                b.emit(TmaCopy, source, dest, self.barriers["came"][0], none, o.eviction_policy)
+        if self.once:
+            self._arrive(b, "came", none)
+        awaited = {o.dest.buffer for o in self.once}
+        for x in self.before:
+            if x in self.once or self.is_late(x):
+                continue
+            if any(v in awaited for v in modref(x, covered)):
+                self._wait(b, "came", (none, none))
+                awaited = set()
+            if isinstance(x, Copy) and x.dest.buffer in self.promoted:
+                b.ops += self.promoted[x.dest.buffer].filled(x)
+            else:
+                b.ops.append(clone(x, {}))
+        if awaited:
+            self._wait(b, "came", (none, none))
+        for o in (o for o in self.once if o.dest.buffer in self.lent):
+            b.loc = o.loc
+            v, held = o.dest.buffer, self.lent[o.dest.buffer]
+            width = v.buffer.static_shape[-1] // len(held)
+            for part, lo, hi in self.promoted[v].parts():
+                slot, at = self._slot(b, held[lo // width], last), lo % width
+                b.emit(Copy, _columns(b, slot, at, at + hi - lo), whole(b, part))
+        if self.lent:
+            self._arrive(b, "taken", none)
 
-    def _promoted_copy(self, o: Op) -> list[Op]:
-        assert isinstance(o, Copy)
-        return self.promoted[o.dest.buffer].filled(o)
+    def _share(self, b: Builder, r: Region, part: int, parts: int) -> Region:
+        """One of equal parts of a region's columns."""
+        width = r.extents[-1] // parts
+        return _columns(b, r, part * width, (part + 1) * width)
 
     def _pieces(self, o: Gemm, subst: Substitution, stage: Value) -> list[Op]:
         """A product of the first group, k by k where its operands lie in several buffers."""

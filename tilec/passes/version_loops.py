@@ -129,8 +129,9 @@ class _Guarded:
         read = self.made.get(made.on_true) if isinstance(made, Select) else None
         if not isinstance(read, Load) or read.source is not o.dest:
             return False
-        loads = sum(isinstance(x, Load) for x in self.o.body.ops)
-        return loads == 1 and read.indices == o.indices
+        others = (x for x in self.o.body.ops if isinstance(x, Load) and x is not read)
+        outside = all(x.source.buffer.space == "global" for x in others)  # of the condition's
+        return outside and read.indices == o.indices
 
     def conjuncts(self, cond: Value) -> list[Value]:
         found, left = [], [cond]

@@ -8,6 +8,7 @@ to keep true.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,12 +30,15 @@ PHASE_BYTES = 128
 
 
 def _addresses(fragment: Layout, memory: Layout) -> Ints:
-    """The memory offset of every (reg, lane, warp) of a fragment."""
-    if fragment.shape != memory.shape:
+    """The memory offset of every (reg, lane, warp) of a fragment. Dimensions that memory has in
+    front of the fragment's count tiles alike, one behind the other along the last axis."""
+    if memory.shape[-fragment.rank :] != fragment.shape:
         raise LayoutError(
             f"a fragment of shape {fragment.shape} against memory of shape {memory.shape}"
         )
-    return memory.offsets().ravel()[fragment.flat("reg", "lane", "warp")]
+    at = fragment.flat("reg", "lane", "warp")
+    tiles = memory.offsets().reshape(-1, math.prod(fragment.shape))
+    return np.concatenate([offsets[at] for offsets in tiles], axis=-1)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tilec.ir.core import Builder, Func, Op, Value, walk
+from tilec.ir.core import Builder, Func, Op, Region, Value, walk
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import MatrixAccess, matrix_access, stmatrix_ok
 from tilec.ir.ops import Binary, Const, Copy, Gemm, Ldmatrix, Stmatrix
@@ -17,12 +17,13 @@ from tilec.target import Target
 
 
 def is_matrix_store(o: Copy, target: Target) -> bool:
-    """Whether a copy of a whole fragment onto a whole shared tile can be made so."""
+    """Whether a copy of a whole fragment onto a whole shared tile, or one of several in a buffer,
+    can be made so."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     return (
         target.has("stmatrix")
         and (s.space, d.space) == ("fragment", "shared")
-        and _is_whole(o)
+        and _is_tile(o.source, o.dest)
         and s.layout is not None
         and d.layout is not None
         and s.layout.replicas("reg") * s.layout.replicas("warp") == 1
@@ -30,13 +31,17 @@ def is_matrix_store(o: Copy, target: Target) -> bool:
     )
 
 
-def _is_whole(o: Copy) -> bool:
-    return o.source.is_whole and o.dest.is_whole and o.source.extents == o.dest.extents
+def _is_tile(fragment: Region, tile: Region) -> bool:
+    """Whether a fragment and a tile are whole, and alike."""
+    rank, shape = len(fragment.extents), tile.buffer.buffer.shape
+    last = tile.extents[-rank:]
+    front = tile.extents[:-rank]
+    return fragment.is_whole and fragment.extents == last == shape[-rank:] and {*front} <= {1}
 
 
 def store_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy; elements are converted two at a time."""
-    with _groups(o, o.source.buffer, o.dest.buffer) as (b, inner, g, offset, access):
+    with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
         x = Numbers(inner)
         per = 2 * access.count
         first = x.op("mul", g, x.const(per))
@@ -51,12 +56,12 @@ def store_matrices(o: Copy) -> list[Op]:
 
 @contextmanager
 def _groups(
-    o: Copy, fragment: Value, tile: Value
+    o: Copy, fragment: Value, tile: Region
 ) -> Iterator[tuple[Builder, Builder, Value, Value, MatrixAccess]]:
     """A loop over the groups of matrices that one instruction moves between a fragment and a shared
     tile: builders at the copy and in the loop, the group's number, the offset of this lane's row in
     the tile, and what is moved."""
-    t, layout = tile.buffer, fragment.buffer.layout
+    t, layout = tile.buffer.buffer, fragment.buffer.layout
     assert layout is not None and t.layout is not None
     access = matrix_access(layout, t.layout, t.dtype.bits)
     assert access is not None
@@ -65,7 +70,8 @@ def _groups(
     place.make(access.rows)
     with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
         row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
-        offset = shared_offset(inner, t.layout, coordinates(inner, access.rows, place, row))
+        coords = [*tile.offsets[: -layout.rank], *coordinates(inner, access.rows, place, row)]
+        offset = shared_offset(inner, t.layout, coords)
         yield b, inner, g, offset, access
 
 
@@ -83,14 +89,15 @@ def matrix_inputs(func: Func) -> set[Value]:
 
 
 def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
-    """Whether a copy of a whole shared tile onto one of the `inputs` can be made so."""
+    """Whether a copy of a whole shared tile, or one of several in a buffer, onto one of the
+    `inputs` can be made so."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     return (
         target.has("ldmatrix")
         and o.dest.buffer in inputs
         and s.space == "shared"
         and s.dtype == d.dtype
-        and _is_whole(o)
+        and _is_tile(o.dest, o.source)
         and s.layout is not None
         and d.layout is not None
         and d.layout.replicas("reg") == 1
@@ -100,7 +107,7 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
 
 def load_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy."""
-    with _groups(o, o.dest.buffer, o.source.buffer) as (b, inner, g, offset, access):
+    with _groups(o, o.dest.buffer, o.source) as (b, inner, g, offset, access):
         first = inner.value(Binary, "mul", g, inner.value(Const, access.count, INT32))
         sides = o.dest.buffer, first, o.source.buffer, offset
         inner.emit(Ldmatrix, *sides, access.count, access.transposed)

@@ -1,16 +1,20 @@
-"""Copies of shared tiles to another block of the cluster: in which pieces their bytes lie, and the
-loop of the threads that store what does not lie in such pieces."""
+"""Parts of shared buffers, and what moves them: the boxes of TMA; the pieces in which bulk copies
+take a tile to another block of the cluster, and the loop of the threads that store what does not
+lie in such pieces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from itertools import product
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Op, Region, Value
+from tilec.ir.core import Builder, Op, Region, Value, squeeze
+from tilec.ir.errors import LayoutError
+from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Binary,
     ClusterCopy,
@@ -27,6 +31,7 @@ from tilec.passes.utils.rings import const, elected, only_if
 
 PIECE = 16  # bytes: what a bulk copy moves, and where it begins, are multiples of it
 MOST_PIECES = 64
+MAX_BOX = 256  # elements of a TMA box in one dimension
 WARP = 32  # threads; of targets with clusters
 
 
@@ -64,6 +69,35 @@ def part_of(region: Region, facts: Facts) -> Part | None:
             steps.append((at, step))
     inside = tuple(slice(at, at + e) for at, e in zip(first, region.extents))
     return Part(tuple(first), offsets[inside], tuple(steps))
+
+
+def box_of(tile: Region, part: Part) -> tuple[tuple[int, ...], int] | None:
+    """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer, or takes
+    it; None if there is none."""
+    layout, extents = tile.buffer.buffer.layout, tile.extents
+    assert layout is not None
+    bits = tile.dtype.bits
+    whole = tma_box(layout, bits)
+    columns = extents[-1] if whole is None else gcd(whole[0][-1], extents[-1])
+    try:
+        narrow_part = layout.restrict((*extents[:-1], columns))
+        panel = narrow_part.reshape(squeeze(narrow_part.shape) or (1,))
+    except LayoutError:
+        return None
+    found = tma_box(panel, bits)
+    if found is None or any(e > MAX_BOX for e in found[0]):
+        return None
+    sizes = iter(found[0])
+    box = tuple(1 if e == 1 else next(sizes) for e in narrow_part.shape)
+    if squeeze(narrow_part.shape) == ():
+        box = (1,) * len(extents)
+    table = panel.offsets().reshape(narrow_part.shape)
+    inside = table[tuple(slice(0, x) for x in box)]
+    for corner in product(*(range(0, e, x) for e, x in zip(extents, box))):
+        here = part.places[tuple(slice(at, at + x) for at, x in zip(corner, box))]
+        if here.shape != inside.shape or not np.array_equal(here - here.flat[0], inside):
+            return None
+    return box, found[1]
 
 
 def _step(offsets: Any, dim: int, extent: int) -> int | None:

@@ -3,7 +3,7 @@ shared tile that is filled once, as far as registers go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.core import Builder, Op, Region, Value
@@ -26,6 +26,10 @@ class Promoted:
     buffers: tuple[Value, ...]
     rest: Value | None
 
+    def parts(self) -> Iterator[tuple[Value, int, int]]:
+        """What holds columns of the tile, from which one and up to which."""
+        return zip(self.buffers, self.cuts, self.cuts[1:])
+
     def piece(self, b: Builder, lo: int, hi: int) -> Region:
         """Columns from one of the cuts to another at most."""
         n = next(i for i, at in enumerate(self.cuts) if lo < at) - 1
@@ -43,7 +47,7 @@ class Promoted:
         """The copies that fill the parts, instead of the one that filled the tile."""
         b = Builder(o.loc)
         last = o.source.offsets[-1]
-        for v, lo, hi in zip(self.buffers, self.cuts, self.cuts[1:]):
+        for v, lo, hi in self.parts():
             n = Numbers(b, last.dtype)
             source = replace(
                 o.source,

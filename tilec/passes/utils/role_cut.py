@@ -5,6 +5,7 @@ shared memory."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from tilec.ir.analysis import acting
 from tilec.ir.copy_engines import CopyEngines
@@ -32,7 +33,7 @@ LAST_GROUPS = 2  # of the columns, each with a group of its own
 KEPT = 4  # registers that ptxas wants free, beside `RESERVED`
 MOST_REGISTERS = 240
 LEAST_STAGES = 3  # with two, the next tile is asked for when the first group waits for it
-BARRIERS = 4  # of a stage
+BARRIERS, ONCE = 4, 2  # of a stage; beside these
 
 
 class Cut:
@@ -49,16 +50,18 @@ class Cut:
             raise self.refuse("its loop does not count by ones")
         self.statements = acting(self.loop.body)
         self.uses = {o: modref(o, covered) for o in self.statements}
-        engines = CopyEngines(func, target)
-        self.copies = [
-            o
-            for o in self.statements
-            if isinstance(o, Copy)
-            and o.source.buffer not in self.written
-            and o.dest.buffer.buffer.space == "shared"
-            and o.dest.is_whole
-            and engines.tma_may_load(o, o.dest.dtype)
-        ]
+        self.engines = CopyEngines(func, target)
+
+        def by_tma(o: Op) -> TypeGuard[Copy]:
+            return (
+                isinstance(o, Copy)
+                and o.source.buffer not in self.written
+                and o.dest.buffer.buffer.space == "shared"
+                and o.dest.is_whole
+                and self.engines.tma_may_load(o, o.dest.dtype)
+            )
+
+        self.copies = [o for o in self.statements if by_tma(o)]
         self.tiles = [o.dest.buffer for o in self.copies]
         self.sums = self._sums()
         self.late = [o for o in self.statements if self.is_late(o)]
@@ -69,6 +72,7 @@ class Cut:
         self.scalars = [o for o in ops if o not in mine and not isinstance(o, Alloc)]
         self.before = [o for o in func.body.ops[:at] if o in mine]
         self.after = [o for o in func.body.ops[at:] if o in mine]
+        self.once = [o for o in self.before if by_tma(o)]  # what TMA may bring before the loop
         self.crossing = self._crossing()
         self._check()
 
@@ -204,7 +208,7 @@ class Cut:
         free = [v for v in self.tiles if v not in self.parts]
         made: list[Value] = []
         for v in self.crossing:
-            alike = [x for x in free if _kind(x) == _kind(v)]
+            alike = [x for x in free if kind_of(x) == kind_of(v)]
             if v.buffer.space == "shared" and alike:
                 self.slot_of[v] = alike[0]
                 free.remove(alike[0])
@@ -213,7 +217,8 @@ class Cut:
         ringed = [v for v in self.tiles if v not in self.parts]
         ringed += [x for parts in self.parts.values() for x in parts] + made
         each, fixed = sum(map(_bytes, ringed)), sum(map(_bytes, shared))
-        room = (self.target.shared_bytes - fixed) // (each + BARRIERS * INT64.bits // 8)
+        word = INT64.bits // 8
+        room = (self.target.shared_bytes - fixed - ONCE * word) // (each + BARRIERS * word)
         self.stages = min(room, max(self.loop.num_stages, LEAST_STAGES))
         if self.stages < LEAST_STAGES:
             raise self.refuse(
@@ -226,18 +231,45 @@ class Cut:
         }
         self.ring |= {v: self.ring[x] for v, x in self.slot_of.items()}
         self.staged = {v: x for v, x in self.ring.items() if v.buffer.space == "shared"}
+        self._place_once()
         threads = GROUP_WARPS * self.target.warp_size
         self.barriers = {
-            name: (Value(BufferType((self.stages,), INT64, "barrier"), name), size)
-            for name, size in (
-                ("full", LAST_GROUPS * threads),
-                ("free", LAST_GROUPS * threads),
-                ("ready", threads),
-                ("scored", threads),
+            name: (Value(BufferType((slots,), INT64, "barrier"), name), size)
+            for name, slots, size in (
+                ("full", self.stages, LAST_GROUPS * threads),
+                ("free", self.stages, LAST_GROUPS * threads),
+                ("ready", self.stages, threads),
+                ("scored", self.stages, threads),
+                ("came", bool(self.once), threads),
+                ("taken", bool(self.lent), threads),
             )
+            if slots
         }
         self.own = [x for p in self.promoted.values() for x in p.buffers]
         self.new = list(dict.fromkeys(self.ring.values()))
+
+    def _place_once(self) -> None:
+        """Where TMA brings what is the same in all iterations: what goes on to registers into the
+        last stage of a tile alike, before that has one of its own; else not by TMA."""
+        self.lent: dict[Value, list[Value]] = {}  # a promoted tile: what holds its columns
+        free, used, found = list(self.tiles), set[Value](), list[Copy]()
+        for o in self.before:
+            touched = {v for v in modref(o, covered) if v.buffer.space == "shared"}
+            if o in self.once and not touched & used:
+                v = o.dest.buffer
+                alike = [x for x in free if kind_of(x) == kind_of(v)]
+                held = self.parts.get(alike[0], alike[:1]) if alike else []
+                width = v.buffer.static_shape[-1] // max(len(held), 1)
+                if v not in self.promoted:
+                    found.append(o)
+                elif held and set(range(0, v.buffer.static_shape[-1], width)) <= {
+                    *self.promoted[v].cuts
+                }:
+                    found.append(o)
+                    self.lent[v] = held
+                    free.remove(alike[0])
+            used |= touched
+        self.once = found
 
 
 def like(v: Value, shape: Iterable[int], name: str, space: str = "") -> Value:
@@ -245,7 +277,7 @@ def like(v: Value, shape: Iterable[int], name: str, space: str = "") -> Value:
     return Value(BufferType(tuple(shape), t.dtype, space or t.space), name)
 
 
-def _kind(v: Value) -> tuple[object, ...]:
+def kind_of(v: Value) -> tuple[object, ...]:
     return v.buffer.static_shape, v.buffer.dtype
 
 
