@@ -170,6 +170,16 @@ def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], t
         assert all("spilled" in a for a in advisories), advisories
 
 
+def test_runs_of_keys_overlap_where_threads_gather_others() -> None:
+    """Three blocks a multiprocessor, and in each the products of one run of keys beside what
+    threads compute with another's; in front of the single keys, these are waited for."""
+    example = importlib.import_module("vertical_slash")
+    made = example.vertical_slash(64).compile(*example.specs(64, 8192), target="cuda:sm_90a")
+    assert made.plan.overlap and made.plan.residents == 3 == made.resources.blocks_per_sm
+    table = str(made.stages["plan"])
+    assert table.count("  stage  line  statement") == 1, table  # of two loops
+
+
 # --- on a GPU -----------------------------------------------------------------------------------
 
 

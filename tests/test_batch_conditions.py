@@ -28,10 +28,11 @@ def sparse_product(
     Taken: T.Tensor((J,), "int8"),
     C: T.Tensor((M, N), "float32"),
     roles: T.constexpr = False,
+    persistent: T.constexpr = False,
 ):
     with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
         if roles:
-            T.annotate_schedule(specialise=True)
+            T.annotate_schedule(specialise=True, persistent=persistent)
         a, b = T.alloc_shared((64, 16), "float16"), T.alloc_shared((16, 64), "float16")
         acc = T.alloc_fragment((64, 64), "float32")
         T.clear(acc)
@@ -50,16 +51,25 @@ def chosen_rows(
     least: T.int32,
     first: T.int32,
     S: T.Tensor((64,), "float32"),
+    met: T.constexpr = False,
 ):
-    """No product: the sum of some rows of a tensor."""
+    """No product: the sum of some rows of a tensor; `met`: each thread reads what others bring."""
     with T.Kernel(1, threads=64):
         row, total = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+        brought = T.alloc_shared((64,), "float32")
         T.clear(total)
         for n in T.serial(first, N):
             if Taken[n] >= least:
-                T.copy(A[n, 0:64], row)
-                for j in T.Parallel(64):
-                    total[j] += row[j]
+                if met:
+                    T.copy(A[n, 0:64], brought)
+                    for j in T.Parallel(64):
+                        row[j] = brought[63 - j]
+                    for j in T.Parallel(64):
+                        total[j] += row[j]
+                else:
+                    T.copy(A[n, 0:64], row)
+                    for j in T.Parallel(64):
+                        total[j] += row[j]
         T.copy(total, S)
 
 
@@ -88,9 +98,10 @@ def test_a_product_over_some_blocks(
     c = np.full((72, 72), np.nan, np.float32)
     run(sparse_product, target, a, b, taken, c)
     if target == GPUS[0] and steps:
-        again = np.full_like(c, np.nan)
-        run(sparse_product, target, a, b, taken, again, True)
-        np.testing.assert_array_equal(again, c)
+        for persistent in (False, True):
+            again = np.full_like(c, np.nan)
+            run(sparse_product, target, a, b, taken, again, True, persistent)
+            np.testing.assert_array_equal(again, c)
     on = np.repeat(taken[:steps], 16).astype(bool)
     np.testing.assert_array_equal(c, a[:, on].astype(np.float64) @ b[on].astype(np.float64))
 
@@ -103,22 +114,49 @@ def test_a_sum_of_some_rows(count: int, first: int, target: str, rng: np.random.
     s = np.full(64, np.nan, np.float32)
     run(chosen_rows, target, a, taken, 2, first, s)
     np.testing.assert_array_equal(s, a[first:][taken[first:] >= 2].sum(0))
+    run(chosen_rows, target, a, taken, 2, first, s, True)
+    np.testing.assert_array_equal(s, a[first:, ::-1][taken[first:] >= 2].sum(0))
 
 
-def test_producers_and_consumers_ask_for_32_at_once() -> None:
+def test_lanes_of_producers_and_consumers_ask_for_one_each() -> None:
+    """For the first word, and in each iteration for the next; only the first lane brings tiles."""
     shapes = ((2048, 1008), (1008, 2048), (63,), (2048, 2048))
     dtypes = ("float16", "float16", "int8", "float32")
     specs = [tilec.spec(*s) for s in zip(shapes, dtypes)]
     text = batched(sparse_product, *specs, True, target=GPUS[0])
-    assert "scope producer" in text and text.count("load %Taken") == 64
+    assert "scope producer" in text and text.count("load %Taken") == 2 * 2
     assert text.count("unary.ctz") == text.count(" = while ") == 2
+    assert text.count("shuffle_xor") == 2 * 5
+    producer = text[text.index("scope producer") :]
+    loop = producer[producer.index(" = while ") :]
+    lead = re.search(r"if (%\d+) then \{", loop)
+    assert lead and loop.index("mbarrier_wait") > lead.start() < loop.index("tma_load")
+    whole = re.search(rf"{lead[1]} = binary.and (%\d+), (%\d+) : i1\s+if \2 then", producer)
+    assert whole, "the whole warp runs the loop"
+
+
+def test_a_thread_that_walks_over_blocks_asks_for_itself() -> None:
+    """The producer of a persistent kernel: its loop stands in another one."""
+    shapes = ((2048, 1008), (1008, 2048), (63,), (2048, 2048))
+    dtypes = ("float16", "float16", "int8", "float32")
+    specs = [tilec.spec(*s) for s in zip(shapes, dtypes)]
+    text = batched(sparse_product, *specs, True, True, target=GPUS[0])
+    consumer, producer = text.split("scope producer")
+    assert "for.persistent" in producer and producer.count("load %Taken") == 32
+    assert consumer.count("load %Taken") == 2 and "shuffle" not in producer
 
 
 @pytest.mark.parametrize("target", GPUS)
 def test_32_conditions_are_asked_for_at_once(target: str) -> None:
+    """By 32 lanes; by each thread where threads meet in the loop."""
     vector, total = tilec.spec((99,), "int32"), tilec.spec((64,), "float32")
     text = batched(chosen_rows, tilec.spec((99, 64), "float32"), vector, 2, 0, total, target=target)
+    assert text.count("load %Taken") == 2 and text.count("unary.ctz") == 1
+    assert text.count("shuffle_xor") == 5
+    rows = tilec.spec((99, 64), "float32")
+    text = batched(chosen_rows, rows, vector, 2, 0, total, True, target=target)
     assert text.count("load %Taken") == 32 and text.count("unary.ctz") == 1
+    assert "barrier" in text and "shuffle" not in text
 
 
 @tilec.kernel
@@ -179,3 +217,16 @@ def test_two_blocks_compute_beside_each_other(monkeypatch: pytest.MonkeyPatch) -
     assert ".minnctapersm 2" in ptx
     split = re.findall(r"setmaxnreg\.(\w+)\.\S+ (\d+);", ptx)
     assert split == [("inc", "216"), ("dec", "40")] and 128 * (216 + 40) <= 65536 // 2
+
+
+@pytest.mark.parametrize("length, width", [(1024, 32), (2048, 16), (8192, 8)])
+def test_long_rows_of_more_heads_begin_first(
+    length: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many heads as the L2 cache holds keys and values of."""
+    monkeypatch.syspath_prepend("examples/attention")
+    example = importlib.import_module("block_sparse")
+    x, blocks = tilec.spec((1, length, 64, 128), "float16"), (1, 64, length // 64, length // 64)
+    specs = [x, x, x, tilec.spec(blocks, "int8"), x, tilec.spec((1, 64, length), "float32")]
+    made = example.block_sparse(128).compile(*specs, target=GPUS[0])
+    assert made.plan.residents == 2 and made.plan.raster_group == width

@@ -29,7 +29,7 @@ B, S, H, I, J = T.dynamic("B, S, H, I, J")
 def block_sparse(dim: int, causal: bool = True) -> Any:
     scale = dim**-0.5 * LOG2_E
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)
     def block_sparse_attention(
         Q: T.Tensor((B, S, H, dim), "float16"),
         K: T.Tensor((B, S, H, dim), "float16"),

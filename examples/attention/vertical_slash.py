@@ -52,7 +52,8 @@ def vertical_slash(dim: int) -> Any:
         BM: T.constexpr = 64,
         BN: T.constexpr = 64,
     ):
-        with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
+        with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (x, h, b):
+            bx = T.ceildiv(S, BM) - 1 - x  # rows that see the most keys begin first
             q = T.alloc_shared((BM, dim), "float16")
             k, v, k_single, v_single = (T.alloc_shared((BN, dim), "float16") for _ in range(4))
             s, p = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float16")
@@ -75,6 +76,7 @@ def vertical_slash(dim: int) -> Any:
             for n in T.serial(T.ceildiv(count, BN)):
                 for i, j in T.Parallel(BN, dim):
                     key = T.if_then_else(n * BN + i < count, singles[b, h, bx, n * BN + i], 0)
+                    key = T.clamp(key, 0, S - 1)  # rows there are: nobody waits to ask for the next
                     k_single[i, j] = K[b, key, h, j]
                     v_single[i, j] = V[b, key, h, j]
                 for i, j in T.Parallel(BM, BN):

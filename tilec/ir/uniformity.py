@@ -79,7 +79,7 @@ class Uniformity:
         return self._levels.get(value, Level.BLOCK)
 
     def around(self, o: Op) -> Level:
-        """The largest group whose threads come to `o`, which has an effect, together."""
+        """The largest group whose threads come to `o`, which has an effect or regions, together."""
         return self._around[o]
 
     def _raise(self, value: Value, level: Level) -> bool:
@@ -112,6 +112,7 @@ class Uniformity:
                         self._raise(r, level)
                 continue
             self._hand_on(o)
+            self._around[o] = around
             inside = around
             match o:
                 case For():

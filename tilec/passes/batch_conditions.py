@@ -16,31 +16,66 @@ that is set to the next.
             body(c + ctz(word))
             word &= word - 1
 
-Whoever runs the loop, as a producer or as a consumer of what it brings, has a word of its own."""
+Whoever runs the loop, as a producer or as a consumer of what it brings, has a word of its own.
+Where whole warps run it, each lane asks for one of the 32, and for that of the word behind it
+before the body is done for this one: nobody waits for another word than the first."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, upstream, walk
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    inputs,
+    rewrite,
+    upstream,
+    walk,
+)
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
+    Alloc,
+    Barrier,
     Binary,
     Cast,
     Compare,
     Const,
+    Fill,
     For,
     If,
+    Lane,
     Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierWait,
+    Parallel,
+    ShuffleXor,
+    Store,
+    TmaLoad,
     Unary,
     While,
     Yield,
     constants,
 )
-from tilec.ir.types import UINT32
+from tilec.ir.types import INT32, UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
+from tilec.passes.utils.lead_thread import LeadThread
 from tilec.target import Target
 
 BITS = 32  # of a word: conditions that are asked for together
 FEWEST = 4  # iterations for which a word pays
+_PASSED = (
+    Alloc, Fill, If, Load, MbarrierArrive, MbarrierExpect, MbarrierWait, Parallel, Store, TmaLoad,
+    Yield,
+)  # fmt: skip
 
 
 def batch_conditions(func: Func, target: Target) -> Func:
@@ -48,7 +83,13 @@ def batch_conditions(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
     found = _Loops(func)
-    return func.with_body(rewrite(func.body, found.visit))
+    lead = LeadThread(found.defs, found.written, found.branch)
+    led = rewrite(func.body, lambda o: lead.by_warp(o) if isinstance(o, If) else None)
+    if led is not func.body:
+        func = func.with_body(led)
+        found = _Loops(func)
+    body = rewrite(func.body, found.visit)
+    return func.with_body(found.asked_early(body) if found.first else body)
 
 
 class _Loops:
@@ -57,9 +98,50 @@ class _Loops:
         self.numbers = constants(func.body)
         self.uniformity: Uniformity | None = None
         self.func = func
+        self.first: set[Op] = set()  # who asks for a loop's first word
+
+    @functools.cached_property
+    def defs(self) -> dict[Value, Op]:
+        return {r: o for o in walk(self.func.body) for r in o.results}
 
     def visit(self, o: Op) -> None | list[Op]:
-        if not isinstance(o, For) or o.kind not in ("serial", "pipelined") or o.inits:
+        jumps = self.asks(o) if isinstance(o, For) else None
+        if jumps is None:
+            return None
+        if not self.in_lanes(jumps):
+            return jumps.of_a_thread()
+        made = jumps.of_lanes()
+        self.first.add(next(x for x in made if isinstance(x, If)))
+        return made
+
+    def asked_early(self, block: Block) -> Block:
+        """`block`, and those inside, with the first words asked for in front of waits for tiles."""
+        ops: list[Op] = []
+        for o in block.ops:
+            if o.region_fields and o not in self.first:
+                inner: dict[str, Any] = {
+                    x: self.asked_early(getattr(o, x)) for x in o.region_fields
+                }
+                o = replace(o, **inner)
+            ops.append(o)
+        for asked in [o for o in ops if o in self.first]:
+            at = end = ops.index(asked)
+            while at and _passes(ops[at - 1]):
+                at -= 1
+            defs = {r: o for o in ops[at:end] for r in o.results}
+            needs = [*upstream(inputs(asked), defs), asked]
+            if all(o is asked or is_clonable(o, self.written) for o in needs):
+                rest = [o for o in ops[at : end + 1] if o not in needs]
+                ops[at : end + 1] = [*needs, *rest]
+        return replace(block, ops=tuple(ops))
+
+    def branch(self, o: For) -> If | None:
+        jumps = self.asks(o)
+        return jumps.branch if jumps else None
+
+    def asks(self, o: For) -> _Jumps | None:
+        """What becomes of the loop, where it is one of those."""
+        if o.kind not in ("serial", "pipelined") or o.inits:
             return None
         if self.numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
             return None
@@ -76,7 +158,7 @@ class _Loops:
         made = [*upstream((branch.cond,), defs)]
         if not self.pays(o.body.args[0], branch, made, used):
             return None
-        return _jumping(o, branch, made, [*upstream(used, defs)])
+        return _Jumps(o, branch, made, [*upstream(used, defs)])
 
     def pays(self, n: Value, branch: If, made: list[Op], used: list[Value]) -> bool:
         """Whether the condition, which is computed by `made`, asks for elements of tensors in each
@@ -88,47 +170,116 @@ class _Loops:
         self.uniformity = self.uniformity or uniformity_of(self.func)
         return self.uniformity.level(branch.cond) is Level.BLOCK
 
+    def in_lanes(self, jumps: _Jumps) -> bool:
+        """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and
+        no barrier in it needs to know that it is the same word for all warps."""
+        if any(isinstance(x, Barrier) for x in walk(jumps.branch.then)):
+            return False
+        numbers = ("int", "uint", "float")
+        if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, Load)):
+            return False
+        return uniformity_of(self.func).around(jumps.loop) < Level.THREAD
 
-def _jumping(loop: For, branch: If, made: list[Op], before: list[Op]) -> list[Op]:
+
+def _passes(o: Op) -> bool:
+    """Whether what nobody writes is the same in front of `o`, which brings tiles or waits."""
+    return o.pure or isinstance(o, _PASSED) and all(_passes(x) for r in o.regions for x in r.ops)
+
+
+class _Jumps:
     """The loop over the iterations whose condition, computed by `made`, holds; `before` is computed
     for the body."""
-    n, dtype = loop.body.args[0], loop.lo.dtype
-    outer, test, inner = (Builder(loop.loc) for _ in range(3))
-    start = Value(n.type, n.name)
-    last = outer.value(Binary, "sub", loop.hi, outer.value(Const, 1, dtype))
-    word = outer.value(Const, 0, UINT32)
-    for number in range(BITS):
-        at = start
-        if number:
-            at = outer.value(Binary, "add", start, outer.value(Const, number, dtype))
-            at = outer.value(Binary, "min", at, last)
-        own: Substitution = {n: at}
-        outer.ops += [clone(x, own) for x in made]
-        bit = outer.value(Cast, own[branch.cond], UINT32)
-        if number:
-            bit = outer.value(Binary, "shl", bit, outer.value(Const, number, UINT32))
-        word = outer.value(Binary, "or", word, bit)
-    # Of what is behind the last iteration, which has its condition, nothing is done.
-    count = outer.value(Binary, "sub", loop.hi, start)
-    count = outer.value(Binary, "min", count, outer.value(Const, BITS, dtype))
-    beyond = outer.value(Binary, "sub", outer.value(Const, BITS, dtype), count)
-    every = outer.value(Const, (1 << BITS) - 1, UINT32)
-    mask = outer.value(Binary, "shr", every, outer.value(Cast, beyond, UINT32))
-    word = outer.value(Binary, "and", word, mask)
 
-    asked, left = Value(word.type, "left"), Value(word.type, "left")
-    test.emit(Yield, (test.value(Compare, "ne", asked, test.value(Const, 0, UINT32)),))
-    place = inner.value(Cast, inner.value(Unary, "ctz", left), dtype)
-    # (Not behind the last one: what is known of an index stays known.)
-    at = inner.value(Binary, "min", inner.value(Binary, "add", start, place), last)
-    own = {n: at}
-    inner.ops += [clone(x, own) for x in (*before, *branch.then.ops[:-1])]
-    fewer = inner.value(Binary, "sub", left, inner.value(Const, 1, UINT32))
-    inner.emit(Yield, (inner.value(Binary, "and", left, fewer),))
-    outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
-    outer.emit(Yield)
+    def __init__(self, loop: For, branch: If, made: list[Op], before: list[Op]) -> None:
+        self.loop, self.branch, self.made, self.before = loop, branch, made, before
+        self.n, self.dtype = loop.body.args[0], loop.lo.dtype
+        self.start = Value(self.n.type, self.n.name)
+        self.outer = Builder(loop.loc)
 
-    b = Builder(loop.loc)
-    step = b.value(Const, BITS, dtype)
-    b.emit(For, "serial", loop.lo, loop.hi, step, (), outer.block((start,)))
-    return b.ops
+    def of_a_thread(self) -> list[Op]:
+        """One thread asks for all conditions of a word."""
+        outer, start, dtype = self.outer, self.start, self.dtype
+        last = outer.value(Binary, "sub", self.loop.hi, outer.value(Const, 1, dtype))
+        word = outer.value(Const, 0, UINT32)
+        for number in range(BITS):
+            at = start
+            if number:
+                at = outer.value(Binary, "add", start, outer.value(Const, number, dtype))
+                at = outer.value(Binary, "min", at, last)
+            own: Substitution = {self.n: at}
+            outer.ops += [clone(x, own) for x in self.made]
+            bit = outer.value(Cast, own[self.branch.cond], UINT32)
+            if number:
+                bit = outer.value(Binary, "shl", bit, outer.value(Const, number, UINT32))
+            word = outer.value(Binary, "or", word, bit)
+        # Of what is behind the last iteration, which has its condition, nothing is done.
+        count = outer.value(Binary, "sub", self.loop.hi, start)
+        count = outer.value(Binary, "min", count, outer.value(Const, BITS, dtype))
+        beyond = outer.value(Binary, "sub", outer.value(Const, BITS, dtype), count)
+        every = outer.value(Const, (1 << BITS) - 1, UINT32)
+        mask = outer.value(Binary, "shr", every, outer.value(Cast, beyond, UINT32))
+        word = outer.value(Binary, "and", word, mask)
+        self.do(word, last)
+        outer.emit(Yield)
+        b = Builder(self.loop.loc)
+        return self.over_words(b, (), ())
+
+    def of_lanes(self) -> list[Op]:
+        """Each lane of a warp asks for one. What its tensors say of the next word is carried into
+        the next iteration as it was loaded, for whoever computes with it waits for it."""
+        b, outer = Builder(self.loop.loc), self.outer
+        lane = b.value(Binary, "and", b.value(Lane), b.value(Const, BITS - 1, INT32))
+        mine = b.value(Cast, lane, self.dtype)
+        last = b.value(Binary, "sub", self.loop.hi, b.value(Const, 1, self.dtype))
+        defs = {x.result: x for x in self.made}
+        loads = [x.result for x in self.made if isinstance(x, Load)]
+
+        def ask(b: Builder, at: Value) -> list[Value]:
+            own: Substitution = {self.n: b.value(Binary, "min", at, last)}
+            b.ops += [clone(x, own) for x in upstream(loads, defs)]
+            return [own[v] for v in loads]
+
+        some, none = Builder(self.loop.loc), Builder(self.loop.loc)
+        some.emit(Yield, tuple(ask(some, some.value(Binary, "add", self.loop.lo, mine))))
+        none.emit(
+            Yield, tuple(none.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype) for v in loads)
+        )
+        some_at_all = b.value(Compare, "lt", self.loop.lo, self.loop.hi)
+        types = tuple(v.type for v in loads)
+        asked = b.emit(If, some_at_all, some.block(), none.block(), types)
+
+        at = outer.value(Binary, "add", self.start, mine)
+        held = {v: Value(v.type, v.name) for v in loads}
+        own: Substitution = {**held, self.n: outer.value(Binary, "min", at, last)}
+        outer.ops += [clone(x, own) for x in upstream((self.branch.cond,), defs, held)]
+        inside = outer.value(Compare, "le", at, last)
+        holds = outer.value(Binary, "and", own[self.branch.cond], inside)
+        word = outer.value(Cast, holds, UINT32)
+        word = outer.value(Binary, "shl", word, outer.value(Cast, lane, UINT32))
+        for bit in range(5):
+            word = outer.value(Binary, "or", word, outer.value(ShuffleXor, word, 1 << bit))
+        behind = outer.value(Binary, "add", at, outer.value(Const, BITS, self.dtype))
+        following = ask(outer, behind)
+        self.do(word, last)
+        outer.emit(Yield, tuple(following))
+        return self.over_words(b, asked.results, held.values())
+
+    def do(self, word: Value, last: Value) -> None:
+        """The body for each bit of the word."""
+        test, inner, dtype = Builder(self.loop.loc), Builder(self.loop.loc), self.dtype
+        asked, left = Value(word.type, "left"), Value(word.type, "left")
+        test.emit(Yield, (test.value(Compare, "ne", asked, test.value(Const, 0, UINT32)),))
+        place = inner.value(Cast, inner.value(Unary, "ctz", left), dtype)
+        # (Not behind the last one: what is known of an index stays known.)
+        at = inner.value(Binary, "min", inner.value(Binary, "add", self.start, place), last)
+        own: Substitution = {self.n: at}
+        inner.ops += [clone(x, own) for x in (*self.before, *self.branch.then.ops[:-1])]
+        fewer = inner.value(Binary, "sub", left, inner.value(Const, 1, UINT32))
+        inner.emit(Yield, (inner.value(Binary, "and", left, fewer),))
+        self.outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
+
+    def over_words(self, b: Builder, inits: Sequence[Value], held: Iterable[Value]) -> list[Op]:
+        step = b.value(Const, BITS, self.dtype)
+        body = self.outer.block((self.start, *held))
+        b.emit(For, "serial", self.loop.lo, self.loop.hi, step, tuple(inits), body)
+        return b.ops

@@ -275,15 +275,14 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
     if plan.consumer_groups > 1:
         mixed = n.mixed.vector / s.vector
         return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
-    if plan.overlap:
+    if plan.overlap or plan.residents > 1:
         alone = ALONE * min(loop.compute, loop.vector) if threads <= GROUP_THREADS else 0.0
-        alone /= plan.residents**2  # shared among them, and hidden by the others
+        alone /= plan.residents  # shared among them,
+        alone /= plan.residents if plan.overlap else 1  # and hidden by the others
         vector = loop.vector * (IN_TURN if threads > GROUP_THREADS else 1.0)
         compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
         return max(max(compute, vector) + alone + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
-    if plan.residents > 1:
-        return max(loop.compute, own / plan.residents, loop.from_cache)
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
 

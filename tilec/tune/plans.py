@@ -281,9 +281,10 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     if has_pipelined_product(func) and one_group and (overlaps or waits):
         t = GROUP_THREADS if func.attrs.get("threads") is None else None
         made += [
-            _plan(specialise=True, residents=n, threads=t, staged_store=s, overlap=not waits)
+            _plan(specialise=True, residents=n, threads=t, staged_store=s, overlap=o)
             for n in RESIDENTS
-            for s in ((True, False) if waits else (False,))
+            for o in (*((False,) if waits else ()), *((True,) if overlaps else ()))
+            for s in ((True, False) if not o else (False,))
         ]
     if overlaps:
         made += [

@@ -324,6 +324,9 @@ class Candidate:
             raster_group = 1
         if persists and numbers.growing and len(numbers.grid) > 1:
             raster_group = self._even(plan, numbers, raster_group)
+        elif plan.residents > 1 and numbers.growing and len(numbers.grid) > 1:
+            # Blocks are given out as others end: the more begin with the longest, the better.
+            raster_group = max(self._widths(numbers, raster_group))
         if raster_group == plan.raster_group or "raster_group" in self._taken[1].fields:
             return plan
         return replace(plan, raster_group=raster_group)
@@ -334,14 +337,21 @@ class Candidate:
         share fits the L2 cache."""
         assert numbers.growing is not None
         first, last = numbers.growing
-        shared = (numbers.loaded - numbers.fetched) * last / max(numbers.iterations, 1.0)
-        most = L2_GROUP * self.target.speeds.l2_bytes / max(shared, 1.0)
-        wider = (narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1]))
         blocks = multiprocessors_for(plan, self.target)
         return min(
-            (narrow, max(1, narrow // 2), *wider),
+            (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:]),
             key=lambda g: unevenness(numbers.grid, first, last, blocks, g),
         )
+
+    def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
+        """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest
+        tiles share."""
+        assert numbers.growing is not None
+        shared = (numbers.loaded - numbers.fetched) * numbers.growing[1]
+        shared /= max(numbers.iterations, 1.0)
+        most = L2_GROUP * self.target.speeds.l2_bytes / max(shared, 1.0)
+        wider = [narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1])]
+        return [narrow, *wider]
 
     def _instrs(
         self, threads: int, widest: int
