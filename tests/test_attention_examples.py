@@ -89,28 +89,38 @@ def test_simulated(name: str, target: str, cpu: None) -> None:
     assert reports and all(report.ok for report in reports), reports
 
 
-@pytest.mark.usefixtures("unassembled")
-@pytest.mark.parametrize("splits", [1, 7, 40])
-def test_parts_are_put_together_by_columns(splits: int, rng: np.random.Generator) -> None:
-    example = importlib.import_module("flash_decoding")
-    tile = {**example.combine_tile(128, splits), "BD": 64}
-    assert tile["BP"] >= splits
-    parts = rng.standard_normal((2, splits, 3, 128)).astype(np.float16)
-    sums = rng.standard_normal((2, splits, 3)).astype(np.float32) * 5
-    sums[1, :, 2] = -np.inf  # nothing has been seen
+def many_parts(dim: int, splits: int) -> None:
+    """Parts of two sequences, some of no keys; all of one row."""
+    support, example = (importlib.import_module(n) for n in ("attention_support", "flash_decoding"))
+    parts, rng = support.random((2, splits, 3, dim), "float32", 5), np.random.default_rng(6)
+    sums = rng.normal(0, 9, (2, splits, 3)).astype(np.float32)
+    sums[rng.random(sums.shape) < 0.3] = sums[0, :, 1] = -np.inf
+    o, lse = support.empty((2, 3, dim), "float16"), support.empty((2, 3), "float32")
+    example.combine(dim, splits=splits)(parts, sums, o, lse)
     weights = np.exp2(sums.astype(np.float64))
-    want = (weights[..., None] * parts).sum(1) / np.maximum(weights.sum(1), 1e-30)[..., None]
-    o, lse = np.zeros((2, 3, 128), np.float16), np.zeros((2, 3), np.float32)
-    for target in ("cpu", *TARGETS):
-        o.fill(9)
-        given = example.combine(128, "float16"), parts, sums, o, lse
-        if target == "cpu":
-            given[0](*given[1:], **tile)
-        else:
-            assert tilec.simulate(*given, target=target, **tile).ok
-        np.testing.assert_allclose(o, want, rtol=2e-3, atol=2e-3)
-        with np.errstate(divide="ignore"):
-            np.testing.assert_allclose(lse, np.log(weights.sum(1)), rtol=1e-5, atol=1e-5)
+    total = weights.sum(1)
+    want = (weights[..., None] * support.float64(parts)).sum(1)
+    np.divide(want, total[..., None], out=want, where=total[..., None] > 0)
+    support.check_rows(f"{splits} parts", o.reshape(6, dim), want.reshape(6, dim))
+    with np.errstate(divide="ignore"):
+        support.check_lse(f"{splits} parts", lse.reshape(-1), np.log(total).reshape(-1))
+
+
+MANY = [(128, 9), (96, 33), (512, 40)]  # head dimension, parts: columns of one block and of two
+
+
+@pytest.mark.parametrize("dim, splits", MANY)
+def test_many_parts(dim: int, splits: int, cpu: None) -> None:
+    many_parts(dim, splits)
+
+
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("target", TARGETS)
+def test_many_parts_simulated(target: str, cpu: None) -> None:
+    with simulated(target) as reports:
+        for case in MANY:
+            many_parts(*case)
+    assert len(reports) == len(MANY) and all(report.ok for report in reports), reports
 
 
 @pytest.mark.usefixtures("unassembled")

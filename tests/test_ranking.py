@@ -421,3 +421,16 @@ def test_what_leaves_in_a_loop_is_no_result_to_wait_for(target: str) -> None:
     assert numbers.mixed.stored == 4 * 64 * 64 * numbers.iterations
     assert numbers.vector - numbers.mixed.vector == 64 * 64, "dK is scaled behind the loop"
     assert numbers.mixed.vector > 0
+
+
+@pytest.mark.parametrize("bn", [32, 64, 128])
+def test_what_is_loaded_counts_as_much_as_it_can_be(bn: int) -> None:
+    """The keys of a sequence are min(lengths[b], N). Their loop had counted as 8 iterations of any
+    block, so that the narrowest moved the least: on an H200 8 x 8192 keys of 64 in two parts took
+    82 us in blocks of 32 keys, 35 in blocks of 128."""
+    example = importlib.import_module("flash_decoding")
+    asked = example.decode(64).described(example.specs(64, 8, 8192, 2), SM90, {"BM": 16, "BN": bn})
+    sizes = {("Q", 0): 8, ("Q", 1): 64, ("K", 1): 8192, ("K", 2): 8, ("Parts", 1): 2}
+    work = read_work(trace_variant(asked.signature, asked.key()))
+    numbers = work.at(lambda role, arg, dim: sizes.get((arg, dim)) if role == "size" else None)
+    assert numbers is not None and numbers.iterations == 4096 / bn

@@ -25,7 +25,7 @@ from benchmarks.products import random
 
 HEADS, GROUPS, DIM = 64, 8, 128
 BATCHES, LENGTHS = (1, 4, 16, 64), (8192, 32768, 131072)
-BLOCKS = (256, 512, 1024)  # of a launch, about: what the keys are split for
+BLOCKS = (128, 256, 512, 1024)  # of a launch, about: what the keys are split for
 ROWS = (16, 64)  # of a product, of which the queries that share keys fill some: T.auto's BM
 PEER_SPLITS = (1, 2, 4, 8, 16, 32)
 
@@ -106,7 +106,7 @@ def ours(d: Decoding) -> Candidate:
         if splits == 1:
             return [first]
         specs = decoding.combine_specs(d.dim, d.batch, d.heads, splits, kind)
-        combine = decoding.combine(d.dim, kind)
+        combine = decoding.combine(d.dim, kind, splits)
         return [first, Step(combine, specs, ("parts", "sums", "out", "lse"))]
 
     return tilec_candidate(steps, split_views, configs, d.label)

@@ -135,8 +135,8 @@ def ours(m: Mla, name: str = "", paged: bool | None = None) -> Candidate:
         if splits == 1:
             return [first]
         specs = decoding.combine_specs(m.dim, m.batch, m.heads, splits, kind)
-        combine, tile = decoding.combine(m.dim, kind), decoding.combine_tile(m.dim, splits)
-        return [first, Step(combine, specs, ("parts", "sums", "out", "lse"), tile)]
+        combine = decoding.combine(m.dim, kind, splits)
+        return [first, Step(combine, specs, ("parts", "sums", "out", "lse"))]
 
     def views(t: Tensors, config: Config) -> Tensors:
         found = split_views(t, config)

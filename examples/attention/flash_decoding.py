@@ -90,9 +90,11 @@ def decode(dim: int, kind: str = "float32") -> Any:
     return flash_decode
 
 
-def combine(dim: int, kind: str = "float32") -> Any:
-    """The parts of each row, weighted by the powers of two that are their sums, BP at a time; a
-    block takes BD columns."""
+def combine(dim: int, kind: str = "float32", splits: int = 8) -> Any:
+    """The parts of each row, weighted by the powers of two that are their sums, BP at a time. Of
+    `splits`, as many as there are up to 32: many parts mean few rows, and loads to wait for."""
+    at_once = next((n for n in (8, 16) if n >= splits), 32)
+    columns = max(n for n in range(1, 257) if dim % n == 0) if splits > 8 else dim  # of a block
 
     @tilec.kernel(pdl=True)  # begins while the launch before it ends
     def combine_parts(
@@ -100,19 +102,19 @@ def combine(dim: int, kind: str = "float32") -> Any:
         Sums: T.Tensor((B, P, H), "float32"),
         O: T.Tensor((B, H, dim), "float16"),
         Lse: T.Tensor((B, H), "float32"),
-        BP: T.constexpr = 8,
-        BD: T.constexpr = dim,
+        BP: T.constexpr = at_once,
     ):
-        with T.Kernel(H, dim // BD, B, threads=128) as (h, c, b):
-            part = T.alloc_fragment((BP, BD), "float32")
+        with T.Kernel(dim // columns, H, B, threads=128) as (bx, h, b):
+            part = T.alloc_fragment((BP, columns), "float32")
             weight = T.alloc_fragment((BP,), "float32")
-            o = T.alloc_fragment((BD,), "float32")
+            o = T.alloc_fragment((columns,), "float32")
             high, before, total = (T.alloc_fragment((1,), "float32") for _ in range(3))
+            first = bx * columns
             T.clear(o)
             T.clear(total)
             T.fill(high, -1e30)
             for n in T.serial(T.ceildiv(P, BP)):
-                T.copy(Parts[b, n * BP : (n + 1) * BP, h, c * BD : (c + 1) * BD], part)
+                T.copy(Parts[b, n * BP : (n + 1) * BP, h, first : first + columns], part)
                 for i in T.Parallel(BP):
                     weight[i] = T.if_then_else(
                         n * BP + i < P, Sums[b, n * BP + i, h], -T.infinity("float32")
@@ -123,24 +125,18 @@ def combine(dim: int, kind: str = "float32") -> Any:
                     weight[i] = T.exp2(weight[i] - high[0])
                 for i in T.Parallel(1):
                     total[i] *= T.exp2(before[i] - high[i])
-                for j in T.Parallel(BD):
+                for j in T.Parallel(columns):
                     o[j] *= T.exp2(before[0] - high[0])
-                for i, j in T.Parallel(BP, BD):
+                for i, j in T.Parallel(BP, columns):
                     part[i, j] *= weight[i]
                 T.reduce_sum(weight, total, dim=0, clear=False)
                 T.reduce_sum(part, o, dim=0, clear=False)
-            for j in T.Parallel(BD):
-                O[b, h, c * BD + j] = T.if_then_else(total[0] > 0, o[j] / total[0], 0.0)
-            if c == 0:
+            for j in T.Parallel(columns):
+                O[b, h, first + j] = T.if_then_else(total[0] > 0, o[j] / total[0], 0.0)
+            if bx == 0:
                 Lse[b, h] = (high[0] + T.log2(total[0])) / LOG2_E
 
     return combine_parts
-
-
-def combine_tile(dim: int, splits: int) -> dict[str, int]:
-    """BP and BD with which a block has all parts on their way at once, where there are many."""
-    parts = min(max(8, 1 << (splits - 1).bit_length()), 64)
-    return {"BP": parts, "BD": dim // max(1, parts * dim // 8192)}
 
 
 def combine_specs(
@@ -180,7 +176,7 @@ def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64) ->
         parts, sums = empty((b, splits, h, dim), "float32"), empty((b, splits, h), "float32")
         o, lse = empty((b, h, dim), "float16"), empty((b, h), "float32")
         decode(dim)(q, k, v, integers(lengths), parts, sums)
-        combine(dim)(parts, sums, o, lse)
+        combine(dim, splits=splits)(parts, sums, o, lse)
         for i, n in enumerate(lengths):
             for j in range(g):
                 rows = slice(j * (h // g), (j + 1) * (h // g))

@@ -21,7 +21,7 @@ from attention_support import (
     random,
     table,
 )
-from flash_decoding import combine, combine_specs, combine_tile
+from flash_decoding import combine, combine_specs
 
 import tilec
 import tilec.language as T
@@ -128,7 +128,7 @@ SPECS = [
     (mla(page=S, kind="float16"), specs(64, 4096, 4096, 1, "float16"), {}),
     (mla(page=64, kind="float16"), specs(64, 4096, 64, 1, "float16"), {}),
     (mla(page=64), specs(1, 8192, 64, 16), {}),
-    (combine(512), combine_specs(512, 1, 128, 16), combine_tile(512, 16)),
+    (combine(512, splits=16), combine_specs(512, 1, 128, 16), {}),
 ]
 CASES = [([100, 0], 20, 2, 32), ([70], 3, 1, 0)]  # keys, heads, splits, page (0: not paged)
 
@@ -146,7 +146,7 @@ def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64, pe
         o, lse = empty((b, h, dim), "float16"), empty((b, h), "float32")
         tensors = (q, q_pe, kv, k_pe, table(pages), integers(lengths), parts, sums)
         mla(dim, pe, page or S, kind)(*tensors)
-        combine(dim, kind)(parts, sums, o, lse)
+        combine(dim, kind, splits)(parts, sums, o, lse)
         for i, n in enumerate(lengths):
             whole = (np.concatenate([float64(y) for y in x], 2) for x in ((q, q_pe), (kv, k_pe)))
             queries, keys = whole

@@ -117,7 +117,7 @@ def main(cases: list[tuple[list[int], int, int, int, int]] = CASES, dim: int = 6
         parts, sums = empty((b, splits, h, dim), "float32"), empty((b, splits, h), "float32")
         o, lse = empty((b, h, dim), "float16"), empty((b, h), "float32")
         paged(dim, page)(q, k, v, table(pages), integers(lengths), parts, sums)
-        combine(dim)(parts, sums, o, lse)
+        combine(dim, splits=splits)(parts, sums, o, lse)
         for i, n in enumerate(lengths):
             for j in range(g):
                 rows = slice(j * (h // g), (j + 1) * (h // g))

@@ -3,7 +3,8 @@ tensor, arithmetic, and how often each of them happens.
 
 Nothing is assumed of the kernel: the grid is its block of scalar ops, a loop's trips are its bounds
 evaluated for the sizes at hand, a tile's bytes are the extents of the copy that moves it. What is
-only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`."""
+only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`, but the least of it and
+of a number as that number."""
 
 from __future__ import annotations
 
@@ -274,6 +275,8 @@ class Work:
                     trips.append(UNKNOWN_TRIPS)
                 case _:
                     value = fold(o, env.get)
+                    if value is None and isinstance(o, Binary) and o.kind == "min":
+                        value = env.get(o.lhs, env.get(o.rhs))
                     if value is not None:
                         env[o.result] = value
         return trips
