@@ -539,6 +539,18 @@ def test_mistakes(case: str) -> None:
     assert hint in e.value.hint and e.value.loc.file == __file__
 
 
+def test_a_mistake_of_a_decorator_names_its_line() -> None:
+    with pytest.raises(tilec.LaunchError, match="names 'BM'") as e:
+
+        @tilec.autotune(configs=[{"BM": 64}])
+        @tilec.kernel
+        def kernel(X: T.Tensor((64,), "float32"), BN: T.constexpr = 64):
+            for i in T.Parallel(64):
+                X[i] = 1.0
+
+    assert e.value.loc.file == __file__ and "autotune" in e.value.loc.source_line()
+
+
 def test_more_mistakes(torch: Any) -> None:
     with pytest.raises(tilec.LaunchError, match="takes a kernel, not") as e:
         tilec.autotune(scaling)

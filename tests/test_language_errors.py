@@ -496,6 +496,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         "iterations i = 0 and i = 1 of T.Parallel write the same element of S",
         "",
     ),
+    "sum in a parallel loop": (
+        "for i in T.Parallel(16):\n    S[0, 0] += X[i]  #!",
+        "iterations i = 0 and i = 1 of T.Parallel write the same element of S",
+        "add up a tile with T.reduce_sum",
+    ),
     "thread index in Parallel": (
         "for i in T.Parallel(8):\n    X[i] = T.get_thread_binding(0)  #!",
         "cannot stand in T.Parallel",

@@ -155,3 +155,78 @@ def test_an_odd_tile_that_stays_is_refused_for_its_extents() -> None:
     with pytest.raises(ResourceError, match="takes 625 registers") as caught:
         kernel.compile(tilec.spec((100, 100), "float32"), target="cuda:sm_80")
     assert "multiples of 16" in caught.value.hint
+
+
+def heads(dim: int, columns: int, safe: float | None = None, filled: bool = False) -> Any:
+    """C = (Q K^T) V with heads of `dim` numbers, the first of a row's `columns`."""
+
+    @tilec.kernel
+    def kernel(
+        Q: T.Tensor((64, columns), "float16"),
+        K: T.Tensor((N, columns), "float16"),
+        V: T.Tensor((N, dim), "float16"),
+        C: T.Tensor((64, dim), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            q = T.alloc_shared((64, dim), "float16")
+            k = T.alloc_shared((32, dim), "float16")
+            v = T.alloc_shared((32, dim), "float16")
+            s = T.alloc_fragment((64, 32), "float32")
+            p = T.alloc_fragment((64, 32), "float16")
+            o = T.alloc_fragment((64, dim), "float32")
+            if safe is not None:
+                T.annotate_safe_value({K: safe})
+            T.copy(Q[:, 0:dim], q)
+            T.clear(o)
+            for n in T.Pipelined(T.ceildiv(N, 32), num_stages=2):
+                if filled:
+                    for i, j in T.Parallel(32, dim):
+                        k[i, j] = T.if_then_else(n * 32 + i < N, K[n * 32 + i, j], 0)
+                else:
+                    T.copy(K[n * 32 : n * 32 + 32, 0:dim], k)
+                T.copy(V[n * 32, 0], v)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 32):
+                    p[i, j] = T.if_then_else(n * 32 + j < N, s[i, j], 0)
+                for i, j in T.Parallel(64, dim):
+                    o[i, j] *= 0.5
+                T.gemm(p, v, o)
+            for i, j in T.Parallel(64, dim):
+                o[i, j] += T.cast(j, "float32")
+            T.copy(o, C)
+
+    return kernel
+
+
+HEADS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
+    "40": (40, 40, {}, True),
+    "72": (72, 72, {}, True),
+    "by threads": (72, 72, {"filled": True}, True),
+    "of wider rows": (40, 48, {}, False),  # what is behind them counts
+    "another safe value": (40, 40, {"safe": 1.0}, False),
+    "8": (8, 8, {}, False),
+    "even": (48, 48, {}, True),
+}
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+@pytest.mark.parametrize("dim, columns, words, wide", HEADS.values(), ids=HEADS)
+def test_heads_that_the_wide_instruction_does_not_step_through(
+    dim: int,
+    columns: int,
+    words: dict[str, Any],
+    wide: bool,
+    target: str,
+    rng: np.random.Generator,
+) -> None:
+    q, k = (rng.integers(-2, 3, (n, columns)).astype(np.float16) for n in (64, 75))
+    v, c = rng.integers(-2, 3, (75, dim)).astype(np.float16), np.full((64, dim), 77, np.float16)
+    kernel = heads(dim, columns, **words)
+    report = tilec.simulate(kernel, q, k, v, c, target=target, schedules=3)
+    assert not report.findings, str(report)
+    s, want = q[:, :dim].astype(float) @ k[:, :dim].T.astype(float), np.zeros((64, dim))
+    for n in range(0, 75, 32):
+        want = want / 2 + s[:, n : n + 32] @ v[n : n + 32]
+    np.testing.assert_allclose(c, want + np.arange(dim), rtol=1e-3, atol=1e-2)
+    chosen = kernel.compile(q, k, v, c, target=target).stages["select_gemm"]
+    assert (chosen.count("wgmma") >= 2) == (wide and target == "cuda:sm_90a")

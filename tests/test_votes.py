@@ -135,6 +135,13 @@ def test_extents(target):
 
 WRONG = {
     "float predicate": ("T.any_sync(0.5)", "predicate of T.any_sync is"),
+    "a mask, as CUDA has it": (
+        "T.ballot_sync(0xFFFFFFFF, T.int32(1))",
+        "0xffffffff, a mask of all",
+    ),
+    "a mask of some": ("T.any_sync(15, T.int32(1) > 0)", "mask of T.any_sync is .*, not an int"),
+    "a mask to match": ("T.match_any_sync(0xFFFFFFFF, T.int32(1))", "value of T.match_any_sync is"),
+    "a mask to shuffle": ("T.shfl_down(0xFFFFFFFF, T.int32(1), 16)", "a mask of all lanes"),
     "unknown number of threads": ("T.get_thread_extent(0)", "left to tilec"),
     "no such dimension": ("T.get_block_extent(3)", "dim of T.get_block_extent is"),
 }

@@ -213,3 +213,16 @@ def test_places_that_nobody_wrote_are_not_read(target: str, rng: np.random.Gener
     y = y.astype(np.float32)
     run(whole_block, target, x, y, taken, lanes=64 if target.startswith("hip") else 32)
     assert y[0] == x.sum() and taken[0] == 0
+
+
+def test_tile_words_of_some_threads_are_named_on_the_cpu() -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((64, 64), "float16")
+            if T.get_thread_binding(0) < 128:
+                T.copy(A, a)
+
+    with pytest.raises(tilec.CompileError, match="tile words under a condition") as e:
+        kernel.compile(np.zeros((64, 64), np.float16), target="cpu")
+    assert "< 128" in e.value.loc.source_line() and "out of the condition" in e.value.hint

@@ -283,6 +283,7 @@ def autotune(
     return tuned.tune(*args, **kwargs)
 
 
+@for_users
 def _decorated(options: Options, kernel: Any) -> Tuned:
     if not isinstance(kernel, Kernel):
         message = f"tilec.autotune takes a kernel, not {shown(kernel)}"

@@ -66,6 +66,10 @@ class Emitter(BaseEmitter):
         self.scratch_bytes = 0
 
     def missing(self, o: Op) -> CompileError:
+        if isinstance(o, ops.Scope):
+            message = "tile words under a condition that parts the threads of a block"
+            hint = "move them out of the condition, or compile for a GPU target"
+            return CompileError(f"{message} cannot be compiled for the CPU", o.loc, hint)
         return CompileError(
             f"{o.opname} cannot be compiled for the CPU", o.loc, "compile it for a GPU target"
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tilec import language as T
+from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, whole_argument
 from tilec.frontend.builtins_scalar import block_index, thread_along
@@ -166,8 +167,17 @@ def sync_warp(t: Expressions, c: Call) -> None:
 # --- shuffles -------------------------------------------------------------------------------------
 
 
+def not_a_mask(t: Expressions, c: Call, name: str) -> None:
+    """CUDA's functions of a warp take the mask first, which would be taken for the value here."""
+    if static_int(c[name]) == ALL_LANES:
+        message = f"{name} of T.{c.builtin} is 0x{ALL_LANES:x}, a mask of all lanes"
+        hint = f"T.{c.builtin} takes {name} first, and mask= last; all lanes take part without it"
+        raise t.error(message, hint, c.place(name))
+
+
 def _value(t: Expressions, c: Call) -> Scalar:
     of_threads(t, c)
+    not_a_mask(t, c, "value")
     return t.run_time(number_argument(t, c, "value"))
 
 

@@ -19,12 +19,13 @@ from tilec.frontend.builtins_threads import (
     combined,
     index_of_thread,
     lane_of,
+    not_a_mask,
     of_threads,
     shuffled,
 )
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
-from tilec.frontend.values import Number, Scalar
+from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.ops import GridSize
 from tilec.ir.types import BOOL, INT32, UINT32, UINT64
 
@@ -70,6 +71,7 @@ def _blocks(t: Expressions, dim: int) -> Number:
 
 def _holds(t: Expressions, c: Call) -> Scalar:
     """Whether this thread's predicate holds."""
+    not_a_mask(t, c, "predicate")
     given: Number = whole_argument(t, c, "predicate", "write a comparison, or an int", "")
     if isinstance(given, Scalar) and given.dtype is not BOOL:
         given = t.compare("ne", given, 0)
@@ -81,6 +83,10 @@ def _in_mask(t: Expressions, c: Call) -> Scalar | None:
     given = c.values.get("mask", ALL_LANES)
     if static_int(given) in (ALL_LANES, -1):
         return None
+    if isinstance(given, bool) or (isinstance(given, Scalar) and given.dtype is BOOL):
+        message = f"mask of T.{c.builtin} is {describe(given)}, not an int of a bit for each lane"
+        hint = f"write T.{c.builtin}(x): what a lane says stands first, mask= last"
+        raise t.error(message, hint, c.place("mask"))
     mask = t.convert(number_argument(t, c, "mask"), UINT64)
     bit = t.binary("and", t.binary("shr", mask, t.convert(lane_of(t, c), UINT64)), 1)
     found = t.compare("ne", bit, 0)
@@ -137,6 +143,7 @@ def _same(t: Expressions, c: Call, other: Scalar, value: Scalar) -> Scalar:
 @builtin(T.match_any_sync)
 def match_any_sync(t: Expressions, c: Call) -> Number:
     of_threads(t, c)
+    not_a_mask(t, c, "value")
     value = t.run_time(number_argument(t, c, "value"))
     found: Number = t.constant(0, UINT32)
     for lane in range(32):
@@ -149,6 +156,7 @@ def match_any_sync(t: Expressions, c: Call) -> Number:
 @builtin(T.match_all_sync)
 def match_all_sync(t: Expressions, c: Call) -> Number:
     of_threads(t, c)
+    not_a_mask(t, c, "value")
     value = t.run_time(number_argument(t, c, "value"))
     asked = t.run_time(t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT32))
     below = t.binary("sub", t.binary("and", asked, t.unary("neg", asked)), 1)

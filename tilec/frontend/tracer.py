@@ -54,7 +54,8 @@ class Specialisation:
     a value for each constexpr parameter without a default. `threads` and `grid` are those of the
     launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
     indices need 64 bits. `warp_size`: lanes of a warp. `asserts`: T.device_assert is left out (""),
-    checked by the simulator alone ("noted"), or "fatal".
+    checked by the simulator alone ("noted"), or "fatal". `row_lanes`: how many lanes share the rows
+    of a kernel of mathematics alone; 0, none does.
     """
 
     tensors: Mapping[str, TensorFact]
@@ -65,6 +66,7 @@ class Specialisation:
     wide: bool = False
     warp_size: int = LANES
     asserts: Literal["", "noted", "fatal"] = ""
+    row_lanes: int = 0
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -100,6 +102,7 @@ class _KernelTracer(WholeLoops):
     def __init__(self, signature: Signature, known: Specialisation) -> None:
         super().__init__(Frame(signature.source), known.wide)
         self.warp_size = known.warp_size
+        self.row_lanes = known.row_lanes
         self.signature = signature
         self.known = known
         self.asserts = known.asserts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from tilec.frontend.whole_loops import Nest, Product, fresh_name, names_in
+from tilec.frontend.whole_loop_rows import Known, shared_rows
+from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in
 
 COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
@@ -95,6 +96,29 @@ with T.Kernel(T.ceildiv({_product(indices)}, {_THREADS}), threads={_THREADS}) as
 """
         self.given["BODY"] = list(self.nest.body)
         return self._written(text)
+
+    def rows(self, named: Named, known: Known, lanes: int) -> ast.With | None:
+        """`lanes` of a warp for each iteration, if it goes along rows; see `whole_loop_rows`."""
+        lane = self._fresh("lane")
+        body = shared_rows(self.nest, named, known, lanes, (self.language, lane), self._fresh)
+        if body is None:
+            return None
+        indices, each = list(range(len(self.nest.indices))), _THREADS // lanes
+        text = f"""
+with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as block:
+    LANE = T.get_lane_idx()
+    iteration = block * {each} + T.get_warp_idx()
+    if iteration < {_product(indices)}:
+        {self._apart("iteration", indices)}
+        BODY
+"""
+        self.given |= {"BODY": body, "LANE": lane}
+        return self._written(text)
+
+    def _fresh(self, base: str) -> str:
+        name = fresh_name(base, self.used)
+        self.used = self.used | {name}
+        return name
 
     def _apart(self, number: str, indices: list[int]) -> str:
         """Statements that take the indices out of a row-major number."""

@@ -15,7 +15,10 @@ from tilec.ir.types import FLOAT32, INT32, DType, find_dtype
 
 
 class WholeLoops(Statements):
-    """Chooses the form of a loop over whole tensors, by what its tensors are."""
+    """Chooses the form of a loop over whole tensors, by what its tensors are. `row_lanes`: how many
+    lanes may share one that goes along rows; 0, none may."""
+
+    row_lanes = 0
 
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks
@@ -41,7 +44,12 @@ class WholeLoops(Statements):
                 columns, not self._stays_inside(nest.body, nest.indices, extents)
             )
         else:
-            made = blocks.threads()
+
+            def known(extent: ast.expr) -> int | None:
+                return static_int(self.expression(extent))
+
+            rows = blocks.rows(named, known, self.row_lanes) if self.row_lanes else None
+            made = rows or blocks.threads()
         return made, blocks.language
 
     def _can_tile(self, p: Product) -> bool:

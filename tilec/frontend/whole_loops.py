@@ -3,7 +3,8 @@
 Such a loop becomes a program with a grid, in syntax, and is traced as that. A sum of products,
 `for k in range(K): acc += A[i, k] * B[k, j]`, becomes a tiled T.gemm whose tile sizes are left to
 T.auto (compile-time parameters BM, BN and BK of the kernel); a body of assignments a T.Parallel
-over tiles, of up to 256 columns; any other body is done by one thread for each iteration.
+over tiles, of up to 256 columns; a body that goes along rows is a warp's on a GPU
+(`whole_loop_rows`); any other one is done by one thread for each iteration.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def product_of(nest: Nest, named: Named) -> Product | None:
     loop = statements.pop(0)
     if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or loop.orelse:
         return None
-    extent = _counted(loop.iter, named)
+    extent = counted(loop.iter, named)
     added = _added(loop.body[0], total) if len(loop.body) == 1 else None
     if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
         return None
@@ -148,7 +149,7 @@ def _zero(statements: list[ast.stmt], named: Named) -> tuple[ast.AST, ast.expr] 
     return None
 
 
-def _counted(iterated: ast.expr, named: Named) -> ast.expr | None:
+def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     """The extent of a loop that counts from 0 by 1."""
     if not isinstance(iterated, ast.Call) or iterated.keywords:
         return None

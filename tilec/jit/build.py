@@ -64,6 +64,7 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         grid="launch" if key.grid_given else None,
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
+        row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
     func = split_at_grid_sync(resolve_views(trace(signature, known)))

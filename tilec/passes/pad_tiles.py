@@ -1,4 +1,5 @@
-"""pad_tiles: fragments whose extents the threads cannot share evenly get larger ones.
+"""pad_tiles: extents that the threads cannot share evenly, or that a product of several warps does
+not step through, get larger.
 
 Before: TILE. After: TILE, and a fragment as of 100x100 or 17x33 elements, of which each thread
 would hold far more than its part, has the next extents that spread well, and so has a product in
@@ -12,19 +13,25 @@ it. What is beyond a tile's own extents is never stored:
 
 A tile of A or B is copied with the rows behind it, which only reach the part of the product that
 nobody stores; where that cannot be (another block may write them, or threads fill the tile), it is
-cleared first. K is never padded: what stands there counts. An extent is padded alike wherever a
-fragment has it, so that loops over several fragments still fit all of them."""
+cleared first. An extent is padded alike wherever a fragment has it, so that loops over several
+fragments still fit all of them.
+
+What stands along K counts, so K is padded with zeros alone: where the wide instruction does not
+step through it (heads of 40 or 72 numbers) and every copy ends where the rows of its tensor do,
+behind which they read as 0."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from tilec.ir.analysis import facts_of
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
+from tilec.ir.instr import instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
@@ -44,7 +51,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
@@ -60,8 +67,82 @@ def pad_tiles(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if target.kind == "cpu":
         return func
-    pads = _pads(func, target)
-    return _Padding(func, pads).run() if pads else func
+    return _padded(func, target, _deep(func, target))
+
+
+def deepen(func: Func, target: Target) -> Func:
+    """`func` as the pass will have it, where it changes which instructions products have: what a
+    prediction looks at."""
+    deep = _deep(func, target) if target.kind != "cpu" else {}
+    return _padded(func, target, deep) if deep else func
+
+
+def _padded(func: Func, target: Target, deep: dict[Gemm, int]) -> Func:
+    pads = _pads(func, target, {o.shape[2]: k for o, k in deep.items()})
+    return _Padding(func, pads, deep).run() if pads else func
+
+
+def _deep(func: Func, target: Target) -> dict[Gemm, int]:
+    """Products that the instruction of several warps could do with a larger K, and that K."""
+    found: dict[Gemm, int] = {}
+    facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
+    for o in walk(func.body):
+        if not isinstance(o, Gemm) or o.metadata is not None:
+            continue
+        dtypes = o.a.dtype, o.b.dtype, o.c.dtype
+        rows = [r for r in instructions_of(*dtypes) if r.warps > 1 and target.has(r.feature)]
+        m, n, k = o.shape
+        if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
+            continue
+        sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
+        if all(_grows(func, x, d, facts, safe, written) for x, d in sides):
+            found[o] = _deeper(k, rows[0].k)
+    return found
+
+
+def _deeper(k: int, step: int) -> int:
+    """Whole steps, two at a time where that is not much more: TMA brings rows of two in fewer
+    boxes."""
+    twice = -(-k // (2 * step)) * 2 * step
+    return twice if 5 * twice <= 8 * k else -(-k // step) * step
+
+
+def _grows(
+    func: Func, x: Region, dim: int, facts: Facts, safe: SafeValues, written: Collection[Value]
+) -> bool:
+    """Whether a shared operand may have zeros behind its end along `dim`: it is filled by threads,
+    or by copies that reach over the end of what they copy."""
+    v = x.buffer
+    if v.buffer.space != "shared" or x.extents[dim] != v.buffer.static_shape[dim]:
+        return False
+    for o, e in effects_in(func.body):
+        if e.buffer is not v:
+            continue
+        if not isinstance(o, Alloc | Copy | Fill | Gemm | Load | Store):
+            return False  # laid out by hand, or known by its address
+        if isinstance(o, Copy) and o.dest.buffer is v and o.source.buffer.buffer.space == "global":
+            whole = o.dest.is_whole and all(facts.constant(i) == 0 for i in o.dest.offsets)
+            if not (whole and safe.zero(o.source.buffer) and o.source.buffer not in written):
+                return False
+            if not ends(o.source, _same_dim(o.dest, dim, o.source), facts):
+                return False
+    return True
+
+
+def _same_dim(x: Region, dim: int, other: Region) -> int | None:
+    """The dimension of `other` that a copy takes for dimension `dim` of `x`."""
+    if x.extents[dim] == 1:
+        return None
+    place = sum(e != 1 for e in x.extents[: dim % len(x.extents)])
+    return [d for d, e in enumerate(other.extents) if e != 1][place]
+
+
+def ends(x: Region, dim: int | None, facts: Facts) -> bool:
+    """Whether the box ends where its tensor does along `dim`, or behind it."""
+    if dim is None:
+        return False
+    size, first = x.buffer.buffer.shape[dim], facts.constant(x.offsets[dim])
+    return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
 
 
 def _fragments(func: Func) -> list[Value]:
@@ -70,12 +151,12 @@ def _fragments(func: Func) -> list[Value]:
     ]
 
 
-def _pads(func: Func, target: Target) -> dict[int, int]:
-    """What extents of fragments become; nothing where all is well, or where one cannot be
-    padded."""
+def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
+    """What extents of fragments, and of products' K, become; nothing where all is well, or where
+    one cannot be padded. `deep`: what those of `_deep` become."""
     threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
     warps = max(1, threads // target.warp_size)
-    pads: dict[int, int] = {}
+    pads = dict(deep)
     for v in _fragments(func):
         shape = v.buffer.static_shape
         held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
@@ -129,9 +210,10 @@ def _share(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
 
 
 class _Padding:
-    def __init__(self, func: Func, pads: dict[int, int]) -> None:
+    def __init__(self, func: Func, pads: dict[int, int], deep: dict[Gemm, int]) -> None:
         self.func = func
         self.pads = pads
+        self.deep = deep
         self.written = written_tensors(func.body)
         self.facts = facts_of(func)
         self.shapes: dict[Value, tuple[int, ...]] = {}
@@ -143,6 +225,9 @@ class _Padding:
                 self.products.add(o.c)
                 self._operand(o.a, -1 if o.transpose_a else -2)
                 self._operand(o.b, -2 if o.transpose_b else -1)
+                if o in deep:
+                    self._operand(o.a, -2 if o.transpose_a else -1, deep[o])
+                    self._operand(o.b, -1 if o.transpose_b else -2, deep[o])
                 if o.metadata is not None:
                     self._operand(o.metadata, -1 if o.transpose_metadata else -2)
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
@@ -151,10 +236,10 @@ class _Padding:
         written = [e for o, e in effects_in(func.body) if o not in self.wide]
         self.cleared = {v for v in buffers_written(written) if v in shared}
 
-    def _operand(self, x: Region, dim: int) -> None:
+    def _operand(self, x: Region, dim: int, grown: int = 0) -> None:
         """Make room in a shared operand for the rows or columns that the product has more."""
         v, extent = x.buffer, x.extents[dim]
-        more = self.pads.get(extent, extent) - extent
+        more = (grown or self.pads.get(extent, extent)) - extent
         if v.buffer.space == "shared" and more:
             shape = list(v.buffer.static_shape)
             shape[dim] += more
@@ -229,7 +314,7 @@ class _Padding:
 
     def _gemm(self, o: Gemm) -> Op:
         m, n, k = o.shape
-        m, n = self.pads.get(m, m), self.pads.get(n, n)
+        m, n, k = self.pads.get(m, m), self.pads.get(n, n), self.deep.get(o, k)
 
         def grown(x: Region, rows: int, columns: int, transposed: bool) -> Region:
             own = (columns, rows) if transposed else (rows, columns)
@@ -248,7 +333,23 @@ class _Padding:
     def _loop(self, o: Parallel) -> Op | None:
         dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}
         extents = tuple(self.pads.get(e, e) if d in dims else e for d, e in enumerate(o.extents))
-        return self._guarded(o, extents) if extents != o.extents else None
+        if extents == o.extents:
+            return None
+        if self._is_own(o, extents):
+            return replace(o, extents=extents)
+        return self._guarded(o, extents)
+
+    def _is_own(self, o: Parallel, extents: tuple[int, ...]) -> bool:
+        """Whether what the loop would do beyond its own extents stays beyond those of products'
+        results, which are there, and is nothing else."""
+        more = {d for d, e in enumerate(extents) if e != o.extents[d]}
+        return all(isinstance(x, Load | Store) for x, _ in effects_in(o.body)) and all(
+            a.buffer.buffer.space == "fragment"
+            and a.dims
+            and (a.buffer in self.products or not more & {*a.dims})
+            and (more <= {*a.dims} or not a.write)
+            for a in parallel_accesses(o)
+        )
 
     def _copy(self, o: Copy) -> Op | None:
         """A copy of a whole fragment: of all that it has now to another one, else an element loop
@@ -261,6 +362,16 @@ class _Padding:
             source, dest = map(self._grown, sides)
             if source.shape == dest.shape:
                 return replace(o, source=source, dest=dest)
+        if len(whole) == 1 and whole[0] is o.source and o.dest.buffer.buffer.space == "global":
+            grown = self._grown(o.source)
+            more = [d for d, e in enumerate(grown.extents) if e != o.source.extents[d]]
+            dims = [_same_dim(o.source, d, o.dest) for d in more]
+            if all(ends(o.dest, d, self.facts) for d in dims):  # what is more is not written
+                extents = list(o.dest.extents)
+                for d, there in zip(more, dims):
+                    assert there is not None
+                    extents[there] = grown.extents[d]
+                return replace(o, source=grown, dest=replace(o.dest, extents=tuple(extents)))
         return self._elements(o, o.coalesced_width)
 
     def _reduction(self, o: Reduce) -> list[Op]:

@@ -17,6 +17,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.passes.expand_sparse import expand_sparse
+from tilec.passes.pad_tiles import deepen
 from tilec.target import Target
 from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
@@ -271,7 +272,8 @@ class Chooser:
         if found is None:
             constants = dict(zip(self._open, at))
             try:
-                func = expand_sparse(self._trace(constants), self._target)
+                func = deepen(self._trace(constants), self._target)
+                func = expand_sparse(func, self._target)
                 found = Candidate(func, self._target, constants)
             except CompileError as error:
                 found = error

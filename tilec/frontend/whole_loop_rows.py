@@ -1,0 +1,256 @@
+"""Whole loops each iteration of which goes along the rows of tensors, as softmax and norms do.
+
+    for i in T.Parallel(M):                     if iteration < M:  # a warp's
+        total: T.float32 = 0                        total: T.float32 = 0
+        for j in range(N):                          part: T.float32 = 0
+            total += X[i, j]                        for step in T.serial(T.ceildiv(N - lane, 32)):
+        for j in range(N):                 ->           part += X[i, step * 32 + lane]
+            Y[i, j] = X[i, j] / total               total = total + T.warp_reduce_sum(part)
+        S[i] = total                                for step in …: Y[i, step * 32 + lane] = …
+                                                    if lane == 0: S[i] = total
+
+One thread for each iteration would read a sector of memory for each element. A loop inside must be
+sums, largest and smallest values, or assignments of elements that its index names; what is written
+may be read at the place alone where it was written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilec import language as T
+from tilec.builtins import formulas, maths
+from tilec.frontend.whole_loops import Named, Nest, counted, names_in
+from tilec.ir.types import DType
+
+_PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
+_PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp}
+_FOLDS: dict[object, str] = {T.max: "max", T.min: "min"}
+
+Fresh = Callable[[str], str]
+Known = Callable[[ast.expr], int | None]
+
+
+def shared_rows(
+    nest: Nest, named: Named, known: Known, lanes: int, names: tuple[str, str], fresh: Fresh
+) -> list[ast.stmt] | None:
+    """The body of one iteration as `lanes` of a warp do it together; None where they cannot, where
+    loops are short, and where threads with iterations of their own read neighbours. `known`: what
+    an extent is, if that is known now; `names`: what stands for `tilec.language`, and for the lane;
+    `fresh` makes names that are not used."""
+    return _Rows(nest, named, known, lanes, *names, fresh).body()
+
+
+@dataclass
+class _Rows:
+    nest: Nest
+    named: Named
+    known: Known
+    lanes: int
+    language: str
+    lane: str
+    fresh: Fresh
+    sums: dict[str, ast.expr] = field(default_factory=dict)  # variables and their dtypes
+    outside: set[str] = field(default_factory=set)  # what is assigned out of loops
+
+    @property
+    def own(self) -> set[str]:
+        """What the iterations name themselves."""
+        made = (n.id for s in self.nest.body for n in names_in(s) if isinstance(n.ctx, ast.Store))
+        return {*self.nest.indices, *made}
+
+    def body(self) -> list[ast.stmt] | None:
+        if not self._is_ours():
+            return None
+        made: list[ast.stmt] = []
+        for at, s in enumerate(self.nest.body):
+            match s:
+                case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value):
+                    self.sums[name] = dtype
+                case ast.Assign([ast.Name(name)], value):
+                    pass
+                case ast.Assign([ast.Subscript(ast.Name())], value):
+                    if not self._is_pure(value):
+                        return None
+                    made += self._parsed(f"if {self.lane} == 0: {ast.unparse(s)}", s)
+                    continue
+                case ast.For():
+                    loop = self._loop(s, self.nest.body[at + 1 :])
+                    if loop is None:
+                        return None
+                    made += loop
+                    continue
+                case _:
+                    return None
+            if not self._is_pure(value):
+                return None
+            self.outside.add(name)
+            made.append(s)
+        return made
+
+    def _is_ours(self) -> bool:
+        """Whether rows are gone along, and what is written is read where it was written alone."""
+        inner = {
+            s.target.id
+            for s in self.nest.body
+            if isinstance(s, ast.For) and isinstance(s.target, ast.Name)
+        }
+        elements = [
+            n
+            for s in self.nest.body
+            for n in ast.walk(s)
+            if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
+        ]
+        last = [indices_of(n)[-1] for n in elements]
+        ends = {n.id for n in last if isinstance(n, ast.Name)}
+        if not ends & inner or self.nest.indices[-1] in {
+            n.id for e in elements if len(indices_of(e)) > 1 for n in names_in(indices_of(e)[-1])
+        }:
+            return False
+        places: dict[str, set[str]] = {}
+        written, by_one = set[str](), set[str]()
+        for n in elements:
+            places.setdefault(_tensor(n), set()).add(ast.unparse(n))
+            if isinstance(n.ctx, ast.Store):
+                written.add(_tensor(n))
+                by_one |= {_tensor(n)} if not inner & {x.id for x in names_in(n)} else set()
+        read = {_tensor(n) for n in elements if isinstance(n.ctx, ast.Load)}
+        return all(len(places[name]) == 1 for name in written) and not by_one & read
+
+    def _loop(self, loop: ast.For, behind: tuple[ast.stmt, ...]) -> list[ast.stmt] | None:
+        extent = counted(loop.iter, self.named)
+        if extent is None or loop.orelse or not isinstance(loop.target, ast.Name):
+            return None
+        known = None if self.own & {n.id for n in names_in(extent)} else self.known(extent)
+        short = known is not None and known < self.lanes // 2
+        own, inside = {loop.target.id}, list[ast.stmt]()
+        folds: dict[str, str] = {}
+        before, after = list[str](), list[str]()
+        for s in loop.body:
+            if (fold := self._fold(s)) is not None:
+                name, word, value = fold
+                if name in folds or not self._is_pure(value):
+                    return None
+                folds[name] = word
+                if word == "sum":
+                    part = self.fresh("part")
+                    before.append(f"{part}: {ast.unparse(self.sums[name])} = 0")
+                    inside += self._parsed(f"{part} += {ast.unparse(value)}", s)
+                    after.append(f"{name} = {name} + {self.language}.warp_reduce_sum({part})")
+                else:
+                    inside.append(s)
+                    after.append(f"{name} = {self.language}.warp_reduce_{word}({name})")
+                continue
+            match s:
+                case ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
+                    own.add(name)
+                case ast.Assign([ast.Name(name)], value):
+                    own.add(name)
+                case ast.Assign([ast.Subscript(ast.Name()) as place], value):
+                    if loop.target.id not in [ast.unparse(i) for i in indices_of(place)]:
+                        return None
+                case _:
+                    return None
+            if not self._is_pure(value):
+                return None
+            inside.append(s)
+        used = [n.id for s in loop.body for n in names_in(s)]
+        others = {name for s in behind for name in _given(s)} | self.outside
+        folded = all(used.count(name) == 2 - self._added(loop, name) for name in folds)
+        if short or not folded or own & others:
+            return None
+        step = self.fresh("step")
+        lines = [
+            *before,
+            f"for {step} in {self.language}.serial({self.language}.ceildiv("
+            f"({ast.unparse(extent)}) - {self.lane}, {self.lanes})):\n"
+            f"    {loop.target.id} = {step} * {self.lanes} + {self.lane}",
+            *after,
+        ]
+        made = self._parsed("\n".join(lines), loop)
+        shared = next(s for s in made if isinstance(s, ast.For))
+        shared.body += inside
+        return made
+
+    def _added(self, loop: ast.For, name: str) -> int:
+        """1 where the loop's sum is written `name += …`, which names it once."""
+        return sum(
+            isinstance(s, ast.AugAssign) and ast.unparse(s.target) == name for s in loop.body
+        )
+
+    def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
+        """The variable that a statement adds to or takes the largest or smallest of, which of
+        them, and with what."""
+        match s:
+            case ast.AugAssign(ast.Name(name), ast.Add(), value):
+                pass
+            case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(old), ast.Add(), value)):
+                if old != name:
+                    return None
+            case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
+                word = _FOLDS.get(self.named(func))
+                sides = (a, b) if ast.unparse(a) == name else (b, a)
+                if word is None or ast.unparse(sides[0]) != name or name not in self.sums:
+                    return None
+                return name, word, sides[1]
+            case _:
+                return None
+        return (name, "sum", value) if name in self.sums else None
+
+    def _is_pure(self, value: ast.expr) -> bool:
+        """Whether it is arithmetic on elements alone."""
+        for n in ast.walk(value):
+            if isinstance(n, ast.Lambda | ast.NamedExpr | ast.Starred | ast.comprehension):
+                return False
+            if not isinstance(n, ast.Call):
+                continue
+            plain = isinstance(n.func, ast.Name | ast.Attribute)
+            found = self.named(n.func) if plain else None
+            cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
+            if not (cast or isinstance(found, DType) or _is_among(found, _PURE)):
+                return False
+        return True
+
+    def _parsed(self, text: str, at: ast.stmt) -> list[ast.stmt]:
+        made = ast.parse(text).body
+        for s in made:
+            for n in ast.walk(s):
+                if hasattr(n, "lineno"):
+                    ast.copy_location(n, at)
+        return made
+
+
+def indices_of(element: ast.Subscript) -> list[ast.expr]:
+    return element.slice.elts if isinstance(element.slice, ast.Tuple) else [element.slice]
+
+
+def _tensor(element: ast.Subscript) -> str:
+    assert isinstance(element.value, ast.Name)
+    return element.value.id
+
+
+def _is_among(found: object, words: set[object]) -> bool:
+    return any(found is w for w in words)
+
+
+def _given(s: ast.stmt) -> set[str]:
+    """The names that a statement has from those before it: of a loop, those that its iterations do
+    not begin by setting."""
+    found = {n.id for n in names_in(s)}
+    if not isinstance(s, ast.For):
+        return found
+    found = {n.id for n in names_in(s.iter)}
+    made = {n.id for n in names_in(s.target)}
+    for inner in s.body:
+        targets = inner.targets if isinstance(inner, ast.Assign) else []
+        own = {t.id for t in targets if isinstance(t, ast.Name)}
+        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+            own = {inner.target.id}
+        value = inner.value if isinstance(inner, ast.Assign | ast.AnnAssign) else None
+        read = {n.id for n in names_in(inner)} if not own else set[str]()
+        read |= set() if value is None else {n.id for n in names_in(value)}
+        found |= read - made
+        made |= own
+    return found
