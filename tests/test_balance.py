@@ -24,11 +24,14 @@ def by_hand(x: int, y: int, z: int, first: float, last: float, blocks: int, grou
     tile = 0
     for _ in range(z):
         for top in range(0, y, group):
-            for i in reversed(range(x)):
-                for _ in range(top, min(top + group, y)):
-                    length = first + (last - first) * i / max(x - 1, 1)
-                    work[tile % blocks].append(length + TILE)
-                    tile += 1
+            wide = min(group, y - top)
+            rows = [i for i in reversed(range(x)) for _ in range(wide)]
+            if wide < group:  # what is left over is walked row by row
+                rows = [*reversed(range(x))] * wide
+            for i in rows:
+                length = first + (last - first) * i / max(x - 1, 1)
+                work[tile % blocks].append(length + TILE)
+                tile += 1
     total = [sum(w) for w in work]
     mean = sum(total) / tile
     rounds = max(map(len, work))

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from frontend_help import ops
 from interp import run_tile
 from programs import PROGRAMS
 
 from tilec.ir.core import Func, walk
-from tilec.ir.ops import Alloc, BlockIndex, Copy, For, Gemm, Parallel, UseSwizzle
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    BlockIndex,
+    Copy,
+    For,
+    Gemm,
+    Parallel,
+    Select,
+    UseSwizzle,
+    constants,
+)
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import block_order
@@ -60,6 +72,20 @@ def test_swizzled_blocks_cover_the_grid(name, raster_group, order):
     done = block_order(swizzled, SM80)
     assert not any(isinstance(o, UseSwizzle) for o in walk(done.body))
     same_results(name, func, done)
+
+
+@pytest.mark.parametrize("raster_group", [2, 3, 4, 100])
+def test_rasterisation_groups_cover_the_grid(raster_group):
+    """Without a loop over tiles, and without a division but by the size of a group."""
+    func = parse_func(PROGRAMS["matmul"][0])
+    done = block_order(with_plan(func, Plan("p", raster_group=raster_group)), SM80)
+    assert len(ops(done, BlockIndex)) == 2 and len(ops(done, Select)) == 2
+    numbers = constants(done.body)
+    divisors = {numbers.get(o.rhs) for o in ops(done, Binary) if o.kind in ("floordiv", "mod")}
+    assert divisors == {numbers.get(o.rhs) for o in ops(func, Binary) if "div" in o.kind} | {
+        raster_group
+    }
+    same_results("matmul", func, done)
 
 
 def test_partitions_are_whole_atoms():

@@ -13,7 +13,7 @@ from interp import run_tile
 
 import tilec.language as T
 from tilec.ir.core import Func
-from tilec.ir.ops import Copy, For, If, Parallel
+from tilec.ir.ops import Binary, Compare, Copy, For, If, Parallel, Select
 from tilec.ir.verify import verify
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
@@ -192,3 +192,60 @@ def test_what_a_mask_is_compared_with_may_be_loaded(end: int, rng: np.random.Gen
         mine = {k: v.copy() for k, v in held.items()}
         run_tile(func, mine)
         np.testing.assert_allclose(mine["C"][:, :4], want.sum(1), rtol=1e-5)
+
+
+def banded(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    """A window: the first tiles that a block sees are cut on one side, the last ones on the other,
+    where E[0] is small on both."""
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, total = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        width = E[0]
+        T.clear(total)
+        for n in T.Pipelined(4, num_stages=0):
+            for i, j in T.Parallel(8, 4):
+                seen = n * 4 + j <= b * 8 + i and n * 4 + j > b * 8 + i - width
+                part[i, j] = T.if_then_else(seen, T.float32(1), T.float32(-1))
+            for i, j in T.Parallel(8, 4):
+                total[i, j] = total[i, j] * 3 + part[i, j]
+        for i, j in T.Parallel(8, 4):
+            C[b * 8 + i, j] = total[i, j]
+
+
+@pytest.mark.parametrize("width", [1, 6, 12, 40])
+def test_one_side_of_a_mask_is_asked_for_alone(width: int, rng: np.random.Generator) -> None:
+    held = arrays(rng, 5)
+    held["E"][0] = width
+    before, after = split(banded, held)
+    (loop,) = ops(after, For)
+    (whole,) = [o for o in loop.body.ops if isinstance(o, If)]
+    compares = []
+    block = whole.orelse
+    while branches := [o for o in block.ops if isinstance(o, If)]:
+        (branch,) = branches
+        (side,) = [o for o in branch.then.ops if isinstance(o, Parallel)]
+        compares.append([o.kind for o in conditions(side)])
+        block = branch.orelse
+    assert sorted(compares) == [["gt"], ["le"]]
+    (both,) = [o for o in block.ops if isinstance(o, Parallel)]
+    assert len(conditions(both)) == 2
+    at, column = np.arange(21)[:, None], np.arange(16)[None]
+    seen = np.where((column <= at) & (column > at - width), 1.0, -1.0).reshape(21, 4, 4)
+    want = sum(seen[:, n] * 3.0 ** (3 - n) for n in range(4))
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        np.testing.assert_array_equal(mine["C"][:, :4], want)
+
+
+def conditions(loop: Parallel) -> list[Compare]:
+    """The comparisons that what an element loop chooses depends on."""
+    made = {r: o for o in loop.body.ops for r in o.results}
+    (choice,) = [o for o in loop.body.ops if isinstance(o, Select)]
+    found, left = [], [choice.cond]
+    while left:
+        o = made[left.pop()]
+        left += o.operands if isinstance(o, Binary) else []
+        found += [o] if isinstance(o, Compare) else []
+    return found

@@ -13,14 +13,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tilec
 from benchmarks import attention_kernels, peers
+from benchmarks.attention_calls import Step, tilec_candidate
 from benchmarks.case import Candidate, Case, Config, Tensors
 from benchmarks.peers import CUDNN, FLASH, TILELANG, TRITON, version
-from benchmarks.products import random, tilec_candidate
+from benchmarks.products import random
 
 LENGTHS = (1024, 2048, 4096, 8192)
-# Rows and keys of a block, and its threads, by the dimension of a head.
-TILES = {64: (192, 96, 384), 96: (128, 128, 256), 128: (128, 128, 256), 256: (128, 80, 256)}
-CAUSAL_TILES = {**TILES, 64: (64, 64, 128)}
+# Rows and keys of a block, and its threads, by the dimension of a head: to choose from.
+TILES = {
+    64: ((256, 64, 512), (192, 96, 384)),
+    96: ((128, 128, 256),),
+    128: ((128, 128, 256),),
+    256: ((128, 80, 256),),
+}
+CAUSAL_TILES = {**TILES, 64: ((64, 64, 128),)}
 
 
 @dataclass(frozen=True)
@@ -119,16 +125,18 @@ def case(a: Attention, priority: int, quick: bool = True) -> Case:
 
 
 def ours(a: Attention) -> Candidate:
-    """tilec, with the tile of TILES and the schedule left to it."""
+    """tilec, with the tiles of TILES and the schedule left to it."""
     q, kv = a.shapes
     specs = [tilec.spec(shape, "float16") for shape in (q, kv, kv, q)]
-    bm, bn, threads = (CAUSAL_TILES if a.causal else TILES)[a.dim]
-    return tilec_candidate(
-        attention_kernels.forward(a.dim, a.causal, threads),
-        specs,
-        lambda t: (t["q"], t["k"], t["v"], a.result(t)),
-        {"BM": bm, "BN": bn},
-    )
+
+    def steps(config: Config) -> list[Step]:
+        tile = {name: config[name] for name in ("BM", "BN")}
+        kernel = attention_kernels.forward(a.dim, a.causal, config["threads"])
+        return [Step(kernel, specs, ("q", "k", "v", "o"), tile)]
+
+    tiles = (CAUSAL_TILES if a.causal else TILES)[a.dim]
+    configs = tuple({"BM": m, "BN": n, "threads": threads} for m, n, threads in tiles)
+    return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs, a.label)
 
 
 def torch_candidate(a: Attention, name: str, backend: SDPBackend) -> Candidate:

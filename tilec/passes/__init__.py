@@ -25,6 +25,7 @@ from tilec.passes.check_schedule import check_schedule
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
+from tilec.passes.early_loads import early_loads
 from tilec.passes.exchange_partial_sums import exchange_partial_sums
 from tilec.passes.expand_grid_sync import expand_grid_sync
 from tilec.passes.expand_pipeline import expand_pipeline
@@ -113,6 +114,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (round_operands, "TILE"),  # knows who may bring each tile; layouts follow the dtypes
     (infer_layouts, "LAID_OUT"),
     (check_registers, "LAID_OUT"),
+    (early_loads, "LAID_OUT"),
     (hoist_accesses, "LAID_OUT"),
     (select_copies, "LAID_OUT"),
 )

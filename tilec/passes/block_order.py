@@ -38,6 +38,7 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Parallel,
+    Select,
     UseSwizzle,
     While,
     Yield,
@@ -62,7 +63,7 @@ def block_order(func: Func, target: Target) -> Func:
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
         return _persistent(func, group, along)
-    return _renumber(func, group, along)
+    return _renumber(func, group, along, bool(swizzles))
 
 
 def _worth_groups(func: Func) -> bool:
@@ -113,7 +114,7 @@ class _InLoop(Numbers):
             made = self.before.op(kind, x, y)
             self.fixed.add(made)
             return made
-        if kind in ("floordiv", "mod") and y in self.fixed:
+        if kind in ("floordiv", "mod") and y in self.fixed and y not in self.known:
             reciprocal = self._reciprocal(y)
             return self.b.value(Binary, kind, x, y, nonzero=True, reciprocal=reciprocal)
         return super().op(kind, x, y)
@@ -148,7 +149,12 @@ def _decode(
     n: Numbers, tile: Value, grid: list[Value], group: int, along: int, backwards: frozenset[int]
 ) -> list[Value]:
     """The user's block indices of the `tile`-th block; some run `backwards`."""
-    found = _forwards(n, tile, grid, group, along)
+    return _backwards(n, _forwards(n, tile, grid, group, along), grid, backwards)
+
+
+def _backwards(
+    n: Numbers, found: list[Value], grid: list[Value], backwards: frozenset[int]
+) -> list[Value]:
     for d in backwards & {*range(len(found))}:
         last = n.op("sub", grid[d], n.const(1))
         found[d] = n.op("max", n.op("sub", last, found[d]), n.const(0))
@@ -164,11 +170,35 @@ def _forwards(n: Numbers, tile: Value, grid: list[Value], group: int, along: int
         z = n.op("floordiv", tile, plane)
         tile = n.op("mod", tile, plane)
         indices = [z]
+    if along == 1 and len(grid) == 3:
+        size = n.const(group)
+        blocks = n.op("mul", grid[0], size)
+        first = n.op("mul", n.op("floordiv", tile, blocks), size)
+        inside = n.op("mod", tile, blocks)
+        y = n.op("add", first, n.op("floordiv", inside, grid[0]))
+        left = n.op("mod", inside, grid[0]), y
+        indices = [*_whole_groups(n, (first, inside), left, grid, group), *indices]
+        return indices
     if along == 1:
         x, y = _grouped(n, tile, grid[0], grid[1], group)
     else:
         y, x = _grouped(n, tile, grid[1], grid[0], group)
     return [x, y, *indices]
+
+
+def _whole_groups(
+    n: Numbers, at: tuple[Value, Value], left: tuple[Value, Value], grid: list[Value], group: int
+) -> list[Value]:
+    """The indices in a plane that is walked in rasterisation groups of `group` along the second
+    dimension, where `at` says: the group's first row, and how many blocks of the group come before;
+    rows that make no whole group are walked as they are (`left`). There is no division but by
+    `group`: a block cannot ask for its tiles before it knows which they are."""
+    size = n.const(group)
+    first, inside = at
+    whole = n.b.value(Compare, "le", n.op("add", first, size), grid[1])
+    y = n.op("add", first, n.op("mod", inside, size))
+    x = n.b.value(Select, whole, n.op("floordiv", inside, size), left[0])
+    return [x, n.b.value(Select, whole, y, left[1])]
 
 
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
@@ -213,14 +243,23 @@ def _rounded(func: Func) -> Func:
     return _relaunched(func, b, user, indices)
 
 
-def _renumber(func: Func, group: int, along: int) -> Func:
+def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
+    """`wished`: by the author, so that rows which are left over are a group, too."""
     b = Builder(func.loc)
     n = Numbers(b, nonzero=True)
     c = cluster_of(func)
     grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
     mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
-    tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
-    at = _decode(n, tile, grid, max(1, group // c[along]), along, growing(func))
+    group = max(1, group // c[along])
+    if not wished:
+        size = n.const(group)
+        first = n.op("mul", n.op("floordiv", mine[1], size), size)
+        inside = n.op("add", n.op("mul", n.op("mod", mine[1], size), grid[0]), mine[0])
+        found = _whole_groups(n, (first, inside), (mine[0], mine[1]), grid, group)
+        at = _backwards(n, found, grid, growing(func))
+    else:
+        tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
+        at = _decode(n, tile, grid, group, along, growing(func))
     indices = _in_clusters(n, at, func)
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))

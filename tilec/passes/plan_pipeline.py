@@ -25,6 +25,7 @@ from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
+from tilec.passes.utils.plans import shared_of
 from tilec.passes.utils.rings import ring_copies, with_stages
 from tilec.passes.utils.slicing import can_run_ahead, is_separable
 from tilec.target import Target
@@ -44,7 +45,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     )
     stages = buffer_stages(
         rings.depths(chosen, boxes), lambda loop: loop.num_stages, rings.across(chosen), sizes,
-        room_for_rings(target, beside),
+        room_for_rings(target, beside, int(func.attrs.get("min_blocks", 1))),
     )  # fmt: skip
     if func.attrs.get("single_buffer"):
         stages = dict.fromkeys(stages, 1)
@@ -88,10 +89,10 @@ def buffer_stages(
     return more
 
 
-def room_for_rings(target: Target, beside: int) -> int:
+def room_for_rings(target: Target, beside: int, blocks: int) -> int:
     """Bytes of shared memory for what is filled ahead of time, `beside` what else there is and the
-    barriers."""
-    return target.shared_bytes - beside - BARRIER_BYTES
+    barriers, in each of so many `blocks` of a multiprocessor."""
+    return shared_of(blocks, target) - beside - BARRIER_BYTES
 
 
 def staging_bytes(threads: int, staged_store: bool, target: Target) -> int:

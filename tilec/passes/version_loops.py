@@ -11,6 +11,8 @@ indices, and made of what all threads know before the loop, are split."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import (
     Block,
@@ -44,6 +46,7 @@ from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
 
+MOST_SIDES = 3  # conditions of a mask that get loops of their own
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
 _FALLING = ("gt", "ge")
 
@@ -89,15 +92,31 @@ class _Guarded:
         guard = self.guard() or self.mask()
         if guard is None:
             return None
-        conds = [self.at_corner(c) for c in self.conjuncts(guard.cond)]
-        met = [c for c in conds if c is not None]
+        conds = self.conjuncts(guard.cond)
+        corners = [self.at_corner(c) for c in conds]
+        met = [c for c in corners if c is not None]
         if len(met) != len(conds):
             return None
         cond = conjunction(self.b, met)
         assert cond is not None
         self.b.loc = guard.loc
-        self.b.emit(If, cond, self.without(guard), self.unchanged())
+        orelse = self.unchanged()
+        if isinstance(guard, Select) and len(conds) <= MOST_SIDES:
+            orelse = self.by_side(guard, conds, met)
+        self.b.emit(If, cond, self.without(guard), orelse)
         return self.b.ops
+
+    def by_side(self, guard: Select, conds: list[Value], met: list[Value]) -> Block:
+        """For tiles that a mask cuts: where all conditions but one hold for the whole tile, the
+        loop asks for that one; else for all."""
+        found = self.unchanged()
+        for n in range(len(conds) if len(conds) > 1 else 0):
+            b = Builder(guard.loc)
+            others = conjunction(b, met[:n] + met[n + 1 :])
+            assert others is not None
+            b.emit(If, others, self.without(guard, conds[n]), found)
+            found = Block((), (*b.ops, Yield(loc=self.o.loc)))
+        return found
 
     def guard(self) -> If | None:
         """The `if` that all of the body's acts stand in."""
@@ -183,17 +202,19 @@ class _Guarded:
 
     # --- the two loops ----------------------------------------------------------------------------
 
-    def without(self, guard: If | Select) -> Block:
-        """The loop for tiles where the condition always holds."""
-        if any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):
+    def without(self, guard: If | Select, left: Value | None = None) -> Block:
+        """The loop for tiles where the condition always holds; or all of it that is not `left`."""
+        if left is None and any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):
             return Block((), (Yield(loc=self.o.loc),))
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
         for x in self.o.body.ops:
             if x is guard and isinstance(guard, Select):
-                subst[guard.result] = subst.get(guard.on_true, guard.on_true)
-                continue
+                if left is None:
+                    subst[guard.result] = subst.get(guard.on_true, guard.on_true)
+                    continue
+                x = replace(guard, cond=left)
             inside = guard.then.ops if x is guard and isinstance(guard, If) else (x,)
             ops += [clone(y, subst) for y in inside if not isinstance(y, Yield)]
         ops.append(Yield(loc=self.o.loc))

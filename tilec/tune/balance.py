@@ -30,7 +30,8 @@ def unevenness(grid: Sequence[int], first: float, last: float, blocks: int, grou
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
-    row = np.concatenate([*[full] * (y // group), np.repeat(steps, y % group)])
+    left = np.tile(steps, y % group) if len(grid) > 2 else np.repeat(steps, y % group)
+    row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)

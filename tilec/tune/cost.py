@@ -144,6 +144,8 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     blocks = math.prod(-(-e // c) * c for e, c in clusters) * plan.split * plan.parts
     resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
+    if plan.persistent:
+        waves = math.ceil(blocks / (multiprocessors * resident)) * resident
     loop = _loop(n, plan, made, threads, resident, waves, target)
     busy = _busy(n, plan, made, threads, loop, s) / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
@@ -157,7 +159,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         busy *= 1.0 if plan.staged_store else BESIDE
         total = start + waves * max(busy, stores / 2) + stores / n.results
     elif plan.persistent:
-        total = start + waves * (busy + stores)
+        total = start + waves * (busy + stores / resident**2)  # so many rounds, which others hide
     else:
         rounds = math.ceil(blocks / (multiprocessors * resident))
         between = (rounds - 1) * (start + stores + ends + BLOCK_START)
@@ -331,7 +333,7 @@ def multiprocessors_for(plan: Plan, target: Target) -> int:
 def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: Target) -> int:
     """Launched blocks that one multiprocessor holds at once, at least 1."""
     if plan.persistent:
-        return 1
+        return plan.residents
     launched = threads * plan.consumer_groups
     if plan.specialise:
         launched += producer_warps(launched // target.warp_size) * target.warp_size

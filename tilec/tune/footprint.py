@@ -91,8 +91,9 @@ class Footprint:
         kind = plan.specialise, min(plan.consumer_groups, 2), persistent
         staging = self._staging(plan, target)
         stages = 0 if plan.single_buffer else stages
-        if (*kind, stages, staging) in self._planned or self.buffers is None:
-            return self._planned.get((*kind, stages, staging), RingStages({}, 0, 0))
+        key = *kind, stages, staging, plan.residents
+        if key in self._planned or self.buffers is None:
+            return self._planned.get(key, RingStages({}, 0, 0))
         if kind not in self._depths:
             chosen = self.buffers.chosen(*kind[:2])
             depths = self.buffers.depths(chosen, plan.specialise)
@@ -101,12 +102,13 @@ class Footprint:
         count = dict.fromkeys(depths, 1)
         one = sum(self.sizes[v] for v in count)
         if stages:
-            room = room_for_rings(target, sum(self.sizes.values()) - one + staging)
+            beside = sum(self.sizes.values()) - one + staging
+            room = room_for_rings(target, beside, plan.residents)
             count = buffer_stages(
                 depths, lambda o: stages_of(o, stages), across, self.sizes, room
             )  # fmt: skip
         made = RingStages(count, sum(self.sizes[v] * n for v, n in count.items()), one)
-        self._planned[*kind, stages, staging] = made
+        self._planned[key] = made
         return made
 
     def _staging(self, plan: Plan, target: Target) -> int:
@@ -117,7 +119,7 @@ class Footprint:
         """Bytes beside the rings: what stores go through, too."""
         kind = (
             plan.specialise, plan.persistent, plan.staged_store, plan.single_buffer,
-            plan.consumer_groups, plan.split > 1, plan.threads, plan.stages,
+            plan.consumer_groups, plan.split > 1, plan.threads, plan.stages, plan.residents,
         )  # fmt: skip
         if kind not in self._beside:
             self._beside[kind] = self._beside_rings(plan, target)

@@ -275,7 +275,7 @@ class Candidate:
             plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
-                blocks = multiprocessors_for(plan, self.target)
+                blocks = multiprocessors_for(plan, self.target) * plan.residents
                 uneven = unevenness(numbers.grid, *numbers.growing, blocks, plan.raster_group)
                 best = replace(best, seconds=best.seconds * (1 + UNEVEN * (uneven - 1)))
             for parts in self._parts(plan, numbers):
@@ -322,6 +322,9 @@ class Candidate:
             raster_group //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
             raster_group = 1
+        if len(numbers.grid) > 2 or not persists:  # their order has whole groups only
+            while len(numbers.grid) > 1 and raster_group > max(1, numbers.grid[1]):
+                raster_group //= 2
         if persists and numbers.growing and len(numbers.grid) > 1:
             raster_group = self._even(plan, numbers, raster_group)
         elif plan.residents > 1 and numbers.growing and len(numbers.grid) > 1:
@@ -337,7 +340,7 @@ class Candidate:
         share fits the L2 cache."""
         assert numbers.growing is not None
         first, last = numbers.growing
-        blocks = multiprocessors_for(plan, self.target)
+        blocks = multiprocessors_for(plan, self.target) * plan.residents
         return min(
             (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:]),
             key=lambda g: unevenness(numbers.grid, first, last, blocks, g),

@@ -31,9 +31,14 @@ def stages_of(o: For, chosen: int) -> int:
 
 def shared_limit(plan: Plan, target: Target) -> int:
     """Bytes of shared memory that a block may have."""
-    if plan.residents == 1 or target.residency is None:
+    return shared_of(plan.residents, target)
+
+
+def shared_of(blocks: int, target: Target) -> int:
+    """The same where a multiprocessor has so many."""
+    if blocks == 1 or target.residency is None:
         return target.shared_bytes
-    each = target.residency.shared_bytes // plan.residents - target.residency.reserved
+    each = target.residency.shared_bytes // blocks - target.residency.reserved
     return min(each, target.shared_bytes)
 
 

@@ -1,0 +1,64 @@
+"""Several persistent blocks share a multiprocessor: registers, shared memory, the plan's choice,
+and that their tiles are right."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+
+SM90 = "cuda:sm_90a"
+
+
+def test_short_loops_over_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 128 keys: three iterations a tile, so that the next one's queries had better be
+    there; all keys: tiles of different length, which the hardware gives out."""
+    monkeypatch.syspath_prepend("examples/attention")
+    example = importlib.import_module("attention_sink")
+    q, kv = (tilec.spec((1, 8192, heads, 64), "float16") for heads in (64, 8))
+    specs = [q, kv, kv, tilec.spec((64,), "float32"), q, tilec.spec((1, 64, 8192), "float32")]
+    made = example.sink(64, 128).compile(*specs, target=SM90)
+    plan, found = made.plan, made.resources
+    assert plan.persistent and plan.residents == found.blocks_per_sm == 3
+    assert found.spilled_bytes == 0 and found.buffers["q"] == 2 * 64 * 64 * 2
+    split = re.findall(r"setmaxnreg\.(\w+)\.\S+ (\d+);", made.stages["ptx"])
+    assert split == [("inc", "120"), ("dec", "40")] and 128 * (120 + 40) <= 65536 // 3
+    made = example.sink(64).compile(*specs, target=SM90)
+    assert made.plan.residents > 1 and not made.plan.persistent
+
+
+WISH = """            T.annotate_min_blocks_per_sm(3)
+            T.annotate_schedule(specialise=True, persistent=True, overlap=True, stages=2)
+"""
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_tiles_of_blocks_that_share(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones: the schedule is asked for."""
+    monkeypatch.syspath_prepend("examples/attention")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = Path("examples/attention/attention_sink.py").read_text()
+    place = "            q = T.alloc_shared("
+    shared = source.replace(place, WISH + place, 1).replace("H, B) as", "H, B, threads=128) as")
+    (tmp_path / "shared_sink.py").write_text(shared)
+    kernel = importlib.import_module("shared_sink").sink(64, window)
+    support = importlib.import_module("attention_support")
+    rng = np.random.default_rng(window)
+    q, k, v = (
+        rng.standard_normal((1, *s, 64)).astype(np.float16) for s in ((130, 3), (200, 1), (200, 1))
+    )
+    sinks = rng.standard_normal(3).astype(np.float32)
+    o, lse = np.full_like(q, np.nan), np.full((1, 3, 130), np.nan, np.float32)
+    args, tile = (q, k, v, sinks, o, lse), {"BM": 64, "BN": 64}
+    made = kernel.compile(*args, target=SM90, **tile)
+    assert made.plan.persistent and made.resources.blocks_per_sm == 3
+    report = tilec.simulate(kernel, *args, target=SM90, resident_blocks=4, schedules=3, **tile)
+    assert not report.findings
+    assert support.check_heads("", o, lse, q, k, v, True, window, sinks=sinks) < 2e-3
