@@ -1,5 +1,5 @@
-"""Where the time of a compile goes: seconds by part, for programs of growing length and for
-matrix products with strides that are a multiple of 16 bytes and that are not.
+"""Where the time of a compile goes: seconds by part, for programs of growing length, for matrix
+products with strides that are a multiple of 16 bytes and that are not, and for attention.
 
     python -m benchmarks.compile_parts [--target cuda:sm_90a] [--only statements] [--json FILE]
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import tilec
-from benchmarks import kernels
+from benchmarks import attention_kernels, kernels
 from benchmarks.harness import save
 
 # Part -> the functions whose time it is, as (module, attribute): where their callers look them up.
@@ -46,7 +46,7 @@ PARTS = {
     "llvm": [("tilec.jit.attempts", "assemble")],
     "ptxas": [("tilec.codegen.assemble", "run_ptxas")],
 }
-STEPS = (10, 100, 1000)
+STEPS = (10, 100, 300, 1000)
 HEADER = """
 import tilec
 import tilec.language as T
@@ -121,6 +121,17 @@ def product(m: int, n: int, k: int, **constants: int) -> Callable[[str], Any]:
     return compile_for
 
 
+def attention(causal: bool) -> Callable[[str], Any]:
+    """A function that compiles attention over 4096 keys in tiles of 128x128: two products and what
+    threads do between them."""
+
+    def compile_for(target: str) -> Any:
+        kernel = attention_kernels.forward.__wrapped__(128, causal)
+        return kernel.compile(*[tilec.spec((8, 4096, 32, 128), "float16")] * 4, target=target)
+
+    return compile_for
+
+
 def programs() -> dict[str, Callable[[str], Any]]:
     """What is compiled, by its name."""
     found = {
@@ -131,7 +142,7 @@ def programs() -> dict[str, Callable[[str], Any]]:
     found["product 4096^3, 128x128x64"] = product(4096, 4096, 4096, BM=128, BN=128, BK=64)
     for m, n, k in ((4096, 4096, 4096), (1000, 1001, 1000), (7777, 1234, 2346), (4095, 4095, 4095)):
         found[f"product {m}x{n}x{k}"] = product(m, n, k)
-    return found
+    return found | {"attention": attention(False), "attention, causal": attention(True)}
 
 
 class Clock:

@@ -27,14 +27,12 @@ llvm.initialize_native_asmprinter()
 class HostScalars(GpuScalars):
     """The GPU's scalars with a host's 2**x, 1/x and 1/sqrt(x)."""
 
-    def exp2_fast(self, x: Val) -> Val:
-        return Elementary(self.f, True).exp2(x)
-
-    def reciprocal_fast(self, x: Val) -> Val:
-        return self.f.binary("fdiv", float_val(1.0), x)
-
-    def rsqrt_fast(self, x: Val) -> Val:
-        return self.f.binary("fdiv", float_val(1.0), self.call("sqrt", x))
+    def fast(self, kind: str, x: Val) -> Val:
+        if kind == "exp2":
+            return Elementary(self.f, True).exp2(x)
+        assert kind in ("rcp", "rsqrt")
+        root = self.call("sqrt", x) if kind == "rsqrt" else x
+        return self.f.binary("fdiv", float_val(1.0), root)
 
 
 Build = Callable[..., Val]

@@ -345,7 +345,6 @@ def test_nan_literal() -> None:
     [
         *(t.ScalarType(d) for d in t.DTYPES.values()),
         t.VectorType(t.FLOAT4_E2M1, 16),
-        t.TokenType("wgmma"),
         t.TensorMapType("A", (2, 0, 1), (64, 1, 16), 0, t.BFLOAT16),
         t.BufferType((), t.FLOAT32, "local"),
         t.BufferType((96, 176), t.INT4, "fragment"),

@@ -26,7 +26,7 @@ from tilec.ir.printer import print_func
 from tilec.jit.simulate import simulate_changed
 from tilec.passes import run_plan
 from tilec.runtime import cuda
-from tilec.runtime.block import Block, BlockLayout
+from tilec.runtime.block import ArgumentBlock, BlockLayout
 from tilec.runtime.driver import check_grid, launched_grid, sums_of
 from tilec.runtime.image import AbiParam, Image
 from tilec.runtime.workspace import LEAST
@@ -385,7 +385,7 @@ def given(api: Memory, ready: Any) -> list[int]:
     return seen
 
 
-def addresses() -> Block:
+def addresses() -> ArgumentBlock:
     return BlockLayout(PARAMS).block([0xC0, 0, 0])
 
 

@@ -189,11 +189,7 @@ def _has(kind: str) -> bool:
 
 
 def _on_gpu(
-    timer: GpuTimer,
-    fn: Callable[[], Any],
-    warmup: float,
-    rep: float,
-    before: Callable[[], None],
+    timer: GpuTimer, fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[], None]
 ) -> list[float]:
     before()
     fn()  # what is compiled, or loaded, at the first call

@@ -28,12 +28,7 @@ from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
-from tilec.jit.compiled import (
-    CompiledKernel,
-    require_memory,
-    returned,
-    stream_handle,
-)
+from tilec.jit.compiled import CompiledKernel, require_memory, returned, stream_handle
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
@@ -42,14 +37,7 @@ from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
 from tilec.jit.stages import Stages
-from tilec.runtime.arguments import (
-    REQUIRED,
-    Call,
-    Parameter,
-    as_index,
-    bind_call,
-    read_arguments,
-)
+from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.tensors import common_kind

@@ -80,9 +80,7 @@ from tilec.ir.types import (
     UINT32,
     UINT64,
 )
-from tilec.ir.types import (
-    DType as DType,
-)
+from tilec.ir.types import DType as DType
 
 if TYPE_CHECKING:  # as functions, with docstrings that editors show
     from tilec.builtins.elementwise_words import *
@@ -123,7 +121,6 @@ def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None, prelude: A
 
     `prelude`: a source text, as `import_source` takes it.
     """
-    only_inside("Kernel")
 
 
 ClusterKernel = Kernel
@@ -132,36 +129,30 @@ ClusterKernel = Kernel
 def program_id(axis: _Int = 0) -> Any:
     """Index of this block along `axis` (0, 1 or 2) of the grid, an int32. Raises CompileError for
     another axis."""
-    only_inside("program_id")
 
 
 def num_programs(axis: _Int = 0) -> Any:
     """Number of blocks along `axis` (0, 1 or 2) of the grid, an int32. Raises CompileError for
     another axis."""
-    only_inside("num_programs")
 
 
 def get_block_binding(dim: _Int = 0) -> Any:
     """The same as `program_id`."""
-    only_inside("get_block_binding")
 
 
 def get_thread_binding(dim: _Int = 0) -> Any:
     """Index of this thread along a dimension of its block; those of dimension 0 are neighbours."""
-    only_inside("get_thread_binding")
 
 
 def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Any:
     """This thread's index in `range(start, stop)`, which must be as long as the block has
     threads."""
-    only_inside("thread_binding")
 
 
 def alloc_global(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
     """`W = T.alloc_global((M, N), dtype)`, above T.Kernel: memory of the device for the time of a
     call, which all blocks see. Its content is undefined at first. Otherwise as `empty`; it is not
     returned."""
-    only_inside("alloc_global")
 
 
 def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
@@ -170,7 +161,6 @@ def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
 
     Extents are ints, sizes, and arithmetic on these and on integer parameters. The array is of the
     kind and on the device of the call's first array. Raises CompileError below T.Kernel."""
-    only_inside("empty")
 
 
 # --- placement ------------------------------------------------------------------------------------
@@ -184,7 +174,6 @@ def alloc_shared(shape: Any, dtype: object, scope: str = "shared.dyn") -> Any:
     Raises CompileError for extents that only a call gives, for what is no dtype, and in
     `T.Parallel`; ResourceError, when the kernel is compiled, where shared memory does not hold it.
     """
-    only_inside("alloc_shared")
 
 
 def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> Any:
@@ -193,21 +182,18 @@ def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> 
 
     Raises CompileError as `alloc_shared`; ResourceError where it takes more registers than a thread
     has and something else could be chosen."""
-    only_inside("alloc_fragment")
 
 
 def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
     """An array that every thread has for itself, of any rank and dtype. Extents are compile-time
     ints; 0 alone is one element, as TileLang's programs write it. Where all indices are known at
     compile time it is in registers. Raises CompileError as `alloc_shared`."""
-    only_inside("alloc_local")
 
 
 def alloc_var(dtype: object, init: Any = None) -> Any:
     """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`. `dtype`
     may be a short vector (`T.float32x2`). Without `init` its content is undefined. Raises
     CompileError for what is no dtype, and for an `init` that the dtype has not."""
-    only_inside("alloc_var")
 
 
 # --- movement -------------------------------------------------------------------------------------
@@ -238,7 +224,6 @@ def copy(
     memories are made as they are fastest. `annotations`: a dict of these keywords, which counts
     before them.
     """
-    only_inside("copy")
 
 
 def fill(buffer: Any, value: Any) -> None:
@@ -247,12 +232,10 @@ def fill(buffer: Any, value: Any) -> None:
 
     Raises CompileError for a literal that the dtype does not hold, for a tile as `value`, and for a
     whole tensor whose extents only a call gives (name a tile of it)."""
-    only_inside("fill")
 
 
 def clear(buffer: Any) -> None:
     """Set every element of a region to zero, as `fill` does. Raises CompileError as `fill`."""
-    only_inside("clear")
 
 
 # --- compute --------------------------------------------------------------------------------------
@@ -297,7 +280,6 @@ def gemm(
     `k_pack` (1 or 2): how many steps of K a thread's operands were to lie side by side for on AMD
     GPUs; tilec packs them as its layouts do.
     """
-    only_inside("gemm")
 
 
 def wgmma_gemm(
@@ -313,7 +295,6 @@ def wgmma_gemm(
     """`gemm` without waiting for it: C, and A where it is a fragment, may be touched and shared
     operands written again after `wait_wgmma`. Where the target or the tiles do not suit wgmma it is
     `gemm`, which has ended when the next statement begins."""
-    only_inside("wgmma_gemm")
 
 
 def gemm_sp(
@@ -345,14 +326,12 @@ def gemm_sp(
     shared memory first. float8 sums on Hopper are those of `gemm` with `fast_accum`. Raises
     CompileError for tiles that do not agree, and for other dtypes.
     """
-    only_inside("gemm_sp")
 
 
 def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
     """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not
     read. Both are numbers, or vectors of as many lanes; the result has the dtype of both together,
     as that of their sum."""
-    only_inside("if_then_else")
 
 
 Select = if_then_else
@@ -370,12 +349,10 @@ def cast(
     beyond the range: True, they become the largest number (the default of float8); False, infinity,
     or nan where there is none (the default of others). Modes are for floats, those but "rs" also
     for float to int. Raises CompileError for other dtypes."""
-    only_inside("cast")
 
 
 def isfinite(x: Any) -> Any:
     """Whether x, a float, is neither infinite nor nan: a bool. Raises CompileError for ints."""
-    only_inside("isfinite")
 
 
 def reinterpret(value: Any, dtype: object) -> Any:
@@ -383,17 +360,14 @@ def reinterpret(value: Any, dtype: object) -> Any:
 
     Raises CompileError where the widths differ.
     """
-    only_inside("reinterpret")
 
 
 def Cast(dtype: object, value: Any) -> Any:
     """`cast` with its arguments the other way round."""
-    only_inside("Cast")
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c of floats, rounded once. Raises CompileError for ints."""
-    only_inside("fma")
 
 
 # --- scheduling and annotations -------------------------------------------------------------------
@@ -402,21 +376,18 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 def annotate_safe_value(values: dict[Any, Any]) -> None:
     """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default
     0). Raises CompileError for what is no tensor, and for what is no number."""
-    only_inside("annotate_safe_value")
 
 
 def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> None:
     """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), so
     that blocks that run at once share tiles in the L2 cache. Raises CompileError for a width below
     1 and another order."""
-    only_inside("use_swizzle")
 
 
 def print(obj: Any, msg: str = "") -> None:
     """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs, `msg` before
     it. On NVIDIA's GPUs by the device's printf, on the CPU to stdout; the simulator collects it
     (`report.printed`). AMD's GPUs cannot print: CompileError, but in the simulator."""
-    only_inside("print")
 
 
 # --- builtins that are planned --------------------------------------------------------------------
@@ -458,19 +429,24 @@ def __dir__() -> list[str]:
     return sorted(name for name in globals() if _is_word(name))
 
 
-def _end_at_callers() -> None:
-    """Let what a builtin raises outside of a kernel end at the line that calls it. Here, once, for
-    all of them; an alias stays the object that it is an alias of."""
+def _nothing() -> None:
+    """The body of a word that means something only inside of a kernel: a docstring."""
+
+
+def _call_outside() -> None:
+    """Let what a word raises outside of a kernel end at the line that calls it, and those without a
+    body raise. Here, once, for all of them; an alias stays the object that it is an alias of."""
     made: dict[_FunctionType, Any] = {}
     for name in __dir__():
-        builtin = globals()[name]
-        if isinstance(builtin, _FunctionType) and not hasattr(builtin, "__wrapped__"):
-            if builtin not in made:
-                made[builtin] = _for_users(builtin)
-            globals()[name] = made[builtin]
+        word = globals()[name]
+        if isinstance(word, _FunctionType) and not hasattr(word, "__wrapped__"):
+            if word not in made:
+                empty = word.__code__.co_code == _nothing.__code__.co_code
+                made[word] = _for_users(word, only_inside if empty else None)
+            globals()[name] = made[word]
 
 
-_end_at_callers()
+_call_outside()
 
 
 if TYPE_CHECKING:  # what type checkers know; a name that is none is their error

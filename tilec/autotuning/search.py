@@ -152,11 +152,7 @@ def _finals(
 
 
 def _compiled(
-    problem: Problem,
-    tried: Sequence[Candidate],
-    executor: Executor,
-    begin: float,
-    end: float,
+    problem: Problem, tried: Sequence[Candidate], executor: Executor, begin: float, end: float
 ) -> Iterator[tuple[int, CompiledKernel | str]]:
     """The candidates' variants, or why there are none, as they are ready. One is made here
     whatever the budget: the best by prediction."""

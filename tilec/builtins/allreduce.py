@@ -2,21 +2,17 @@
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["attr", "comm_reducer", "tvm_thread_allreduce"]
 
 
 def comm_reducer(combine: Any, identity: Any) -> Any:
     """How `tvm_thread_allreduce` combines two values, `lambda x, y: x + y`, which must be
     associative and commutative; `identity`: a list of the one number that changes nothing."""
-    only_inside("comm_reducer")
 
 
 def attr(node: Any, key: str, value: Any = None) -> Any:
     """`with T.attr(T.comm_reducer(…), "reduce_scope", …):` the reducer of what stands inside; other
     keys have no effect."""
-    only_inside("attr")
 
 
 def tvm_thread_allreduce(
@@ -30,4 +26,3 @@ def tvm_thread_allreduce(
     which then meet in shared memory; else all through shared memory. Raises CompileError outside of
     a `T.attr` with a reducer, in `T.Parallel`, and for an index that is none of a thread's.
     """
-    only_inside("tvm_thread_allreduce")

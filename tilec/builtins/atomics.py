@@ -5,8 +5,6 @@ from __future__ import annotations
 from builtins import bool as _Bool
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor", "atomic_cas",
     "atomic_exchange", "atomic_addx2", "atomic_addx4", "atomic_load", "atomic_store",
@@ -49,7 +47,6 @@ def atomic_add(
     Raises CompileError for a fragment or local buffer as `dst`, other dtypes, tiles of other
     shapes, and an unknown `memory_order`.
     """
-    only_inside("atomic_add")
 
 
 def atomic_max(
@@ -60,7 +57,6 @@ def atomic_max(
     use_tma: _Bool = False,
 ) -> Any:
     """Leave the larger of `dst` and `value`; a nan is left out. See `atomic_add`."""
-    only_inside("atomic_max")
 
 
 def atomic_min(
@@ -71,7 +67,6 @@ def atomic_min(
     use_tma: _Bool = False,
 ) -> Any:
     """Leave the smaller of `dst` and `value`; a nan is left out. See `atomic_add`."""
-    only_inside("atomic_min")
 
 
 def atomic_and(
@@ -82,7 +77,6 @@ def atomic_and(
     use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that both have. See `atomic_add`."""
-    only_inside("atomic_and")
 
 
 def atomic_or(
@@ -93,7 +87,6 @@ def atomic_or(
     use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that either has. See `atomic_add`."""
-    only_inside("atomic_or")
 
 
 def atomic_xor(
@@ -104,14 +97,12 @@ def atomic_xor(
     use_tma: _Bool = False,
 ) -> Any:
     """Leave the bits that one of both has. See `atomic_add`."""
-    only_inside("atomic_xor")
 
 
 def atomic_exchange(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = True
 ) -> Any:
     """Leave `value`; gives what was there. See `atomic_add`."""
-    only_inside("atomic_exchange")
 
 
 def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = None) -> Any:
@@ -124,28 +115,23 @@ def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = No
 
     Raises CompileError for elements that are no ints, and floats as `compare` or `value`.
     """
-    only_inside("atomic_cas")
 
 
 def atomic_addx2(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
     """Add two neighbours of the last dimension, that begin at the places `dst` and `value`, each by
     an atomic of its own; with `return_prev` give what was there, a short vector."""
-    only_inside("atomic_addx2")
 
 
 def atomic_addx4(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
     """Add four neighbours of the last dimension, that begin at the places `dst` and `value`, each
     by an atomic of its own; with `return_prev` give what was there, a short vector."""
-    only_inside("atomic_addx4")
 
 
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
     """An element that other threads change by atomics, as it is now. `memory_order` as that of
     `atomic_add`. Raises CompileError for an element that no other thread sees."""
-    only_inside("atomic_load")
 
 
 def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> None:
     """Set an element that other threads look at by atomics. `memory_order` as that of `atomic_add`.
     Raises CompileError for an element that no other thread sees."""
-    only_inside("atomic_store")

@@ -9,8 +9,6 @@ from builtins import int as _Int
 from collections.abc import Sequence
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "WarpSpecialize", "alloc_barrier", "annotate_consumer_reg_alloc",
     "annotate_producer_reg_dealloc", "async_copy", "barrier_arrive", "barrier_wait", "dec_max_nreg",
@@ -31,61 +29,51 @@ def alloc_barrier(arrive_count: _Int | Sequence[_Int]) -> Any:
     Every thread that executes `barrier_arrive` counts once. Stands outside of loops and conditions.
     Raises CompileError for a target that has no mbarriers.
     """
-    only_inside("alloc_barrier")
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """Arrive: each thread that comes here counts once, what it did before is known to those who
     wait for the phase. `cta_id`: at the barrier of the block with this number in the cluster, one
     made by `alloc_cluster_barrier`."""
-    only_inside("barrier_arrive")
 
 
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """As `barrier_arrive`; at the barrier of block number `cta_id` of the cluster, one's own
     too."""
-    only_inside("mbarrier_arrive")
 
 
 def barrier_wait(mbarrier: Any, parity: Any) -> None:
     """Wait until the last phase of this parity (0 for the first, then 1, 0, …; its lowest bit
     counts) has ended. Of a barrier that has ended no phase yet, the one of parity 1 counts as
     ended."""
-    only_inside("barrier_wait")
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> None:
     """As `barrier_wait`."""
-    only_inside("mbarrier_wait_parity")
 
 
 def mbarrier_expect_tx(mbarrier: Any, tx: _Int) -> None:
     """Announce `tx` bytes that the running phase waits for; each thread that comes here does, so
     let one do it. No arrival. `tma_copy` announces its own bytes."""
-    only_inside("mbarrier_expect_tx")
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx: _Int) -> None:
     """`mbarrier_expect_tx` and an arrival."""
-    only_inside("mbarrier_arrive_expect_tx")
 
 
 def fence_proxy_async() -> None:
     """Put this thread's accesses of shared memory before those of asynchronous engines (TMA, wgmma)
     that are started after it."""
-    only_inside("fence_proxy_async")
 
 
 def ptx_fence_barrier_init() -> None:
     """Make initialised barriers known: tilec does that itself, behind `alloc_barrier`."""
-    only_inside("ptx_fence_barrier_init")
 
 
 def named_barrier_arrive(barrier_id: _Int, thread_count: _Int) -> None:
     """Arrive at the block's barrier number `barrier_id` (1 to 15) without waiting there. Whole
     warps arrive; `thread_count` threads, a multiple of 32, arrive or wait in all. NVIDIA GPUs
     only."""
-    only_inside("named_barrier_arrive")
 
 
 def tma_copy(
@@ -113,7 +101,6 @@ def tma_copy(
     threads that come here, when the copy has read it, and what it writes is there when the kernel
     ends.
     """
-    only_inside("tma_copy")
 
 
 def copy_cluster(
@@ -151,18 +138,15 @@ def copy_cluster(
     a block that the cluster has not, a tile elsewhere or of another dtype, and, with `dst_block`,
     for a target without clusters (all but `cuda:sm_90a`).
     """
-    only_inside("copy_cluster")
 
 
 def tma_store_arrive() -> None:
     """Nothing: each `tma_copy` to a tensor is a group of its own."""
-    only_inside("tma_store_arrive")
 
 
 def tma_store_wait(count: _Int = 0, read: Any = True) -> None:
     """Wait until at most `count` of this thread's newest `tma_copy` stores are unfinished, or, with
     `read`, have still to read their tile. (The next op that writes the tile waits by itself.)"""
-    only_inside("tma_store_wait")
 
 
 def async_copy(
@@ -171,50 +155,41 @@ def async_copy(
     """Copy a tile of a tensor to a shared tile of its dtype without waiting (cp.async), as one
     group: after `ptx_wait_group` the tile is there. Where the target, or the tensor's alignment,
     does not suit cp.async it is `copy`. `annotations` are accepted and decide nothing."""
-    only_inside("async_copy")
 
 
 def ptx_commit_group() -> None:
     """Close the group of this thread's asynchronous copies started so far; `async_copy` does."""
-    only_inside("ptx_commit_group")
 
 
 def ptx_wait_group(num: _Int) -> None:
     """Wait until at most `num` of this thread's newest groups of asynchronous copies are
     unfinished; the threads meet where one reads what another has waited for."""
-    only_inside("ptx_wait_group")
 
 
 def wait_wgmma(id: _Int) -> None:
     """Wait until at most `id` of this group's newest `wgmma_gemm` are unfinished."""
-    only_inside("wait_wgmma")
 
 
 def warpgroup_wait(num_mma: _Int) -> None:
     """As `wait_wgmma`."""
-    only_inside("warpgroup_wait")
 
 
 def warpgroup_arrive() -> None:
     """Nothing: each `wgmma_gemm` begins with it."""
-    only_inside("warpgroup_arrive")
 
 
 def warpgroup_commit_batch() -> None:
     """Nothing: each `wgmma_gemm` is a group of its own."""
-    only_inside("warpgroup_commit_batch")
 
 
 def warpgroup_fence_operand(buffer: Any) -> None:
     """Nothing: `wgmma_gemm` and `wait_wgmma` hold their registers in place."""
-    only_inside("warpgroup_fence_operand")
 
 
 def ws(*group: _Int) -> Any:
     """`with T.ws(0):` the statements are run by the first 128 threads of the block, with
     `T.ws(1)` by the next 128, with `T.ws(0, 1)` by the first 256. The same as an `if` on the thread
     index: tile builtins inside work on these threads only."""
-    only_inside("ws")
 
 
 WarpSpecialize = ws
@@ -224,38 +199,31 @@ def set_max_nreg(reg_count: _Int, is_inc: _Int) -> None:
     """Each thread of the warpgroup (128 threads, all of which come here) has `reg_count` registers
     from here on, a multiple of 8 from 24 to 256: more (`is_inc` = 1) or fewer (0) than before.
     Nothing on targets whose registers do not move."""
-    only_inside("set_max_nreg")
 
 
 def inc_max_nreg(reg_count: _Int) -> None:
     """`set_max_nreg(reg_count, 1)`."""
-    only_inside("inc_max_nreg")
 
 
 def dec_max_nreg(reg_count: _Int) -> None:
     """`set_max_nreg(reg_count, 0)`."""
-    only_inside("dec_max_nreg")
 
 
 def annotate_producer_reg_dealloc(reg_count: _Int = 24) -> None:
     """A hint: tilec shares registers out between the warps that it adds itself."""
-    only_inside("annotate_producer_reg_dealloc")
 
 
 def annotate_consumer_reg_alloc(reg_count: _Int = 240) -> None:
     """A hint: tilec shares registers out between the warps that it adds itself."""
-    only_inside("annotate_consumer_reg_alloc")
 
 
 def no_set_max_nreg() -> None:
     """A hint: registers move only where a kernel says `set_max_nreg`, or for warps that tilec adds
     itself."""
-    only_inside("no_set_max_nreg")
 
 
 def disable_warp_group_reg_alloc() -> None:
     """As `no_set_max_nreg`."""
-    only_inside("disable_warp_group_reg_alloc")
 
 
 # --- blocks of a cluster --------------------------------------------------------------------------
@@ -269,28 +237,23 @@ def disable_warp_group_reg_alloc() -> None:
 def block_rank_in_cluster() -> Any:
     """The number of this block in its cluster, from 0, dimension 0 fastest: an index. 0 without
     `cluster_dims`; on targets without clusters the number that it would have."""
-    only_inside("block_rank_in_cluster")
 
 
 def cluster_sync() -> None:
     """All threads of all blocks of the cluster meet here; what each of them did before, in global
     memory too, all of them see behind it. It stands where all of them come."""
-    only_inside("cluster_sync")
 
 
 def cluster_arrive() -> None:
     """The first half of `cluster_sync`: arrive, and go on."""
-    only_inside("cluster_arrive")
 
 
 def cluster_wait() -> None:
     """The second half of `cluster_sync`: wait until all have arrived. Once for each
     `cluster_arrive`."""
-    only_inside("cluster_wait")
 
 
 def alloc_cluster_barrier(arrive_count: _Int | Sequence[_Int]) -> Any:
     """As `alloc_barrier`, for arrivals from all blocks of the cluster:
     `T.mbarrier_arrive(bar, rank)`. The blocks must meet, `T.cluster_sync()`, between the barrier
     and the first of these."""
-    only_inside("alloc_cluster_barrier")

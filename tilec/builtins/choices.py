@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.builtins.annotations import only_inside
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 
@@ -92,4 +91,3 @@ def annotate_schedule(
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.
     """
-    only_inside("annotate_schedule")

@@ -3,8 +3,6 @@ programs know them under."""
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "asm", "call_extern", "call_intrin", "call_llvm_intrin", "call_llvm_pure_intrin",
     "call_pure_extern", "import_source",
@@ -18,7 +16,6 @@ def import_source(source: Any = None) -> None:
     CUDA C++ is not compiled: of its functions those work that are tilec's own (the decode functions
     of TileLang's examples). Raises CompileError for a source of which that is true of none.
     """
-    only_inside("import_source")
 
 
 def call_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
@@ -40,27 +37,22 @@ def call_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     Raises CompileError for other names, for the wrong number of arguments, and for dtypes that are
     not the function's.
     """
-    only_inside("call_extern")
 
 
 def call_pure_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     """As `call_extern`."""
-    only_inside("call_pure_extern")
 
 
 def call_intrin(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     """As `call_extern`."""
-    only_inside("call_intrin")
 
 
 def call_llvm_intrin(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     """As `call_extern`; a first argument that counts the others, as TVM has it, is left out."""
-    only_inside("call_llvm_intrin")
 
 
 def call_llvm_pure_intrin(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     """As `call_llvm_intrin`."""
-    only_inside("call_llvm_pure_intrin")
 
 
 def asm(
@@ -87,4 +79,3 @@ def asm(
     Raises CompileError for constraints that name no register, for arguments that do not fit one, in
     `T.Parallel` where it has effects, and for another target than the kernel's.
     """
-    only_inside("asm")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "__cos",
     "__exp",
@@ -29,57 +27,47 @@ __all__ = [
 
 def __exp(x: Any) -> Any:
     """`exp(x)`, CUDA's `__expf`. At most 2 + |x| ulp on GPUs, those of `T.exp` on the CPU."""
-    only_inside("__exp")
 
 
 def __exp10(x: Any) -> Any:
     """`10**x`, CUDA's `__exp10f`. At most 2 + 3 * |x| ulp on GPUs, those of `T.exp10` on the
     CPU."""
-    only_inside("__exp10")
 
 
 def __log(x: Any) -> Any:
     """`log(x)`, CUDA's `__logf`. Off by at most 2**-21 where `x` is from 0.5 to 2, by 4 ulp
     elsewhere on GPUs."""
-    only_inside("__log")
 
 
 def __log2(x: Any) -> Any:
     """`log2(x)`, CUDA's `__log2f`. Off by at most 2**-21 where `x` is from 0.5 to 2, by 4 ulp
     elsewhere on GPUs."""
-    only_inside("__log2")
 
 
 def __log10(x: Any) -> Any:
     """`log10(x)`, CUDA's `__log10f`. Off by at most 2**-21 where `x` is from 0.5 to 2, by 4 ulp
     elsewhere on GPUs."""
-    only_inside("__log10")
 
 
 def __sin(x: Any) -> Any:
     """`sin(x)`, CUDA's `__sinf`. Off by at most 2**-20 where `x` is from -pi to pi; beyond, the
     error grows with `x`."""
-    only_inside("__sin")
 
 
 def __cos(x: Any) -> Any:
     """`cos(x)`, CUDA's `__cosf`. Off by at most 2**-20 where `x` is from -pi to pi; beyond, the
     error grows with `x`."""
-    only_inside("__cos")
 
 
 def __tan(x: Any) -> Any:
     """`__sin(x) / __cos(x)`, CUDA's `__tanf`. Where the cosine is `c`, off by at most 2**-19 / c**2
     for `x` from -pi to pi."""
-    only_inside("__tan")
 
 
 def __pow(x: Any, y: Any) -> Any:
     """`x**y` of a positive `x` as 2 to the power `y * log2(x)`, CUDA's `__powf`. Its relative error
     is at most 2**-21 * (1 + |y| * (1 + |log2(x)|)); nan where `x` is negative."""
-    only_inside("__pow")
 
 
 def fast_rcp(x: Any) -> Any:
     """`1 / x`. At most 1 ulp."""
-    only_inside("fast_rcp")

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "copysign", "nearbyint", "fmod", "ldexp", "expm1", "sinh", "cosh", "asinh", "acosh", "atanh",
     "atan", "asin", "acos", "hypot", "cbrt",
@@ -22,76 +20,61 @@ __all__ = [
 
 def copysign(x: Any, y: Any) -> Any:
     """The size of `x` with the sign of `y`, that of -0.0 and nans, too. Exact."""
-    only_inside("copysign")
 
 
 def nearbyint(x: Any) -> Any:
     """The nearest whole number, ties to the even one: as `T.round`. Exact."""
-    only_inside("nearbyint")
 
 
 def fmod(x: Any, y: Any) -> Any:
     """What a division of `x` by `y`, rounded toward zero, leaves: C's `fmod`, with the sign of `x`.
     Exact. nan where `y` is 0 or `x` infinite."""
-    only_inside("fmod")
 
 
 def ldexp(x: Any, n: Any) -> Any:
     """`x * 2**n` for a whole number `n`. Exact where the result is no smaller than the normal
     numbers."""
-    only_inside("ldexp")
 
 
 def expm1(x: Any) -> Any:
     """`exp(x) - 1`, as exact near 0 as elsewhere. At most 3 ulp."""
-    only_inside("expm1")
 
 
 def sinh(x: Any) -> Any:
     """The hyperbolic sine. At most 3 ulp."""
-    only_inside("sinh")
 
 
 def cosh(x: Any) -> Any:
     """The hyperbolic cosine. At most 3 ulp."""
-    only_inside("cosh")
 
 
 def asinh(x: Any) -> Any:
     """The inverse hyperbolic sine. At most 3 ulp."""
-    only_inside("asinh")
 
 
 def acosh(x: Any) -> Any:
     """The inverse hyperbolic cosine; nan below 1. At most 3 ulp."""
-    only_inside("acosh")
 
 
 def atanh(x: Any) -> Any:
     """The inverse hyperbolic tangent; nan beyond -1 and 1. At most 3 ulp."""
-    only_inside("atanh")
 
 
 def atan(x: Any) -> Any:
     """The angle of a tangent. The error of `T.atan2`."""
-    only_inside("atan")
 
 
 def asin(x: Any) -> Any:
     """The angle of a sine; nan beyond -1 and 1. The error of `T.atan2`, and 2 ulp."""
-    only_inside("asin")
 
 
 def acos(x: Any) -> Any:
     """The angle of a cosine; nan beyond -1 and 1. The error of `T.atan2`, and 2 ulp."""
-    only_inside("acos")
 
 
 def hypot(x: Any, y: Any) -> Any:
     """`sqrt(x*x + y*y)`, where the squares may be beyond the dtype's range. At most 2 ulp."""
-    only_inside("hypot")
 
 
 def cbrt(x: Any) -> Any:
     """The cube root, of negative numbers, too. At most 2 ulp."""
-    only_inside("cbrt")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "ieee_add", "ieee_sub", "ieee_mul", "ieee_fmaf", "ieee_fdiv", "ieee_frcp", "ieee_fsqrt",
     "ieee_frsqrt",
@@ -21,39 +19,31 @@ __all__ = [
 
 def ieee_add(x: Any, y: Any, rounding_mode: str = "rn") -> Any:
     """`x + y`, a float32. Raises CompileError for another mode than rn, rz, ru, rd."""
-    only_inside("ieee_add")
 
 
 def ieee_sub(x: Any, y: Any, rounding_mode: str = "rn") -> Any:
     """`x - y`, a float32. See `ieee_add`."""
-    only_inside("ieee_sub")
 
 
 def ieee_mul(x: Any, y: Any, rounding_mode: str = "rn") -> Any:
     """`x * y`, a float32. See `ieee_add`."""
-    only_inside("ieee_mul")
 
 
 def ieee_fmaf(x: Any, y: Any, z: Any, rounding_mode: str = "rn") -> Any:
     """`x * y + z`, rounded once, a float32. See `ieee_add`."""
-    only_inside("ieee_fmaf")
 
 
 def ieee_fdiv(x: Any, y: Any, rounding_mode: str = "rn") -> Any:
     """`x / y`, a float32. See `ieee_add`."""
-    only_inside("ieee_fdiv")
 
 
 def ieee_frcp(x: Any, rounding_mode: str = "rn") -> Any:
     """`1 / x`, a float32. See `ieee_add`."""
-    only_inside("ieee_frcp")
 
 
 def ieee_fsqrt(x: Any, rounding_mode: str = "rn") -> Any:
     """The square root, a float32. See `ieee_add`."""
-    only_inside("ieee_fsqrt")
 
 
 def ieee_frsqrt(x: Any, rounding_mode: str = "rn") -> Any:
     """`1 / sqrt(x)`, a float32. See `ieee_add`."""
-    only_inside("ieee_frsqrt")

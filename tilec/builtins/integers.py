@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["byte_perm", "ffs", "mulhi"]
 
 
@@ -17,7 +15,6 @@ def ffs(x: Any) -> Any:
 
     CUDA's `__ffs` and `__ffsll`, of ints of all widths. Raises CompileError for floats.
     """
-    only_inside("ffs")
 
 
 def mulhi(x: Any, y: Any) -> Any:
@@ -26,7 +23,6 @@ def mulhi(x: Any, y: Any) -> Any:
     It has the dtype of both together, whose sign counts: CUDA's `__mulhi`, `__umulhi`, `__mul64hi`
     and `__umul64hi`. Raises CompileError for other dtypes.
     """
-    only_inside("mulhi")
 
 
 def byte_perm(x: Any, y: Any, s: Any) -> Any:
@@ -35,4 +31,3 @@ def byte_perm(x: Any, y: Any, s: Any) -> Any:
 
     CUDA's `__byte_perm`. All three are ints of 32 bits. Raises CompileError for others.
     """
-    only_inside("byte_perm")

@@ -59,17 +59,14 @@ def Ramp(base: Any, stride: Any, lanes: Any) -> Any:
 
     Raises CompileError for `lanes` that are no compile-time int of 2 to 32.
     """
-    only_inside("Ramp")
 
 
 def Broadcast(value: Any, lanes: Any) -> Any:
     """The vector that has `value` in each lane: `x[0:8] = T.Broadcast(1, 8)`."""
-    only_inside("Broadcast")
 
 
 def extract_lane(vector: Any, lane: Any) -> Any:
     """One number of a vector; `lane` is a compile-time int. `vector[lane]` is the same."""
-    only_inside("extract_lane")
 
 
 def add2(x: Any, y: Any) -> Any:
@@ -77,34 +74,27 @@ def add2(x: Any, y: Any) -> Any:
 
     Raises CompileError for others; so do `sub2`, `mul2`, `fma2`, `max2`, `min2` and `abs2`.
     """
-    only_inside("add2")
 
 
 def sub2(x: Any, y: Any) -> Any:
     """`x - y`; see `add2`."""
-    only_inside("sub2")
 
 
 def mul2(x: Any, y: Any) -> Any:
     """`x * y`; see `add2`."""
-    only_inside("mul2")
 
 
 def fma2(x: Any, y: Any, z: Any) -> Any:
     """`x * y + z`, rounded once; see `add2`."""
-    only_inside("fma2")
 
 
 def max2(x: Any, y: Any) -> Any:
     """The larger of each pair, as `max` has it; see `add2`."""
-    only_inside("max2")
 
 
 def min2(x: Any, y: Any) -> Any:
     """The smaller of each pair, as `min` has it; see `add2`."""
-    only_inside("min2")
 
 
 def abs2(x: Any) -> Any:
     """The absolute values; see `add2`."""
-    only_inside("abs2")

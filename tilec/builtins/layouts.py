@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
 from tilec.ir.caller import for_users
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Fragment as _Fragment
@@ -26,7 +25,6 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     Raises LayoutError for other extents than the buffer's and for a second layout; warns
     (CompileWarning) where no layout of tilec's says what a fragment's function does.
     """
-    only_inside("annotate_layout")
 
 
 @for_users

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["Parallel", "Pipelined", "serial", "unroll", "vectorized", "Persistent"]
 
 
@@ -20,7 +18,6 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     `loop_layout`: a `T.Fragment` of the extents, which says which thread runs which iteration;
     targets without threads, and loops that each thread runs for itself, leave it out.
     """
-    only_inside("Parallel")
 
 
 def Pipelined(
@@ -49,22 +46,18 @@ def Pipelined(
     that a later stage needs decide the order. `reversible`: the iterations may run in the opposite
     order.
     """
-    only_inside("Pipelined")
 
 
 def serial(start: Any, stop: Any = None, step: int = 1) -> Any:
     """An ordinary loop, the same as `range`."""
-    only_inside("serial")
 
 
 def unroll(start: Any, stop: Any = None, step: int = 1) -> Any:
     """A loop whose iterations are written out in the compiled code."""
-    only_inside("unroll")
 
 
 def vectorized(start: Any, stop: Any = None) -> Any:
     """A loop whose iterations become one vector instruction where that can be done."""
-    only_inside("vectorized")
 
 
 def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size: int = 8) -> Any:
@@ -74,4 +67,3 @@ def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size
     `index` (default: this block). Neighbouring tiles come in groups of `group_size` along the
     first dimension, which then varies fastest, for the L2 cache. Every tile is visited once.
     """
-    only_inside("Persistent")

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["ldmatrix", "ptx_mma", "tvm_mfma"]
 
 
@@ -33,7 +31,6 @@ def ptx_mma(
     elements by shuffles. Raises CompileError for buffers that are not local, and for dtypes that
     there is no instruction for.
     """
-    only_inside("ptx_mma")
 
 
 def tvm_mfma(
@@ -64,7 +61,6 @@ def tvm_mfma(
     buffers that are not local, for dtypes that there is no instruction for, and for targets
     without it: no exchange among warps of 32 lanes stands for it.
     """
-    only_inside("tvm_mfma")
 
 
 def ldmatrix(
@@ -86,4 +82,3 @@ def ldmatrix(
     else a load of each element. Raises CompileError for elements of other than 8, 16 or 32 bits,
     for buffers elsewhere, and in T.Parallel.
     """
-    only_inside("ldmatrix")

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["dp4a", "im2col", "transpose"]
 
 
@@ -14,7 +12,6 @@ def transpose(src: Any, dst: Any) -> None:
 
     Raises CompileError where the extents do not fit, and for a buffer onto itself.
     """
-    only_inside("transpose")
 
 
 def im2col(
@@ -39,7 +36,6 @@ def im2col(
     `eviction_policy` and `annotations` are accepted and decide nothing. Raises CompileError for
     buffers of other ranks or places.
     """
-    only_inside("im2col")
 
 
 def dp4a(A: Any, B: Any, C: Any) -> None:
@@ -49,4 +45,3 @@ def dp4a(A: Any, B: Any, C: Any) -> None:
 
     Raises CompileError for other dtypes, and for neighbours that a dimension does not have.
     """
-    only_inside("dp4a")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
 from tilec.ir.types import INT64
 
 __all__ = [
@@ -55,14 +54,12 @@ def make_tensor(
     Raises CompileError for anything else, for a second shape of a parameter, for elements of less
     than a byte, and in T.Parallel.
     """
-    only_inside("make_tensor")
 
 
 def make_tensor_from_addr(
     ptr: Any, shape: Any, dtype: object = "float32", strides: Any = None, align: int = 16
 ) -> Any:
     """`make_tensor` of an address."""
-    only_inside("make_tensor_from_addr")
 
 
 def access_ptr(
@@ -76,12 +73,10 @@ def access_ptr(
     """The place of a buffer, an element or a region's first element, `offset` elements on. For
     builtins that take places; `access_type`, the extents and `ignore_last_ndim` say what those know
     themselves. `A.access_ptr("r", offset=0)` is the same."""
-    only_inside("access_ptr")
 
 
 def address_of(element: Any) -> Any:
     """The place of an element, as `access_ptr`."""
-    only_inside("address_of")
 
 
 def ptx_cp_async(dst: Any, src: Any, num_elems: Any, predicate: Any = None) -> None:
@@ -93,7 +88,6 @@ def ptx_cp_async(dst: Any, src: Any, num_elems: Any, predicate: Any = None) -> N
     `T.ptx_wait_group` and barriers behind it order more than needed. Raises CompileError for places
     of different dtypes, or anywhere else.
     """
-    only_inside("ptx_cp_async")
 
 
 def ldg32(src: Any, pred: Any = None) -> Any:
@@ -103,22 +97,18 @@ def ldg32(src: Any, pred: Any = None) -> Any:
     Elements may have any dtype of 8 bits or more. Raises CompileError for others, and for places
     elsewhere.
     """
-    only_inside("ldg32")
 
 
 def ldg64(src: Any, pred: Any = None) -> Any:
     """As `ldg32`, two uint32, a short vector: `T.reinterpret(T.ldg64(x[i]), T.float32x2)`."""
-    only_inside("ldg64")
 
 
 def ldg128(src: Any, pred: Any = None) -> Any:
     """As `ldg32`, four uint32."""
-    only_inside("ldg128")
 
 
 def ldg256(src: Any, pred: Any = None) -> Any:
     """As `ldg32`, eight uint32."""
-    only_inside("ldg256")
 
 
 def stg32(dst: Any, value: Any, pred: Any = None) -> None:
@@ -127,49 +117,39 @@ def stg32(dst: Any, value: Any, pred: Any = None) -> None:
 
     Raises CompileError as `ldg32`, and for values of other widths.
     """
-    only_inside("stg32")
 
 
 def stg64(dst: Any, value: Any, pred: Any = None) -> None:
     """As `stg32`, what `ldg64` gives, or another vector of 64 bits in all."""
-    only_inside("stg64")
 
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> None:
     """As `stg32`, what `ldg128` gives, or another vector of 128 bits in all."""
-    only_inside("stg128")
 
 
 def stg256(dst: Any, value: Any, pred: Any = None) -> None:
     """As `stg32`, what `ldg256` gives, or another vector of 256 bits in all."""
-    only_inside("stg256")
 
 
 def lds32(src: Any) -> Any:
     """As `ldg32`, from shared memory; all of it must be in bounds."""
-    only_inside("lds32")
 
 
 def lds64(src: Any) -> Any:
     """As `ldg64`, from shared memory."""
-    only_inside("lds64")
 
 
 def lds128(src: Any) -> Any:
     """As `ldg128`, from shared memory."""
-    only_inside("lds128")
 
 
 def sts32(dst: Any, value: Any) -> None:
     """As `stg32`, to shared memory; all of it must be in bounds."""
-    only_inside("sts32")
 
 
 def sts64(dst: Any, value: Any) -> None:
     """As `stg64`, to shared memory."""
-    only_inside("sts64")
 
 
 def sts128(dst: Any, value: Any) -> None:
     """As `stg128`, to shared memory."""
-    only_inside("sts128")

@@ -7,8 +7,6 @@ condition's) that `rng_init` stands in; a second `rng_init` there begins anew.
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["rng_init", "rng_rand", "rng_rand_float"]
 
 PHILOX = "curandStatePhilox4_32_10_t"
@@ -24,7 +22,6 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = PHILOX) 
     are not, and no other draws their numbers in their place. Raises CompileError for these, and for
     floats.
     """
-    only_inside("rng_init")
 
 
 def rng_rand() -> Any:
@@ -35,7 +32,6 @@ def rng_rand() -> Any:
     iterations draw nothing under a condition, their words are left out. Raises CompileError where
     no `rng_init` reaches, and in a loop inside of `T.Parallel`.
     """
-    only_inside("rng_rand")
 
 
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Any:
@@ -47,4 +43,3 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Any:
 
     Raises CompileError as `rng_rand`, and for other bits and distributions.
     """
-    only_inside("rng_rand_float")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "all_of", "alloc_reducer", "any_of", "cummax", "cumsum", "finalize_reducer", "reducer_init",
     "reducer_update", "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor",
@@ -38,12 +36,10 @@ def reduce(
     Raises CompileError for tensors (copy them first), dimensions that `buffer` has not, an `out` of
     another shape, and bitwise reductions of floats.
     """
-    only_inside("reduce")
 
 
 def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The sum along `dim`; see `reduce`."""
-    only_inside("reduce_sum")
 
 
 def reduce_max(
@@ -55,7 +51,6 @@ def reduce_max(
     nan_propagate: bool = False,
 ) -> None:
     """The largest element along `dim`; see `reduce`."""
-    only_inside("reduce_max")
 
 
 def reduce_min(
@@ -67,12 +62,10 @@ def reduce_min(
     nan_propagate: bool = False,
 ) -> None:
     """The smallest element along `dim`; see `reduce`."""
-    only_inside("reduce_min")
 
 
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The sum of absolute values along `dim`; see `reduce`."""
-    only_inside("reduce_abssum")
 
 
 def reduce_absmax(
@@ -84,22 +77,18 @@ def reduce_absmax(
     nan_propagate: bool = False,
 ) -> None:
     """The largest absolute value along `dim`; see `reduce`."""
-    only_inside("reduce_absmax")
 
 
 def reduce_bitand(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The bits that all ints (or bools) along `dim` have; see `reduce`."""
-    only_inside("reduce_bitand")
 
 
 def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The bits that any int (or bool) along `dim` has; see `reduce`."""
-    only_inside("reduce_bitor")
 
 
 def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The bits that an odd number of ints (or bools) along `dim` has; see `reduce`."""
-    only_inside("reduce_bitxor")
 
 
 def cumsum(
@@ -115,14 +104,12 @@ def cumsum(
     Raises CompileError for tensors (copy them first), shapes that differ, dimensions that `src` has
     not.
     """
-    only_inside("cumsum")
 
 
 def cummax(
     src: Any, dst: Any = None, dim: int = 0, reverse: bool = False, annotations: Any = None
 ) -> None:
     """Running maxima along `dim`, which leave nans out, as `T.max` does; see `cumsum`."""
-    only_inside("cummax")
 
 
 def any_of(buffer: Any) -> Any:
@@ -130,12 +117,10 @@ def any_of(buffer: Any) -> Any:
     the same elements. `buffer`: a tensor, shared tile or fragment, or a region (`mask[b, 0:n]`), of
     bools or numbers; nan counts as not 0. The elements are read one after the other.
     """
-    only_inside("any_of")
 
 
 def all_of(buffer: Any) -> Any:
     """Whether no element of a tile or region is 0; see `any_of`."""
-    only_inside("all_of")
 
 
 def alloc_reducer(shape: Any, dtype: object, op: str = "sum", replication: Any = None) -> Any:
@@ -153,13 +138,11 @@ def alloc_reducer(shape: Any, dtype: object, op: str = "sum", replication: Any =
     In T.Parallel `acc[i] += x`, `acc[i] = T.max(acc[i], x)` and `T.min` contribute, too, and a
     reducer may begin with T.clear or T.fill. Raises CompileError for bits of floats.
     """
-    only_inside("alloc_reducer")
 
 
 def reducer_init(reducer: Any, init: Any = None) -> None:
     """Give all of a reducer's results their first value: `init`, which counts once, or what changes
     no result. Before the first `reducer_update`."""
-    only_inside("reducer_init")
 
 
 def reducer_update(target: Any, value: Any) -> None:
@@ -169,10 +152,8 @@ def reducer_update(target: Any, value: Any) -> None:
     dimension, or the same for all iterations. It may stand under a condition or in a serial loop of
     the iteration. The order of combination is fixed: repeated runs agree in every bit.
     """
-    only_inside("reducer_update")
 
 
 def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
     """Write a reducer's results to `dst`, a tile or region of its shape, converted to its dtype;
     without one they are read from the reducer itself. `batch` changes nothing."""
-    only_inside("finalize_reducer")

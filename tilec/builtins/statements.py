@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "annotate_restrict_buffers", "assume",
     "clamp", "device_assert", "evaluate", "grid", "pdl_sync", "pdl_trigger",
@@ -29,7 +27,6 @@ def assume(cond: Any) -> None:
     ("assertion failed"); with TILEC_DEBUG=1 nothing relies on it, and it is checked like
     `T.device_assert`. Raises CompileError for one that is known to be false.
     """
-    only_inside("assume")
 
 
 def device_assert(condition: Any, msg: str = "") -> None:
@@ -42,12 +39,10 @@ def device_assert(condition: Any, msg: str = "") -> None:
     reports "assertion failed", and goes on. `msg` is a string, or an f-string of what is known at
     compile time.
     """
-    only_inside("device_assert")
 
 
 def evaluate(value: Any) -> None:
     """Evaluate `value` and forget it, e.g. `T.evaluate(0)` where a statement must stand."""
-    only_inside("evaluate")
 
 
 def clamp(dst: Any, min_val: Any, max_val: Any) -> Any:
@@ -55,7 +50,6 @@ def clamp(dst: Any, min_val: Any, max_val: Any) -> Any:
 
     Of a nan `min_val`. The result has the dtype of the three operands together, as `T.max`.
     """
-    only_inside("clamp")
 
 
 def grid(*extents: Any) -> Any:
@@ -64,7 +58,6 @@ def grid(*extents: Any) -> Any:
     Extents are ints, known at run time or before. A `continue` goes on with the next index; a
     `break` is an error.
     """
-    only_inside("grid")
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
@@ -73,7 +66,6 @@ def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
 
     Raises CompileError for a key that is not a tensor parameter, and a ratio outside of 0 to 1.
     """
-    only_inside("annotate_l2_hit_ratio")
 
 
 def annotate_min_blocks_per_sm(n: int) -> None:
@@ -83,13 +75,11 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
     Raises CompileError for anything but an int from 1 to 32, and where it is said twice.
     """
-    only_inside("annotate_min_blocks_per_sm")
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:
     """Say that these tensors overlap no others. That is what tilec takes of tensors anyway: a call
     that passes the same memory twice, one of them written, runs a variant of its own."""
-    only_inside("annotate_restrict_buffers")
 
 
 def pdl_sync() -> None:
@@ -101,7 +91,6 @@ def pdl_sync() -> None:
     time in which blocks start. Only cuda:sm_90a launches so; elsewhere launches follow one another
     as ever, and the word does nothing. `@tilec.kernel(pdl=True)` says this and `T.pdl_trigger()`.
     """
-    only_inside("pdl_sync")
 
 
 def pdl_trigger() -> None:
@@ -112,4 +101,3 @@ def pdl_trigger() -> None:
     launch waits for the end of this one whatever it says. Only on cuda:sm_90a; elsewhere the word
     does nothing.
     """
-    only_inside("pdl_trigger")

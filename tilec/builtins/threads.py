@@ -5,8 +5,6 @@ from __future__ import annotations
 from builtins import int as _Int
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = [
     "get_thread_bindings", "get_block_bindings", "get_lane_idx", "get_warp_idx",
     "get_warp_idx_sync", "get_warp_group_idx", "sync_threads", "sync_grid", "sync_warp",
@@ -19,33 +17,27 @@ ALL_LANES = 0xFFFFFFFF
 
 def get_thread_bindings() -> Any:
     """This thread's index along the three dimensions of its block: `tx, ty, tz`."""
-    only_inside("get_thread_bindings")
 
 
 def get_block_bindings() -> Any:
     """This block's index along the three axes of the grid."""
-    only_inside("get_block_bindings")
 
 
 def get_lane_idx(warp_size: _Int | None = None) -> Any:
     """This thread's index in its warp; `warp_size`: by default that of the target, 32 on NVIDIA
     and the CPU, 64 on AMD."""
-    only_inside("get_lane_idx")
 
 
 def get_warp_idx(warp_size: _Int | None = None) -> Any:
     """The index of this thread's warp in its block."""
-    only_inside("get_warp_idx")
 
 
 def get_warp_idx_sync(warp_size: _Int | None = None) -> Any:
     """The same as `get_warp_idx`."""
-    only_inside("get_warp_idx_sync")
 
 
 def get_warp_group_idx(warp_size: _Int | None = None, warps_per_group: _Int | None = 4) -> Any:
     """The index of this thread's group of `warps_per_group` warps (None: 4) in its block."""
-    only_inside("get_warp_group_idx")
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: _Int | None = None) -> None:
@@ -62,7 +54,6 @@ def sync_threads(barrier_id: Any = None, arrive_count: _Int | None = None) -> No
     and, for a part of the block, on targets without such barriers (AMD's). Warns where a warp may
     name several numbers.
     """
-    only_inside("sync_threads")
 
 
 def sync_grid() -> None:
@@ -81,13 +72,11 @@ def sync_grid() -> None:
 
     Raises CompileError where a part of a block's threads comes only.
     """
-    only_inside("sync_grid")
 
 
 def sync_warp(mask: _Int | None = None) -> None:
     """The threads of each warp meet here, and see what the others have written. `mask`: all lanes
     take part, whatever it says."""
-    only_inside("sync_warp")
 
 
 def shfl_sync(value: Any, srcLane: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:  # noqa: N803
@@ -97,46 +86,37 @@ def shfl_sync(value: Any, srcLane: Any, width: _Int = 32, mask: _Int = ALL_LANES
     Raises CompileError in `T.Parallel`, whose iterations are not bound to threads, and where the
     threads of a warp may have gone different ways.
     """
-    only_inside("shfl_sync")
 
 
 def shfl_xor(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane has it whose number differs in the bits of `delta`; see `shfl_sync`."""
-    only_inside("shfl_xor")
 
 
 def shfl_up(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane `delta` below has it; the first `delta` lanes of each group keep their
     own. See `shfl_sync`."""
-    only_inside("shfl_up")
 
 
 def shfl_down(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane `delta` above has it; the last `delta` lanes of each group keep their
     own. See `shfl_sync`."""
-    only_inside("shfl_down")
 
 
 def warp_reduce_sum(value: Any) -> Any:
     """The sum of `value` over the warp, in its dtype, the same bits in all lanes."""
-    only_inside("warp_reduce_sum")
 
 
 def warp_reduce_max(value: Any) -> Any:
     """The largest `value` of the warp; a nan is left out, as by `T.max`."""
-    only_inside("warp_reduce_max")
 
 
 def warp_reduce_min(value: Any) -> Any:
     """The smallest `value` of the warp; a nan is left out, as by `T.min`."""
-    only_inside("warp_reduce_min")
 
 
 def warp_reduce_bitand(value: Any) -> Any:
     """The bits that `value` has in all lanes of the warp."""
-    only_inside("warp_reduce_bitand")
 
 
 def warp_reduce_bitor(value: Any) -> Any:
     """The bits that `value` has in any lane of the warp."""
-    only_inside("warp_reduce_bitor")

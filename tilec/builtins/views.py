@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
-
 __all__ = ["reshape", "view"]
 
 
@@ -14,7 +12,6 @@ def reshape(src: Any, shape: Any) -> Any:
     `shape` has as many elements; extents are ints, or sizes that a call gives. Where a tile word's
     box is none in `src` the elements are moved one by one.
     """
-    only_inside("reshape")
 
 
 def view(src: Any, shape: Any = None, dtype: object = None) -> Any:
@@ -24,4 +21,3 @@ def view(src: Any, shape: Any = None, dtype: object = None) -> Any:
     Raises CompileError where the bits differ, for elements narrower than a byte, and, of a tensor,
     where one that is narrower than the tensor's is written.
     """
-    only_inside("view")

@@ -5,7 +5,6 @@ block whose number is no multiple of a warp, have no say."""
 
 from typing import Any
 
-from tilec.builtins.annotations import only_inside
 from tilec.builtins.threads import ALL_LANES
 
 __all__ = [
@@ -18,22 +17,18 @@ __all__ = [
 def get_thread_extent(dim: int = 0) -> Any:
     """How many threads a block has along a dimension: an int. Raises CompileError where the
     number is left to tilec."""
-    only_inside("get_thread_extent")
 
 
 def get_thread_extents() -> Any:
     """How many threads a block has along its three dimensions."""
-    only_inside("get_thread_extents")
 
 
 def get_block_extent(dim: int = 0) -> Any:
     """How many blocks the grid has along a dimension."""
-    only_inside("get_block_extent")
 
 
 def get_block_extents() -> Any:
     """How many blocks the grid has along its three dimensions."""
-    only_inside("get_block_extents")
 
 
 def any_sync(predicate: Any, mask: Any = ALL_LANES) -> Any:
@@ -43,58 +38,47 @@ def any_sync(predicate: Any, mask: Any = ALL_LANES) -> Any:
     Raises CompileError in `T.Parallel`, for a float, and where the threads of a warp may have gone
     different ways; so do all votes.
     """
-    only_inside("any_sync")
 
 
 def all_sync(predicate: Any, mask: Any = ALL_LANES) -> Any:
     """1 if `predicate` holds in all lanes of the warp, else 0; see `any_sync`."""
-    only_inside("all_sync")
 
 
 def ballot_sync(predicate: Any, mask: Any = ALL_LANES) -> Any:
     """The lanes of the warp where `predicate` holds: a uint64 with a bit for each; see
     `any_sync`."""
-    only_inside("ballot_sync")
 
 
 def ballot(predicate: Any) -> Any:
     """`ballot_sync` of all lanes."""
-    only_inside("ballot")
 
 
 def activemask() -> Any:
     """The lanes of the warp that the kernel asked for: a uint64 with a bit for each."""
-    only_inside("activemask")
 
 
 def match_any_sync(value: Any, mask: Any = ALL_LANES) -> Any:
     """The lanes of the warp that have the same `value` as this one: a uint32 with a bit for each
     (of 32 lanes); see `any_sync`."""
-    only_inside("match_any_sync")
 
 
 def match_all_sync(value: Any, mask: Any = ALL_LANES) -> Any:
     """`mask` if its lanes all have the same `value`, else 0; see `any_sync`."""
-    only_inside("match_all_sync")
 
 
 def shuffle_elect(thread_extent: int = 0) -> Any:
     """Whether this thread is the first of its group of `thread_extent` threads (0: of the
     block)."""
-    only_inside("shuffle_elect")
 
 
 def syncthreads_count(predicate: Any) -> Any:
     """In how many threads of the block `predicate` holds: an int32. All of them meet here; raises
     CompileError under a condition that is not the same for all."""
-    only_inside("syncthreads_count")
 
 
 def syncthreads_and(predicate: Any) -> Any:
     """1 if `predicate` holds in all threads of the block, else 0; see `syncthreads_count`."""
-    only_inside("syncthreads_and")
 
 
 def syncthreads_or(predicate: Any) -> Any:
     """1 if `predicate` holds in any thread of the block, else 0; see `syncthreads_count`."""
-    only_inside("syncthreads_or")

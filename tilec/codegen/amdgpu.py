@@ -36,6 +36,15 @@ EXECUTION_UNITS = {64: (4, 8), 32: (2, 16)}
 class AmdgpuScalars(GpuScalars):
     """Fast forms of the vector ALU."""
 
+    fast_forms = {
+        "exp2": "llvm.amdgcn.exp2.f32",
+        "rcp": "llvm.amdgcn.rcp.f32",
+        "rsqrt": "llvm.amdgcn.rsq.f32",
+        "log2": "llvm.amdgcn.log.f32",
+        "sin": "llvm.amdgcn.sin.f32",
+        "cos": "llvm.amdgcn.cos.f32",
+    }
+
     def to_float8(self, x: Val, dtype: DType) -> Val:
         f, name = self.f, FLOAT8_NAMES[dtype]
         top = self.formats[dtype].most
@@ -50,28 +59,13 @@ class AmdgpuScalars(GpuScalars):
         name = f"llvm.amdgcn.cvt.f32.{FLOAT8_NAMES[dtype]}"
         return self.f.intrinsic("float", name, [word, int_val(0)])
 
-    def exp2_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.exp2.f32", [x])
-
-    def reciprocal_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.rcp.f32", [x])
-
-    def rsqrt_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.rsq.f32", [x])
-
-    def log2_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.log.f32", [x])
-
-    def sin_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.sin.f32", [self._turns(x)])
-
-    def cos_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.amdgcn.cos.f32", [self._turns(x)])
-
-    def _turns(self, x: Val) -> Val:
-        """An angle in turns, without the whole ones: what v_sin_f32 takes is from -256 to 256."""
-        turns = self.f.binary("fmul", x, float_val(0.5 / math.pi))
-        return self.f.intrinsic("float", "llvm.amdgcn.fract.f32", [turns])
+    def fast(self, kind: str, x: Val) -> Val:
+        """See GpuScalars. Angles go in turns, without the whole ones: v_sin_f32 takes those from
+        -256 to 256."""
+        if kind in ("sin", "cos"):
+            turns = self.f.binary("fmul", x, float_val(0.5 / math.pi))
+            x = self.f.intrinsic("float", "llvm.amdgcn.fract.f32", [turns])
+        return super().fast(kind, x)
 
 
 class AmdgpuEmitter(PrintingEmitter):

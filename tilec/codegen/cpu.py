@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.codegen.cpu_access import Memory
+from tilec.codegen.cpu_access import MemRef
 from tilec.codegen.cpu_emitter import LINE, Emitter
-from tilec.codegen.cpu_machine import Machine, machine_of
+from tilec.codegen.cpu_machine import CpuFeatures, machine_of
 from tilec.codegen.cpu_print import PrintingEmitter
 from tilec.codegen.emitter import text_constant
 from tilec.codegen.foreign import sources
@@ -117,7 +117,7 @@ def _bind(e: Emitter, p: Param, number: int) -> None:
     pointer = fn.load("ptr", fn.gep("ptr", Val("ptr", "%args"), int_val(number, "i64")), 8)
     if isinstance(p.value.type, BufferType):
         # Strides and safe value follow when all sizes are known.
-        e.memories[p.value] = Memory(fn.load("ptr", pointer, 8), p.value.dtype, ())
+        e.memories[p.value] = MemRef(fn.load("ptr", pointer, 8), p.value.dtype, ())
         return
     dtype = p.value.dtype
     value = fn.load(memory_type(dtype), pointer, dtype.bytes)
@@ -138,7 +138,7 @@ def _bind_tensor(e: Emitter, v: Value) -> None:
     elem = memory_type(t.dtype)
     safe = fn.alloca(elem, t.dtype.bytes)
     fn.store(constant(elem, 0), safe, t.dtype.bytes)
-    e.memories[v] = Memory(e.memories[v].pointer, t.dtype, strides, sizes, safe, e.tails[v])
+    e.memories[v] = MemRef(e.memories[v].pointer, t.dtype, strides, sizes, safe, e.tails[v])
 
 
 def _row_major(e: Emitter, sizes: Sequence[Val]) -> tuple[Val, ...]:
@@ -191,7 +191,7 @@ def _acquire_scratch(e: Emitter) -> Val | None:
 # --- text ---------------------------------------------------------------------------------------
 
 
-def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
+def _module(e: Emitter, machine: CpuFeatures, metadata: Sequence[str]) -> str:
     functions = [e.f, *e.kernels.functions.values()]
     declared = {name: text for f in functions for name, text in f.declarations.items()}
     strings = [text_constant(name, text) for text, name in e.texts.items()]

@@ -46,7 +46,7 @@ Index = Val | Ramp
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemRef:
     """A buffer's place. `strides` are i64 elements, `sizes` the i64 extents that guards compare
     with (None on chip: an index out of bounds there has no meaning). `safe`: a slot with what reads
     out of bounds give. `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane
@@ -61,7 +61,7 @@ class Memory:
     tail: str = ""
     private: bool = False
 
-    def with_unit_stride(self) -> Memory:
+    def with_unit_stride(self) -> MemRef:
         """The same where the last stride has been found to be 1."""
         return replace(self, strides=(*self.strides[:-1], int_val(1, "i64")))
 
@@ -82,7 +82,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Access:
+class MemoryEmitter:
     """Loads and stores appended to `fn`. `nowhere`: a slot of 8 bytes for stores that must not
     happen. `truth`: an i1 that is true, which LLVM cannot know.
     """
@@ -92,12 +92,12 @@ class Access:
     truth: Val
 
     @staticmethod
-    def begin(fn: Function) -> Access:
+    def begin(fn: Function) -> MemoryEmitter:
         """Make the two slots in the block that `fn` is at, its first."""
         slot = fn.alloca("i8", 1)
         fn.store(int_val(1, "i8"), slot, 1, words="volatile ")
         truth = fn.icmp("ne", fn.load("i8", slot, 1, words="volatile "), int_val(0, "i8"))
-        return Access(fn, fn.alloca("i64", 8), truth)
+        return MemoryEmitter(fn, fn.alloca("i64", 8), truth)
 
     # --- lanes ---
 
@@ -123,7 +123,7 @@ class Access:
     # --- places ---
 
     def place(
-        self, memory: Memory, indices: Sequence[Index], lanes: int, proved: Sequence[bool]
+        self, memory: MemRef, indices: Sequence[Index], lanes: int, proved: Sequence[bool]
     ) -> Place:
         """Where the i64 `indices` point. Dimensions that are `proved` need no guard."""
         fn = self.fn
@@ -175,7 +175,7 @@ class Access:
         """Lanes whose index is in [0, size)."""
         return self.fn.icmp("ult", self.vector(index, lanes), splat(self.fn, size, lanes))
 
-    def _address(self, memory: Memory, place: Place) -> Val:
+    def _address(self, memory: MemRef, place: Place) -> Val:
         base = memory.pointer
         if place.base.literal == 0:
             return base
@@ -183,7 +183,7 @@ class Access:
         text = f"getelementptr {memory_type(memory.dtype)}, {base}, {place.base}"
         return self.fn.pure("getelementptr", "ptr", (base, place.base), text)
 
-    def _mapped(self, memory: Memory, place: Place, otherwise: Val | None) -> Val:
+    def _mapped(self, memory: MemRef, place: Place, otherwise: Val | None) -> Val:
         """The address of a masked access: `otherwise` where no lane is inside, since a processor is
         slow to find out that an address it may not touch was not asked for."""
         pointer = self._address(memory, place)
@@ -191,7 +191,7 @@ class Access:
             return pointer
         return self.fn.select(place.some_ok, pointer, otherwise)
 
-    def _addresses(self, memory: Memory, place: Place, lanes: int) -> Val:
+    def _addresses(self, memory: MemRef, place: Place, lanes: int) -> Val:
         """One pointer per lane."""
         fn = self.fn
         base = self._address(memory, place)
@@ -209,7 +209,7 @@ class Access:
 
     # --- loads and stores ---
 
-    def load(self, memory: Memory, place: Place, lanes: int, mask: Val | None) -> Val:
+    def load(self, memory: MemRef, place: Place, lanes: int, mask: Val | None) -> Val:
         """The elements in register form: a scalar where all lanes read the same one."""
         fn, dtype = self.fn, memory.dtype
         elem, align = memory_type(dtype), dtype.bytes
@@ -237,7 +237,7 @@ class Access:
         return from_memory(fn, made, dtype)
 
     def store(
-        self, memory: Memory, place: Place, value: Index, lanes: int, mask: Val | None
+        self, memory: MemRef, place: Place, value: Index, lanes: int, mask: Val | None
     ) -> None:
         """Write `value` (register form). Where lanes write one element, the last of them wins."""
         fn, dtype = self.fn, memory.dtype
@@ -276,7 +276,7 @@ class Access:
 
     def atomic(
         self,
-        memory: Memory,
+        memory: MemRef,
         place: Place,
         values: Sequence[Index],
         change: Callable[..., Val],
@@ -302,7 +302,7 @@ class Access:
     def _each(self, v: Val, lanes: int) -> list[Val]:
         return self.fn.unpack(v, lanes, elem_of(v.type)) if lanes_of(v.type) > 1 else [v] * lanes
 
-    def _pointers(self, memory: Memory, place: Place, lanes: int) -> list[Val]:
+    def _pointers(self, memory: MemRef, place: Place, lanes: int) -> list[Val]:
         if lanes > 1:
             return self._each(self._addresses(memory, place, lanes), lanes)
         base = self._address(memory, place)

@@ -12,20 +12,13 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tilec.codegen.cpu_access import Access, Index, Memory, Place, Ramp
+from tilec.codegen.cpu_access import Index, MemoryEmitter, MemRef, Place, Ramp
 from tilec.codegen.cpu_gemm import MicroKernels
 from tilec.codegen.cpu_machine import machine_of
 from tilec.codegen.cpu_scalars import CpuScalars
 from tilec.codegen.emitter import BaseEmitter
 from tilec.codegen.foreign import Foreign, call_foreign
-from tilec.codegen.lanes import (
-    elem_of,
-    lanes_of,
-    literal_of,
-    memory_type,
-    register_type,
-    to_memory,
-)
+from tilec.codegen.lanes import elem_of, lanes_of, literal_of, memory_type, register_type, to_memory
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
@@ -50,14 +43,14 @@ class Emitter(BaseEmitter):
         self.scalars = CpuScalars(fn, machine.half, machine.fma)
         self.ranges = self.scalars.ranges
         self.kernels = MicroKernels(machine)
-        self.access = Access.begin(fn)
+        self.access = MemoryEmitter.begin(fn)
         self.block_index: tuple[Val, ...] = ()
         self.lanes = 1
         self.mask: Val | None = None
         self.varying: set[Value] = set()
         self.proved: dict[int, tuple[bool, ...]] = {}
         self.unit_strides = False
-        self.memories: dict[Value, Memory] = {}
+        self.memories: dict[Value, MemRef] = {}
         self.tails: dict[Value, str] = {}
         self.extents: dict[str, Val] = {}
         self.texts: dict[str, str] = {}
@@ -124,7 +117,7 @@ class Emitter(BaseEmitter):
     def indices(self, values: Sequence[Value]) -> list[Index]:
         return [self.access.wide(self.env[v], v.dtype.kind == "int") for v in values]
 
-    def _place(self, o: ops.ElementAccess, v: Value) -> tuple[Memory, Place]:
+    def _place(self, o: ops.ElementAccess, v: Value) -> tuple[MemRef, Place]:
         """The buffer `v` that `o` accesses, and where."""
         memory = self.memories[v]
         strides = v.buffer.strides or (1,)
@@ -153,7 +146,7 @@ class Emitter(BaseEmitter):
             offset = int_val(self.scratch_bytes, "i64")
             pointer = self.f.gep("i8", self.scratch, offset)
             self.scratch_bytes += size
-        self.memories[o.result] = Memory(
+        self.memories[o.result] = MemRef(
             pointer,
             t.dtype,
             tuple(int_val(s, "i64") for s in strides),

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilec.codegen.cpu_machine import Machine
+from tilec.codegen.cpu_machine import CpuFeatures
 from tilec.codegen.lanes import constant, counted, elem_of, intrinsic, register_type, shaped, splat
 from tilec.ir.llvm import Function, Val, int_val
 from tilec.ir.ops import Gemm
@@ -47,7 +47,7 @@ class Shape:
     clear: bool
 
 
-def choose_block(m: int, n: int, lanes: int, machine: Machine) -> tuple[int, int]:
+def choose_block(m: int, n: int, lanes: int, machine: CpuFeatures) -> tuple[int, int]:
     """(rows, vectors) of the register block with the least cycles for the whole tile."""
     vectors_of_tile = -(-n // lanes)
     best, found = float("inf"), (1, 1)
@@ -80,7 +80,7 @@ def _pieces(total: int, size: int) -> list[tuple[int, int]]:
 class MicroKernels:
     """The functions made so far, by what they compute."""
 
-    machine: Machine
+    machine: CpuFeatures
     functions: dict[Shape, Function] = field(default_factory=dict)
 
     def call(self, fn: Function, o: Gemm, pointers: Sequence[Val], strides: Sequence[int]) -> None:

@@ -8,13 +8,7 @@ the C library once per lane; those of float32 are in `cpu_elementary`.
 from __future__ import annotations
 
 from tilec.codegen.cpu_elementary import FUNCTIONS, Elementary
-from tilec.codegen.lanes import (
-    constant,
-    elem_of,
-    literal_of,
-    per_lane,
-    register_type,
-)
+from tilec.codegen.lanes import constant, elem_of, literal_of, per_lane, register_type
 from tilec.codegen.numerics import FORMATS, encode
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars

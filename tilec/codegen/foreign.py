@@ -70,11 +70,7 @@ def _escaped(text: str) -> str:
 
 
 def _call(
-    f: Function,
-    o: Extern | ExternEffect,
-    target: Target,
-    args: Sequence[Val],
-    types: Sequence[str],
+    f: Function, o: Extern | ExternEffect, target: Target, args: Sequence[Val], types: Sequence[str]
 ) -> list[Val]:
     signature = signatures(o.source)[o.name]
     if o.language == "ptx":

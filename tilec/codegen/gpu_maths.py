@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilec.codegen.cpu_elementary import FUNCTIONS, Elementary
@@ -35,11 +35,10 @@ _EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(9, -1, -1))
 class GpuElementary(Elementary):
     """The CPU's functions with the hardware's 2**x and 1/x, and without its C library."""
 
-    exp2_fast: Callable[[Val], Val]
-    reciprocal_fast: Callable[[Val], Val]
+    fast: Callable[[str, Val], Val]
 
     def exp2(self, x: Val) -> Val:
-        return self.exp2_fast(x)
+        return self.fast("exp2", x)
 
     def exp(self, x: Val) -> Val:
         return self._power_of(x, math.log2(math.e))
@@ -57,13 +56,13 @@ class GpuElementary(Elementary):
         rest = self._mad(x, self._c(x, log2_base - high), rest)
         factor = self._mad(rest, self._c(x, math.log(2)), self._c(x, 1.0))
         factor = self.fn.intrinsic("float", "llvm.minnum.f32", (self._abs(factor), float_val(1.5)))
-        return self._mul(self.exp2_fast(exponent), factor)
+        return self._mul(self.fast("exp2", exponent), factor)
 
     def sigmoid(self, x: Val) -> Val:
         return self._inverse(self._plus(self.exp(self._neg(x)), 1.0))
 
     def _inverse(self, a: Val) -> Val:
-        return self.reciprocal_fast(a)
+        return self.fast("rcp", a)
 
     def _beyond(self, x: Val, symbol: str, near: Val) -> Val:
         huge = self.fn.fcmp("ugt", self._abs(x), self._c(x, _REDUCIBLE))
@@ -150,29 +149,31 @@ class GpuElementary(Elementary):
 class GpuScalars(Scalars):
     """Scalars with functions; a vendor adds its fast forms."""
 
+    fast_forms: Mapping[str, str]
+    """LLVM's intrinsics. Of a float: 2 ** x to 2 ulp and 1 / x to 1 ulp, results below 2 ** -126
+    may be zero; 1 / sqrt(x) to 2 ulp; the logarithm to base 2 to 2**-22 near 1, of what is below
+    2 ** -126 as of 0; sine and cosine to 2**-20 from -pi to pi."""
+
+    def fast(self, kind: str, x: Val) -> Val:
+        """One of `fast_forms`."""
+        return self.f.intrinsic("float", self.fast_forms[kind], [x])
+
     def elementary(self) -> GpuElementary:
-        return GpuElementary(self.f, True, self.exp2_fast, self.reciprocal_fast)
+        return GpuElementary(self.f, True, self.fast)
 
     def unary_roughly(self, kind: str, x: Val) -> Val:
         """See Scalars."""
         if kind != "exp":
             return super().unary_roughly(kind, x)
-        return self.exp2_fast(self.f.binary("fmul", x, float_val(math.log2(math.e))))
+        return self.fast("exp2", self.f.binary("fmul", x, float_val(math.log2(math.e))))
 
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         """See Scalars."""
-        fast = {
-            "rsqrt": self.rsqrt_fast,
-            "fast_exp2": self.exp2_fast,
-            "fast_log2": self.log2_fast,
-            "fast_sin": self.sin_fast,
-            "fast_cos": self.cos_fast,
-            "fast_rcp": self.reciprocal_fast,
-        }
-        if dtype == FLOAT64 or (kind not in fast and kind not in FUNCTIONS):
+        fast = kind == "rsqrt" or kind.startswith("fast_")
+        if dtype == FLOAT64 or not (fast or kind in FUNCTIONS):
             raise self.unsupported(kind, dtype)
-        if kind in fast:
-            return fast[kind](x)
+        if fast:
+            return self.fast(kind.removeprefix("fast_"), x)
         made: Val = getattr(self.elementary(), kind)(x)
         return made
 

@@ -25,14 +25,7 @@ from dataclasses import dataclass
 
 from tilec.codegen.lanes import constant, convert, intrinsic
 from tilec.ir.llvm import Function, Val
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    TFLOAT32,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, TFLOAT32, DType
 
 
 @dataclass(frozen=True, slots=True)

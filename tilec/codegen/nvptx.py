@@ -41,6 +41,15 @@ class NvptxScalars(GpuScalars):
     """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, `div.full`, and from
     Hopper on the conversions of float8 (two at a time) and the rounding to TF32."""
 
+    fast_forms = {
+        "exp2": "llvm.nvvm.ex2.approx.ftz.f",
+        "rcp": "llvm.nvvm.rcp.approx.ftz.f",
+        "rsqrt": "llvm.nvvm.rsqrt.approx.f",
+        "log2": "llvm.nvvm.lg2.approx.ftz.f",
+        "sin": "llvm.nvvm.sin.approx.ftz.f",
+        "cos": "llvm.nvvm.cos.approx.ftz.f",
+    }
+
     def __init__(self, f: Function, ranges: Ranges, hopper: bool) -> None:
         super().__init__(f, ranges)
         self.hopper = hopper
@@ -50,24 +59,6 @@ class NvptxScalars(GpuScalars):
             return super().round_tf32(x)
         bits = self.f.intrinsic("i32", "llvm.nvvm.f2tf32.rn", [x])
         return self.f.cast("bitcast", bits, "float")
-
-    def exp2_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.ex2.approx.ftz.f", [x])
-
-    def reciprocal_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.rcp.approx.ftz.f", [x])
-
-    def rsqrt_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
-
-    def log2_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.lg2.approx.ftz.f", [x])
-
-    def sin_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.sin.approx.ftz.f", [x])
-
-    def cos_fast(self, x: Val) -> Val:
-        return self.f.intrinsic("float", "llvm.nvvm.cos.approx.ftz.f", [x])
 
     def quotient_fast(self, a: Val, b: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.div.full", [a, b])

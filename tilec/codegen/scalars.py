@@ -43,31 +43,6 @@ class Scalars(Casts):
 
     # --- what a target says ---
 
-    def exp2_fast(self, x: Val) -> Val:
-        """2 ** x of a float, to 2 ulp; results below 2 ** -126 may be zero."""
-        raise NotImplementedError
-
-    def reciprocal_fast(self, x: Val) -> Val:
-        """1 / x of a float, to 1 ulp; results below 2 ** -126 may be zero."""
-        raise NotImplementedError
-
-    def rsqrt_fast(self, x: Val) -> Val:
-        """1 / sqrt(x) of a float, to 2 ulp."""
-        raise NotImplementedError
-
-    def log2_fast(self, x: Val) -> Val:
-        """The logarithm to base 2 of a float, to 2**-22 near 1; of what is below 2 ** -126 as of
-        0."""
-        raise NotImplementedError
-
-    def sin_fast(self, x: Val) -> Val:
-        """The sine of a float, to 2**-20 from -pi to pi."""
-        raise NotImplementedError
-
-    def cos_fast(self, x: Val) -> Val:
-        """The cosine of a float, to 2**-20 from -pi to pi."""
-        raise NotImplementedError
-
     def quotient_fast(self, a: Val, b: Val) -> Val:
         """a / b of floats, to 2 ulp over their whole range."""
         return self.f.binary("fdiv", a, b)

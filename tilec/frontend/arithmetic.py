@@ -16,16 +16,7 @@ from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
 from tilec.ir.semantics import OF_BITS
-from tilec.ir.types import (
-    BFLOAT16,
-    BOOL,
-    DTYPES,
-    FLOAT16,
-    FLOAT32,
-    INT32,
-    MOST_NARROW,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT32, MOST_NARROW, DType
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",

@@ -18,16 +18,7 @@ from tilec.frontend.builtins_threads import asks_for_threads, same_in_all_thread
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import (
-    Address,
-    Buffer,
-    Lanes,
-    Number,
-    Region,
-    Scalar,
-    Tile,
-    describe,
-)
+from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
@@ -134,12 +125,7 @@ def _emit(
 
 
 def _tile(
-    t: Expressions,
-    c: Call,
-    kind: str,
-    returned: bool,
-    number: Number | None,
-    by_tma: bool = False,
+    t: Expressions, c: Call, kind: str, returned: bool, number: Number | None, by_tma: bool = False
 ) -> None:
     tile_level(t, c)
     if returned:

@@ -260,12 +260,7 @@ def _check_result(t: Expressions, c: Call, name: str, gives: DType, wanted: DTyp
 
 
 def _number(
-    t: Expressions,
-    c: Call,
-    name: str,
-    found: Known,
-    wanted: DType | None,
-    given: Sequence[object],
+    t: Expressions, c: Call, name: str, found: Known, wanted: DType | None, given: Sequence[object]
 ) -> Scalar:
     """A function of numbers, which are literals or of its dtype."""
     numbers = [t.number(a, f"an argument of {name}") for a in given]
@@ -355,8 +350,7 @@ def _load(t: Expressions, c: Call, name: str, wanted: DType | None, given: objec
     place = place_of(t, given, f"the argument of {name}", c.node)
     if not place.buffer.is_global:
         raise t.error(
-            f"{name} reads global memory, this is in {describe(place.buffer)}",
-            "index it: x = A[i]",
+            f"{name} reads global memory, this is in {describe(place.buffer)}", "index it: x = A[i]"
         )
     _check_result(t, c, name, place.buffer.type.dtype, wanted)
     return t.load(place)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import MOST_LANES, VectorDType
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins_pointers import as_bits, regrouped
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
 from tilec.frontend.values import Lanes, Number, Region, Scalar, describe
-from tilec.ir.ops import Binary, Bitcast, Fma
-from tilec.ir.types import DTYPES, DType
+from tilec.ir.ops import Bitcast, Fma
+from tilec.ir.types import DType
 
 _PAIRS = ("float32", "float16", "bfloat16")
 
@@ -138,28 +139,6 @@ def reinterpreted(t: Expressions, value: object, to: VectorDType | DType) -> Lan
             f"{dtype.bits * lanes}",
             "name a dtype of as many bits in all",
         )
-    narrow = min(own.bits, dtype.bits)
-    parts = [p for x in scalars for p in _cut(t, x, narrow)]
-    times = dtype.bits // narrow
-    found = [_joined(t, parts[n : n + times], dtype) for n in range(0, len(parts), times)]
+    words = regrouped(t, [as_bits(t, x) for x in scalars], dtype.bits)
+    found = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
     return Lanes(tuple(found)) if isinstance(to, VectorDType) else found[0]
-
-
-def _cut(t: Expressions, x: Scalar, bits: int) -> list[Scalar]:
-    """The bits of a number in words of so many, the lowest first."""
-    word, part = DTYPES[f"uint{x.dtype.bits}"], DTYPES[f"uint{bits}"]
-    whole = t.emit_scalar(Bitcast, x.value, word) if x.dtype is not word else x
-    shifts = (t.constant(n, word) for n in range(0, word.bits, bits))
-    return [
-        t.convert(t.emit_scalar(Binary, "shr", whole.value, shift.value), part) for shift in shifts
-    ]
-
-
-def _joined(t: Expressions, parts: list[Scalar], dtype: DType) -> Scalar:
-    word = DTYPES[f"uint{dtype.bits}"]
-    whole, *others = (t.convert(p, word) for p in parts)
-    for n, p in enumerate(others, 1):
-        shift = t.constant(n * (word.bits // len(parts)), word)
-        moved = t.emit_scalar(Binary, "shl", p.value, shift.value)
-        whole = t.emit_scalar(Binary, "or", whole.value, moved.value)
-    return whole if dtype is word else t.emit_scalar(Bitcast, whole.value, dtype)

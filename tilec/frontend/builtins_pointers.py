@@ -10,13 +10,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    builtin,
-    dtype_argument,
-    int_argument,
-    number_argument,
-)
+from tilec.frontend.builtins import Call, builtin, dtype_argument, int_argument, number_argument
+from tilec.frontend.builtins_views import extent_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import (
@@ -31,16 +26,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.core import Value
 from tilec.ir.ops import Bitcast, View
-from tilec.ir.types import (
-    FLOAT32,
-    INT64,
-    UINT32,
-    UINT64,
-    BufferType,
-    DType,
-    Extent,
-    find_dtype,
-)
+from tilec.ir.types import FLOAT32, INT64, UINT32, UINT64, BufferType, DType, Extent, find_dtype
 
 _WORD = 32
 
@@ -185,12 +171,8 @@ def _is_place(given: object) -> bool:
 
 def _named(t: Expressions, c: Call, name: str, given: object) -> tuple[Extent, int | Scalar]:
     """An extent or a stride as types have it, and as a value."""
-    known = static_int(given)
-    if known is not None and known > 0:
-        return known, known
-    for size, value in t.sizes.items():
-        if value is given and isinstance(value, Scalar):
-            return size, value
+    if (found := extent_of(t, given)) is not None:
+        return found
     if isinstance(given, Scalar) and given.value in t.scalar_names:
         return t.scalar_names[given.value], t.to_index(given)
     raise t.error(

@@ -13,7 +13,8 @@ from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
-from tilec.ir.ops import Binary, Cast, Const, For, Load, Reduce, Scan, Yield
+from tilec.ir.element_loops import as_dtype, shifted
+from tilec.ir.ops import Binary, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
@@ -175,11 +176,10 @@ def _together(t: Expressions, c: Call, kind: str) -> Number:
     for offset, extent in reversed([*zip(box.offsets, box.extents)]):
         at = inner.value(Binary, "floordiv", index, inner.value(Const, behind, INT32))
         at = inner.value(Binary, "mod", at, inner.value(Const, extent, INT32))
-        at = at if offset.dtype == INT32 else inner.value(Cast, at, offset.dtype)
-        indices.append(inner.value(Binary, "add", offset, at) if extent > 1 else offset)
+        indices.append(shifted(inner, offset, at) if extent > 1 else offset)
         behind *= extent
     value = inner.value(Load, box.buffer, tuple(reversed(indices)))
-    value = value if value.dtype == BOOL else inner.value(Cast, value, BOOL)
+    value = as_dtype(inner, value, BOOL)
     inner.emit(Yield, (inner.value(Binary, kind, so_far, value),))
     first = t.emit(Const, kind == "and", BOOL).result
     zero, end, one = (t.emit(Const, n, INT32).result for n in (0, behind, 1))

@@ -27,31 +27,22 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.core import Builder, Value, squeeze
+from tilec.ir.element_loops import as_dtype, each_element
 from tilec.ir.ops import (
     Alloc,
     Binary,
-    Cast,
     Compare,
     Const,
     Copy,
     Fill,
     Load,
-    Parallel,
     Reduce,
     Select,
     Store,
-    Yield,
 )
-from tilec.ir.types import FLOAT32, INT32, BufferType, DType, ScalarType
+from tilec.ir.types import FLOAT32, INT32, BufferType, DType
 
-KINDS = {
-    "sum": "add",
-    "max": "max",
-    "min": "min",
-    "bitand": "and",
-    "bitor": "or",
-    "bitxor": "xor",
-}
+KINDS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 
 
 @dataclass
@@ -233,22 +224,18 @@ def _combine(
         rest = b.value(Alloc, BufferType(kept, shares.dtype, "fragment"))
         b.emit(Reduce, whole(shares), whole(rest), place, kind)
         shares = rest
-    args = [Value(ScalarType(INT32), f"i{d}") for d in range(len(shape))]
-    inner = Builder(b.loc)
-    zero = inner.value(Const, 0, INT32)
-    of_share = {d: arg for arg, (d, _) in zip(args, dims) if d is not None}
-    share = inner.value(Load, shares, tuple(of_share[d] for d in left) or (zero,))
-    for arg, size, (d, offset) in zip(args, shape, dims):
-        if d is None and size > 1:  # only there
-            at = inner.value(Const, offset, INT32) if isinstance(offset, int) else offset.value
-            at = at if at.dtype == INT32 else inner.value(Cast, at, INT32)
-            here = inner.value(Compare, "eq", arg, at)
-            nothing = inner.value(Const, _neutral(kind, shares.dtype), shares.dtype)
-            share = inner.value(Select, here, share, nothing)
-    old = inner.value(Load, reducer, tuple(args))
-    inner.emit(Store, reducer, tuple(args), inner.value(Binary, KINDS[kind], old, share))
-    inner.emit(Yield)
-    b.emit(Parallel, shape, inner.block(args))
+    with each_element(b, shape) as (inner, args):
+        zero = inner.value(Const, 0, INT32)
+        of_share = {d: arg for arg, (d, _) in zip(args, dims) if d is not None}
+        share = inner.value(Load, shares, tuple(of_share[d] for d in left) or (zero,))
+        for arg, size, (d, offset) in zip(args, shape, dims):
+            if d is None and size > 1:  # only there
+                at = inner.value(Const, offset, INT32) if isinstance(offset, int) else offset.value
+                here = inner.value(Compare, "eq", arg, as_dtype(inner, at, INT32))
+                nothing = inner.value(Const, _neutral(kind, shares.dtype), shares.dtype)
+                share = inner.value(Select, here, share, nothing)
+        old = inner.value(Load, reducer, args)
+        inner.emit(Store, reducer, args, inner.value(Binary, KINDS[kind], old, share))
 
 
 @builtin(T.finalize_reducer)

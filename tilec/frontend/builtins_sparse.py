@@ -81,9 +81,7 @@ def _metadata(t: Expressions, c: Call) -> Tile:
         )
     if e.buffer.type.dtype not in METADATA_DTYPES:
         raise t.error(
-            f"E of T.gemm_sp is {t.tile_text(e)}; metadata can be {names}",
-            _COMPRESS,
-            c.place("E"),
+            f"E of T.gemm_sp is {t.tile_text(e)}; metadata can be {names}", _COMPRESS, c.place("E")
         )
     return e
 

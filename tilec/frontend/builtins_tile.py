@@ -24,14 +24,7 @@ from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateSafeValue,
-    Copy,
-    Fill,
-    Gemm,
-    UseSwizzle,
-)
+from tilec.ir.ops import Alloc, AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
 from tilec.ir.types import BufferType, DType
 
 # What a copy may be asked to be done by.

@@ -130,14 +130,18 @@ def _view_of_bytes(
     return Buffer(value, shape, t.loc, packed=dtype, stored=tuple(v for _, v in stored))
 
 
-def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:
-    """An extent as types have it, and as a value."""
+def extent_of(t: Expressions, given: object) -> tuple[Extent, int | Scalar] | None:
+    """An extent as types have it, and as a value; None for what is none."""
     known = static_int(given)
     if known is not None and known > 0:
         return known, known
-    for name, value in t.sizes.items():
-        if value is given and isinstance(value, Scalar):
-            return name, value
+    sizes = (x for x in t.sizes.items() if x[1] is given)
+    return next(((n, v) for n, v in sizes if isinstance(v, Scalar)), None)
+
+
+def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:
+    if (found := extent_of(t, given)) is not None:
+        return found
     raise t.error(
         f"an extent of T.{c.builtin} is {describe(given)}",
         "write a positive int, or a size that a tensor's annotation names",

@@ -48,9 +48,7 @@ from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
 from tilec.frontend.formulas import round_away
 from tilec.frontend.functions import Functions
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.plain_python import (
-    at_run_time,
-)
+from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.values import (
     Buffer,
     Closure,

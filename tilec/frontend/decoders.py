@@ -29,17 +29,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import Number, Region, Scalar, describe
 from tilec.ir.ops import Bitcast, Fma
-from tilec.ir.types import (
-    BFLOAT16,
-    DTYPES,
-    FLOAT16,
-    INT8,
-    INT32,
-    UINT8,
-    UINT16,
-    UINT32,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, DTYPES, FLOAT16, INT8, INT32, UINT8, UINT16, UINT32, DType
 
 _INTS = re.compile(
     r"decode_i([124])([su])_to_(f16|i8s|i4s)(_scale)?(_zeros_(original|rescale|quantized))?"

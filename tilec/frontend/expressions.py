@@ -14,7 +14,7 @@ from tilec.builtins import foreign
 from tilec.builtins.lanes import find_vector
 from tilec.frontend.containers import Containers
 from tilec.frontend.lanes import lanes_at
-from tilec.frontend.memory import Slice
+from tilec.frontend.memory import SliceIndex
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
 from tilec.frontend.recovery import check_known
@@ -377,7 +377,7 @@ class Expressions(Containers):
                     node.value,
                 )
 
-    def _several_indices(self, items: list[ast.expr]) -> list[Number | Slice | Lanes]:
+    def _several_indices(self, items: list[ast.expr]) -> list[Number | SliceIndex | Lanes]:
         """The indices that a single name stands for, if it is the name of a tuple."""
         if len(items) != 1 or not isinstance(items[0], ast.Name):
             return []
@@ -386,7 +386,7 @@ class Expressions(Containers):
             found = value if isinstance(value, tuple) else ()
             return [self.index_number(self.number(v, "an index")) for v in found]
 
-    def _subscript_item(self, node: ast.expr) -> Number | Slice | Lanes:
+    def _subscript_item(self, node: ast.expr) -> Number | SliceIndex | Lanes:
         if isinstance(node, ast.Slice):
             lower = None if node.lower is None else self.number_of(node.lower, "the slice's start")
             upper = None if node.upper is None else self.number_of(node.upper, "the slice's end")
@@ -397,7 +397,7 @@ class Expressions(Containers):
                     "write a positive int that is known at compile time",
                     node.step,
                 )
-            return Slice(lower, upper, int(step))
+            return SliceIndex(lower, upper, int(step))
         if isinstance(node, ast.Constant) and node.value in (None, Ellipsis):
             raise self.error(
                 f"{ast.unparse(node)} cannot be an index",

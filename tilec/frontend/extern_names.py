@@ -7,17 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT32,
-    INT64,
-    UINT32,
-    UINT64,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, UINT32, UINT64, DType
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from tilec.builtins.lanes import MOST_LANES
-from tilec.frontend.memory import Memory, Slice
+from tilec.frontend.memory import Memory, SliceIndex
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe
 
 
@@ -36,11 +36,11 @@ def lanewise(t: Memory, compute: Callable[..., Number], *values: object) -> Lane
     return Lanes(tuple(compute(*row) for row in zip(*columns)))
 
 
-def lanes_at(t: Memory, buffer: Buffer, items: Sequence[Number | Slice | Lanes]) -> Lanes:
+def lanes_at(t: Memory, buffer: Buffer, items: Sequence[Number | SliceIndex | Lanes]) -> Lanes:
     """The elements that an index with vectors among the indices names, one a lane."""
     vectors = [x for x in items if isinstance(x, Lanes)]
     count = len(vectors[0].items)
-    if any(isinstance(x, Slice) for x in items) or any(len(v.items) != count for v in vectors):
+    if any(isinstance(x, SliceIndex) for x in items) or any(len(v.items) != count for v in vectors):
         raise t.error(
             f"the indices into {describe(buffer)} are vectors beside slices or other vectors",
             "write numbers beside one T.Ramp, or vectors of as many lanes",

@@ -204,10 +204,7 @@ class Loops(Branches):
         place, hazards = self.loc, self.hazards
 
         def more() -> bool | Scalar:
-            return self._and(
-                self.names.get(flags.live, True),
-                lambda: self.condition(node.test),
-            )
+            return self._and(self.names.get(flags.live, True), lambda: self.condition(node.test))
 
         def one_iteration() -> None:
             self._iterate(flags, ast.Tuple([], ast.Store()), (), node.body)

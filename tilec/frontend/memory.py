@@ -9,16 +9,7 @@ from tilec.frontend import narrow
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
-from tilec.frontend.values import (
-    OPEN,
-    Buffer,
-    Method,
-    Number,
-    Region,
-    Scalar,
-    describe,
-    is_number,
-)
+from tilec.frontend.values import OPEN, Buffer, Method, Number, Region, Scalar, describe, is_number
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
@@ -27,7 +18,7 @@ from tilec.ir.types import INT64, MOST_NARROW, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Slice:
+class SliceIndex:
     """`lower:upper:step` in a subscript; None where left out."""
 
     lower: Number | None
@@ -99,7 +90,7 @@ class Memory(Arithmetic):
 
     # --- subscripts -------------------------------------------------------------------------------
 
-    def subscript(self, buffer: Buffer, items: list[Number | Slice]) -> Region:
+    def subscript(self, buffer: Buffer, items: list[Number | SliceIndex]) -> Region:
         """`buffer[items]`. Raises CompileError for a wrong rank, a bad slice, a float index."""
         rank = buffer.type.rank
         if len(items) != rank:
@@ -118,7 +109,7 @@ class Memory(Arithmetic):
         counts: dict[int, Number] = {}
         steps: dict[int, int] = {}
         for dim, item in enumerate(items):
-            if isinstance(item, Slice):
+            if isinstance(item, SliceIndex):
                 lower = 0 if item.lower is None else self._from_the_end(buffer, dim, item.lower)
                 upper = buffer.shape[dim]
                 if item.upper is not None:
@@ -264,11 +255,7 @@ class Memory(Arithmetic):
         return self.indices.reach_of(affine_of(index))
 
     def warn_if_outside(
-        self,
-        buffer: Buffer,
-        offsets: tuple[int | Scalar, ...],
-        extents: tuple[int, ...],
-        does: str,
+        self, buffer: Buffer, offsets: tuple[int | Scalar, ...], extents: tuple[int, ...], does: str
     ) -> None:
         """Warn of an access of a global tensor that no iteration makes inside its bounds."""
         for dim, (offset, extent) in enumerate(zip(offsets, extents)):

@@ -14,13 +14,7 @@ from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import LeftOut, trace_with_recovery
-from tilec.frontend.signature import (
-    REQUIRED,
-    Parameter,
-    Signature,
-    bind_constants,
-    grid_syncs,
-)
+from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, grid_syncs
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
 from tilec.frontend.whole_loop_forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone

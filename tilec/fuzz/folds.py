@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
-from tilec.fuzz.numbers import (
-    MANTISSA,
-    Array,
-    Number,
-    grain,
-    index,
-    largest,
-    select,
-    unit,
-)
-from tilec.fuzz.numbers import (
-    compare as compared,
-)
+from tilec.fuzz.numbers import MANTISSA, Array, Number, grain, index, largest, select, unit
+from tilec.fuzz.numbers import compare as compared
 from tilec.ir import semantics
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, DType
 

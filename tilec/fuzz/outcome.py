@@ -77,10 +77,7 @@ class Wants:
     that the call makes, `returned`, among them."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        arguments: Mapping[str, Array | int | float],
-        launch: Launch = PLAIN,
+        self, kernel: Kernel, arguments: Mapping[str, Array | int | float], launch: Launch = PLAIN
     ) -> None:
         """Raises Invalid or Unclear for a program without a meaning."""
         self._kernel, self._arguments, self.launch = kernel, arguments, launch

@@ -102,11 +102,7 @@ Run = Callable[[Program, Sequence[str], int], tuple[Outcome, ...]]
 
 
 def try_program(
-    seed: int,
-    number: int,
-    targets: Sequence[str],
-    runs: int = GPU_RUNS,
-    run: Run = run_program,
+    seed: int, number: int, targets: Sequence[str], runs: int = GPU_RUNS, run: Run = run_program
 ) -> Result:
     """Make and run one program, in this process or a worker's, on a GPU so many times."""
     program = generate(seed, number)

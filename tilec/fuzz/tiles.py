@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilec.fuzz.expressions import (
-    condition,
-    converted,
-    plain,
-    position,
-    tile_element,
-    value,
-)
+from tilec.fuzz.expressions import condition, converted, plain, position, tile_element, value
 from tilec.fuzz.writer import Buffer, Scope, Writer, planes, statement
 from tilec.ir.types import DTYPES
 

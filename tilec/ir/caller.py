@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from tilec.ir.errors import CompileError, InternalError, TilecError
 from tilec.ir.loc import Loc
@@ -62,9 +62,12 @@ def _place(frame: FrameType) -> Loc:
     return Loc(code.co_filename, line, start, stop)
 
 
-def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def for_users(
+    function: Callable[_P, _R], behind: Callable[[str], NoReturn] | None = None
+) -> Callable[_P, _R]:
     """`function` with its errors made for users: see the module's opening. Bugs of tilec
-    (InternalError) keep their whole traceback. torch.compile runs it as it is."""
+    (InternalError) keep their whole traceback. torch.compile runs it as it is. `behind`: what
+    raises, of its name, where it has taken its arguments."""
     unseen: list[Callable[_P, _R]] = []
 
     @functools.wraps(function)
@@ -76,7 +79,8 @@ def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
             run = unseen[0]
         try:
             try:
-                return run(*args, **kwargs)
+                found = run(*args, **kwargs)
+                return found if behind is None else behind(function.__name__)
             except TypeError as e:
                 frames = traceback.walk_tb(e.__traceback__)
                 if isinstance(e, TilecError) or any(frame.f_code is code for frame, _ in frames):

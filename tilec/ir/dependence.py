@@ -63,10 +63,7 @@ def live_ranges(body: Block, buffers: Container[Value]) -> dict[Value, list[Live
 
 
 def exposed(
-    body: Block,
-    buffers: Container[Value],
-    numbers: Mapping[Value, object],
-    covers: Covers,
+    body: Block, buffers: Container[Value], numbers: Mapping[Value, object], covers: Covers
 ) -> Effect | None:
     """The first read of what was in one of the `buffers` before `body`, or may have been: not all
     of it has certainly been overwritten. `numbers`: values that are known; `covers`: what a loop

@@ -7,7 +7,8 @@ loop once layouts are decided, in the layout of the fragment that takes part or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
@@ -29,6 +30,15 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, DType, ScalarType
 from tilec.ir.uniformity import Level, Uniformity
+
+
+def as_dtype(b: Builder, value: Value, dtype: DType) -> Value:
+    return value if value.dtype == dtype else b.value(Cast, value, dtype)
+
+
+def shifted(b: Builder, offset: Value, index: Value) -> Value:
+    """`offset + index`, in the dtype of the offset."""
+    return b.value(Binary, "add", offset, as_dtype(b, index, offset.dtype))
 
 
 class Iteration:
@@ -53,7 +63,7 @@ class Iteration:
         self.b.emit(Store, r.buffer, indices, self.cast(value, r.dtype))
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        return value if value.dtype == dtype else self.b.value(Cast, value, dtype)
+        return as_dtype(self.b, value, dtype)
 
 
 Element = Callable[[Iteration, Any], None]
@@ -109,6 +119,31 @@ def loop_of(o: Op, layout: Layout | None = None, engine: str = "", width: int = 
     return Parallel(extents, b.block(args), width, layout, engine, cache=cache, loc=o.loc)
 
 
+@contextmanager
+def each_element(b: Builder, extents: Sequence[int]) -> Iterator[tuple[Builder, tuple[Value, ...]]]:
+    """A loop over elements at `b`: the builder of its body, and its indices."""
+    at = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
+    inner = Builder(b.loc)
+    yield inner, at
+    b.emit(Parallel, tuple(extents), inner.block(at))
+
+
+def carried(
+    b: Builder,
+    begin: Value,
+    end: Value,
+    first: Value,
+    step: Callable[[Builder, Value, Value], Value],
+) -> Value:
+    """What a serial loop at `b` makes of `first`: `step` gives the next value for an index and the
+    value so far."""
+    index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
+    inner = Builder(b.loc)
+    inner.emit(Yield, (step(inner, index, so_far),))
+    one = b.value(Const, 1, INT32)
+    return b.value(For, "serial", begin, end, one, (first,), inner.block((index, so_far)))
+
+
 def in_turn(loop: Parallel) -> list[Op]:
     """The iterations of a loop one after the other, as a thread does them for itself."""
     ops = tuple(o for o in loop.body.ops if not isinstance(o, Yield))
@@ -142,14 +177,7 @@ def element_indices(b: Builder, r: Region, args: Sequence[Value]) -> tuple[Value
     own = _own(r.extents, args)
     if r.buffer.buffer.space == "fragment" and not is_part_of_fragment(r):
         return tuple(b.value(Const, 0, INT32) if a is None else a for a in own)
-    indices = []
-    for offset, arg in zip(r.offsets, own):
-        if arg is None:
-            indices.append(offset)
-            continue
-        wide = arg if offset.dtype == INT32 else b.value(Cast, arg, offset.dtype)
-        indices.append(b.value(Binary, "add", offset, wide))
-    return tuple(indices)
+    return tuple(v if arg is None else shifted(b, v, arg) for v, arg in zip(r.offsets, own))
 
 
 def _own(extents: Sequence[int], args: Sequence[Value]) -> list[Value | None]:

@@ -27,10 +27,7 @@ REGISTERS: dict[str, dict[str, tuple[DType, ...]]] = {
         "d": (_F64,),
     },
     # LLVM's guide for AMDGPU: vector and scalar registers of 32 bits, and pairs of them
-    "hip": {
-        "v": (*_INTS[32], *_INTS[64], _F32, _F64),
-        "s": (*_INTS[32], *_INTS[64], _F32, _F64),
-    },
+    "hip": {"v": (*_INTS[32], *_INTS[64], _F32, _F64), "s": (*_INTS[32], *_INTS[64], _F32, _F64)},
     # x86: general registers, and those of SSE
     "cpu": {
         "r": (*_INTS[16], *_INTS[32], *_INTS[64]),

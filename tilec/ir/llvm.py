@@ -264,10 +264,7 @@ class Function:
         if index.literal == 0:
             return base
         return self.pure(
-            "getelementptr",
-            base.type,
-            (base, index),
-            f"getelementptr {elem}, {base}, {index}",
+            "getelementptr", base.type, (base, index), f"getelementptr {elem}, {base}, {index}"
         )
 
     def load(self, type: str, ptr: Val, align: int, words: str = "", tail: str = "") -> Val:

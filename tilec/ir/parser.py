@@ -26,7 +26,6 @@ from tilec.ir.types import (
     Extent,
     ScalarType,
     TensorMapType,
-    TokenType,
     Type,
     VectorType,
 )
@@ -48,10 +47,7 @@ _DIMS = re.compile(r"\s*([^,<>]*)")
 _OPTION = re.compile(r"\s*,\s*(strides|align|stages|layout)\s*=\s*")
 _INTEGER = re.compile(r"\d+")
 _VECTOR = re.compile(r"<\s*(\d+)\s*x\s*(\w+)\s*>")
-_TOKEN_TYPE = re.compile(r"<\s*(\w+)\s*>")
-_TENSOR_MAP = re.compile(
-    r"<\s*(\w+)\[([\d,]*)\],\s*box=([\dx]*),\s*swizzle=(\d+),\s*(\w+)\s*>",
-)
+_TENSOR_MAP = re.compile(r"<\s*(\w+)\[([\d,]*)\],\s*box=([\dx]*),\s*swizzle=(\d+),\s*(\w+)\s*>")
 
 
 def parse_func(text: str) -> Func:
@@ -423,12 +419,6 @@ class _Parser:
             made = ScalarType(self.dtype(self.token))
             self.expect(">")
             return made
-        if word == "token":
-            token = _TOKEN_TYPE.match(self.text, after)
-            if token is None:
-                self.fail("expected token<kind>")
-            self.jump(token.end())
-            return TokenType(token[1])
         if word == "tensor_map":
             return self.tensor_map(at, after)
         return self.buffer(word, after + 1)

@@ -28,10 +28,10 @@ from typing import Any
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.ops import Const
-from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, TokenType, Type, VectorType
+from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, Type, VectorType
 
 RESERVED = frozenset({"true", "false", "none", "inf", "nan"})
-IR_TYPES = (ScalarType, VectorType, BufferType, TensorMapType, TokenType)
+IR_TYPES = (ScalarType, VectorType, BufferType, TensorMapType)
 _WORD = re.compile(r"[A-Za-z_][\w.]*\Z")
 _NOT_NAME = re.compile(r"[^\w]")
 
@@ -171,7 +171,7 @@ def print_attribute(value: Any) -> str:
             return value.short
         case ScalarType():
             return f"scalar<{value}>"
-        case VectorType() | BufferType() | TensorMapType() | TokenType():
+        case VectorType() | BufferType() | TensorMapType():
             return str(value)
         case Opaque():
             return f"opaque({json.dumps(value.text)})"

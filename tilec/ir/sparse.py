@@ -30,16 +30,7 @@ Array = NDArray[Any]
 PATTERN_BITS = 4
 """Of metadata for each group: two indices of two bits."""
 METADATA_DTYPES = (INT8, UINT8, INT16, UINT16, INT32, UINT32)
-SPARSE_DTYPES = (
-    FLOAT16,
-    BFLOAT16,
-    FLOAT32,
-    TFLOAT32,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    INT8,
-    UINT8,
-)
+SPARSE_DTYPES = (FLOAT16, BFLOAT16, FLOAT32, TFLOAT32, FLOAT8_E4M3, FLOAT8_E5M2, INT8, UINT8)
 """Dtypes of the values of a compressed matrix."""
 
 

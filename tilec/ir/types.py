@@ -199,17 +199,7 @@ class TensorMapType:
         return f"tensor_map<{self.tensor}[{dims}], box={box}, swizzle={self.swizzle}, {self.dtype}>"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenType:
-    """What an asynchronous op returns: a promise that a `wait` takes. `kind` names the engine."""
-
-    kind: str
-
-    def __str__(self) -> str:
-        return f"token<{self.kind}>"
-
-
-Type = ScalarType | VectorType | BufferType | TensorMapType | TokenType
+Type = ScalarType | VectorType | BufferType | TensorMapType
 
 
 def scalar(dtype: DType) -> ScalarType:

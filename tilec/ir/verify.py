@@ -422,13 +422,7 @@ def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    if o.opname in (
-        "warp_sync",
-        "shuffle",
-        "shuffle_xor",
-        "warp_mma",
-        "load_matrices",
-    ):
+    if o.opname in ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices"):
         return Level.WARP
     if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _TOGETHER:
         return Level.BLOCK

@@ -15,7 +15,7 @@ from typing import Any
 from tilec.ir.types import DTYPES
 from tilec.jit.specialise import SpecialisationKey
 from tilec.runtime.arguments import Call, read_arguments
-from tilec.runtime.block import TENSOR_MAP_BYTES, Block
+from tilec.runtime.block import TENSOR_MAP_BYTES, ArgumentBlock
 from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launched_grid
 from tilec.runtime.facts import FACT_LIMIT
 from tilec.runtime.image import AbiParam, Argument
@@ -88,16 +88,18 @@ class Packing:
             (at,) = _parameters(copy[0], "A")
             self.sources.append((name, copy[0].layout.offsets[at]))
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ArgumentBlock]:
         """Blocks of arguments for the copies."""
         return [kernel.layout.copy(block) for kernel, _, block in self._copies]
 
-    def ready(self, launched: Grid, block: Block, blocks: Sequence[Block], stream: int) -> Ready:
+    def ready(
+        self, launched: Grid, block: ArgumentBlock, blocks: Sequence[ArgumentBlock], stream: int
+    ) -> Ready:
         """A launch of `launched` blocks with the arguments in `block` behind copies with those in
         `blocks`. Raises DriverError."""
         kernel, workspaces = self._kernel, self._kernel.driver.workspaces
 
-        def make(blocks: Sequence[Block], owner: Hashable) -> Ready:
+        def make(blocks: Sequence[ArgumentBlock], owner: Hashable) -> Ready:
             *given, own = blocks
             places = workspaces.addresses(kernel.index, ("packed", owner), self._room, 1)
             launches = []
@@ -112,7 +114,7 @@ class Packing:
         return ForOwner(kernel.driver, stream, [*zip(layouts, (*blocks, block))], make)
 
 
-def _copying(target: str, source: Tensor, to: Tensor) -> tuple[Any, Grid, Block]:
+def _copying(target: str, source: Tensor, to: Tensor) -> tuple[Any, Grid, ArgumentBlock]:
     """The kernel that copies `source` to `to`, its grid and its arguments."""
     pack = packer.packer(_WORDS[source.itemsize])
     arrays = {"A": _batch(source), "P": _batch(to)}
@@ -128,7 +130,7 @@ def _parameters(kernel: Any, name: str) -> list[int]:
     return [i for i, p in enumerate(kernel.image.params) if p.arg == name and p.role in roles]
 
 
-def _move(kernel: Any, block: Block, name: str, address: int) -> None:
+def _move(kernel: Any, block: ArgumentBlock, name: str, address: int) -> None:
     """Let the array called `name` be at `address`, for launches from `block`. Raises
     DriverError."""
     for i in _parameters(kernel, name):

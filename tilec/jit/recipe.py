@@ -13,7 +13,7 @@ from tilec.ir.errors import LaunchError
 from tilec.jit.fastpath import ALIGNMENTS, told_apart
 from tilec.jit.packing import Packing
 from tilec.runtime.arguments import Call, Parameter, check_scalar
-from tilec.runtime.block import Block
+from tilec.runtime.block import ArgumentBlock
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_values, launched_grid
 from tilec.runtime.expressions import names_in
 from tilec.runtime.image import Image
@@ -222,7 +222,9 @@ class Launch:
 
     __slots__ = ("block", "free", "ready", "sources", "values", "words")
 
-    def __init__(self, block: Block, ready: Ready, sources: Sequence[memoryview] = ()) -> None:
+    def __init__(
+        self, block: ArgumentBlock, ready: Ready, sources: Sequence[memoryview] = ()
+    ) -> None:
         self.block, self.ready, self.values, self.words = block, ready, block.values, block.words()
         self.sources = sources
         self.free: list[Launch] | None = None

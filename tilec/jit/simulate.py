@@ -164,11 +164,7 @@ _records: WeakKeyDictionary[CompiledKernel, Records] = WeakKeyDictionary()
 
 
 def _run(
-    planned: Planned,
-    records: Records,
-    target: Target,
-    wishes: Wishes,
-    resident: int | None = None,
+    planned: Planned, records: Records, target: Target, wishes: Wishes, resident: int | None = None
 ) -> Report:
     report = run(launch_of(planned, records, resident), wishes)
     report.outputs = dict(planned.outputs)
@@ -188,8 +184,7 @@ def _checked(kernel: object, target: object, meta: Mapping[str, Any]) -> Target:
     """The target, where kernel and keywords are what they should be."""
     if not isinstance(kernel, Kernel):
         raise LaunchError(
-            f"simulate takes a kernel, got a {type(kernel).__name__}",
-            hint=_instead(kernel),
+            f"simulate takes a kernel, got a {type(kernel).__name__}", hint=_instead(kernel)
         )
     _check_keywords(kernel, meta)
     return simulated_target(target)

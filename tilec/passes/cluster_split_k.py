@@ -19,6 +19,7 @@ from dataclasses import replace
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
@@ -26,7 +27,6 @@ from tilec.ir.ops import (
     AnnotateLayout,
     Binary,
     BlockIndex,
-    Cast,
     ClusterIndex,
     ClusterSum,
     Compare,
@@ -213,7 +213,7 @@ class _Sharer:
     def part(self, b: Builder, loop: For, number: Value) -> For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
         x = Numbers(b, loop.lo.dtype)
-        mine = number if number.dtype == x.dtype else b.value(Cast, number, x.dtype)
+        mine = as_dtype(b, number, x.dtype)
         span = x.op("max", x.op("sub", loop.hi, loop.lo), x.const(0))
         last = x.op("sub", x.op("add", span, loop.step), x.const(1))
         trips = x.op("floordiv", last, loop.step)

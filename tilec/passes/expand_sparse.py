@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.element_loops import as_dtype, shifted
 from tilec.ir.ops import (
     Alloc,
     Binary,
-    Cast,
     Compare,
     Const,
     Copy,
@@ -72,12 +72,12 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
 
     def element(x: Region, along: Value, transposed: bool) -> Value:
         places = (along, row) if transposed else (row, along)
-        ends = (_add(inner, at, p) for at, p in zip(x.offsets[-2:], places))
+        ends = (shifted(inner, at, p) for at, p in zip(x.offsets[-2:], places))
         return inner.value(Load, x.buffer, (*x.offsets[:-2], *ends))
 
     per = covered(kept.dtype.bits, metadata.dtype.bits)
     word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
-    word = word if word.dtype == INT32 else inner.value(Cast, word, INT32)
+    word = as_dtype(inner, word, INT32)
     shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
     pattern = inner.value(Binary, "shr", word, shift)
     first = op("and", pattern, 3)
@@ -99,9 +99,3 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     inner.emit(Yield)
     b.emit(Parallel, (m, k), inner.block(index))
     return whole(b, made)
-
-
-def _add(b: Builder, offset: Value, index: Value) -> Value:
-    if offset.dtype != index.dtype:
-        index = b.value(Cast, index, offset.dtype)
-    return b.value(Binary, "add", offset, index)

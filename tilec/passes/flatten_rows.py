@@ -40,6 +40,7 @@ from tilec.ir.core import (
     substitute,
     walk,
 )
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -224,11 +225,7 @@ class _Elements:
         self._place(r.buffer, r.offsets, [*map(self.facts.form, r.offsets)], r.extents)
 
     def _place(
-        self,
-        v: Value,
-        indices: Sequence[Value],
-        starts: Sequence[Affine],
-        extents: Sequence[int],
+        self, v: Value, indices: Sequence[Value], starts: Sequence[Affine], extents: Sequence[int]
     ) -> None:
         """Each of `extents` elements from `starts` on, of a tensor or a tile."""
         t = v.buffer
@@ -348,7 +345,7 @@ class _Flat:
         return b.value(Const, n, self.found.dtype)
 
     def _wide(self, b: Builder, v: Value) -> Value:
-        return v if v.dtype == self.found.dtype else b.value(Cast, v, self.found.dtype)
+        return as_dtype(b, v, self.found.dtype)
 
     def _op(self, b: Builder, o: Op) -> None:
         o = substitute(o, self.subst)

@@ -54,7 +54,7 @@ from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
 from tilec.passes.utils.warp_products import by_shuffles
 from tilec.passes.utils.whole_warps import whole_warps
-from tilec.target import Target
+from tilec.target import TARGETS, Target
 
 _BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
 
@@ -121,13 +121,12 @@ def group_threads(func: Func, target: Target) -> Func:
 
 def _no_mfma(row: MfmaInstruction, o: WarpMma, target: Target) -> CompileError:
     has = target.has("mfma")
+    others = " or ".join(name for name, other in TARGETS.items() if other.has(row.feature))
+    instead = "use tilec.intrinsics.TensorCoreIntrinEmitter, which every target has"
     return CompileError(
         f"{target} has no v_mfma_{row.word}" + ("" if has else ", which is of waves of 64 lanes"),
         o.loc,
-        "compile for hip:gfx950, or take an instruction of half the depth"
-        if has
-        else "compile for hip:gfx942, or use tilec.intrinsics.TensorCoreIntrinEmitter, which every "
-        "target has",
+        f"compile for {others}, or {'take an instruction of half the depth' if has else instead}",
     )
 
 

@@ -64,20 +64,20 @@ def hoist_accesses(func: Func, target: Target) -> Func:
             return None
         if not _is_open(o, o.layout, overlapping, facts):
             return None
-        return _Lift(o, o.layout, room, facts).ops()
+        return _Hoist(o, o.layout, room, facts).ops()
 
     return func.with_body(rewrite(func.body, visit))
 
 
 @dataclass(frozen=True)
-class _Lifted:
+class _Box:
     """A box of a tensor; `order`: the loop's indices along its dimensions that are not 1."""
 
     region: Region
     order: tuple[Value, ...]
 
 
-class _Lift(LoopRegions):
+class _Hoist(LoopRegions):
     """One loop that is taken apart."""
 
     def __init__(self, o: Parallel, layout: Layout, room: int, facts: Facts) -> None:
@@ -85,13 +85,13 @@ class _Lift(LoopRegions):
         self.layout = layout
         self.room = room
         self.own = {a.op: a for a in fragment_accesses(o)}
-        self.lifted = {
+        self.boxes = {
             x: r
             for x in o.body.ops
-            if isinstance(x, ElementAccess) and (r := self.lifted_region(x)) is not None
+            if isinstance(x, ElementAccess) and (r := self.box_of(x)) is not None
         }
 
-    def lifted_region(self, o: ElementAccess) -> _Lifted | None:
+    def box_of(self, o: ElementAccess) -> _Box | None:
         """What a copy can bring or take in the place of `o`."""
         if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
             return None
@@ -100,14 +100,14 @@ class _Lift(LoopRegions):
             return None
         if not isinstance(o, Load) and len(found[2]) != sum(e > 1 for e in self.o.extents):
             return None
-        return _Lifted(Region(o.buffer, found[0], found[1]), tuple(found[2]))
+        return _Box(Region(o.buffer, found[0], found[1]), tuple(found[2]))
 
     def ops(self) -> list[Op] | None:
         dim, count = self.slices()
         if not count:  # no room: what is loaded is loaded where it is used
-            self.lifted = {o: r for o, r in self.lifted.items() if not isinstance(o, Load)}
+            self.boxes = {o: r for o, r in self.boxes.items() if not isinstance(o, Load)}
             count = 1
-        if not self.lifted:
+        if not self.boxes:
             return None
         made = [*self.hoisted]
         for number in range(count):
@@ -119,13 +119,13 @@ class _Lift(LoopRegions):
         room, or nearly so; 0 if it cannot be cut."""
         held = {a.buffer for a in self.own.values()}
         fixed = sum(_words(v.buffer.layout, v.dtype) for v in held)
-        loads = {(o.source, o.indices): o for o in self.lifted if isinstance(o, Load)}
-        lifted = sum(
-            _words(self.projected(self.layout, self.lifted[o].order), o.source.dtype)
+        loads = {(o.source, o.indices): o for o in self.boxes if isinstance(o, Load)}
+        hoisted = sum(
+            _words(self.projected(self.layout, self.boxes[o].order), o.source.dtype)
             for o in loads.values()
         )
-        lifted += self.stored()
-        if fixed + lifted <= self.room:
+        hoisted += self.stored()
+        if fixed + hoisted <= self.room:
             return 0, 1
         if any(o.regions for o in self.o.body.ops):
             return 0, 0
@@ -135,14 +135,14 @@ class _Lift(LoopRegions):
                 if self.divides(dim, count):
                     best = dim, count
                     break
-            if fixed + lifted // count <= self.room:
+            if fixed + hoisted // count <= self.room:
                 break
         return best
 
     def stored(self) -> int:
         """Registers of what is stored beside the loop's own fragments: one store takes their place,
         others do not; single bytes are not packed before they are in order."""
-        stores = [o for o in self.lifted if not isinstance(o, Load | Atomic)]
+        stores = [o for o in self.boxes if not isinstance(o, Load | Atomic)]
         count = self.layout.size("reg")
         return sum(
             _words(self.layout, self.result_dtype(o)) if number else 0
@@ -163,7 +163,7 @@ class _Lift(LoopRegions):
                 return False
             if dim in a.dims:
                 layouts.append((a.buffer.buffer.layout, a.dims.index(dim)))
-        whole = all(r.order.count(arg) <= 1 for r in self.lifted.values())
+        whole = all(r.order.count(arg) <= 1 for r in self.boxes.values())
         return whole and all(sliced(layout, d, count) is not None for layout, d in layouts)
 
     def projected(self, layout: Layout, order: tuple[Value, ...]) -> Layout:
@@ -180,20 +180,20 @@ class _Lift(LoopRegions):
 class _Slice:
     """One slice of a loop (or all of it)."""
 
-    def __init__(self, lift: _Lift, dim: int, count: int, number: int) -> None:
-        self.lift, self.dim, self.count = lift, dim, count
-        o = lift.o
+    def __init__(self, loop: _Hoist, dim: int, count: int, number: int) -> None:
+        self.loop, self.dim, self.count = loop, dim, count
+        o = loop.o
         self.before, self.body, self.after = Builder(o.loc), Builder(o.loc), Builder(o.loc)
         self.extents = tuple(e // count if d == dim else e for d, e in enumerate(o.extents))
         self.start = number * self.extents[dim]
-        layout = sliced(lift.layout, dim, count)
+        layout = sliced(loop.layout, dim, count)
         assert layout is not None
         self.layout = layout
         self.tiles: dict[tuple[Value, ...], Value] = {}
         self.parts: dict[Value, Value] = {}
 
     def ops(self) -> list[Op]:
-        o = self.lift.o
+        o = self.loop.o
         args = tuple(Value(a.type, a.name) for a in o.body.args)
         index: Substitution = dict(zip(o.body.args, args))
         full = dict(index)
@@ -203,7 +203,7 @@ class _Slice:
             full[along] = self.body.value(Binary, "add", index[along], first)
         for x in o.body.ops:
             self.body.loc = self.before.loc = self.after.loc = x.loc
-            if isinstance(x, ElementAccess) and (x in self.lift.lifted or x in self.lift.own):
+            if isinstance(x, ElementAccess) and (x in self.loop.boxes or x in self.loop.own):
                 self.access(x, index, full)
             else:
                 self.body.ops.append(clone(x, full))
@@ -212,19 +212,19 @@ class _Slice:
 
     def access(self, o: ElementAccess, index: Substitution, full: Substitution) -> None:
         """A load or store of a fragment."""
-        if o in self.lift.own:
-            v, indices = self.part(o.buffer, self.lift.own[o].dims), o.indices
+        if o in self.loop.own:
+            v, indices = self.part(o.buffer, self.loop.own[o].dims), o.indices
         else:
-            indices = self.lift.lifted[o].order
-            assert not isinstance(o, Atomic)  # none is lifted
+            indices = self.loop.boxes[o].order
+            assert not isinstance(o, Atomic)  # none is hoisted
             v = self.tile(o) if isinstance(o, Load) else self.result(o)
         at = tuple(index.get(i, full.get(i, i)) for i in indices)
         if isinstance(o, Load):
             full[o.result] = self.body.value(Load, v, at, name=o.result.name)
             return
         value = o.value
-        made = self.lift.made.get(value)
-        if o in self.lift.lifted and isinstance(made, Cast):
+        made = self.loop.made.get(value)
+        if o in self.loop.boxes and isinstance(made, Cast):
             value = made.operand
         self.body.emit(Store, v, at, full.get(value, value))
 
@@ -232,23 +232,23 @@ class _Slice:
         """What a load finds, brought by a copy."""
         key = (o.source, *o.indices)
         if key not in self.tiles:
-            lifted = self.lift.lifted[o]
-            self.tiles[key] = tile = self.fragment(lifted, o.source.dtype)
-            self.before.emit(Copy, self.box(lifted), whole(self.before, tile))
+            hoisted = self.loop.boxes[o]
+            self.tiles[key] = tile = self.fragment(hoisted, o.source.dtype)
+            self.before.emit(Copy, self.box(hoisted), whole(self.before, tile))
         return self.tiles[key]
 
     def result(self, o: Store) -> Value:
         """Where a store puts its elements, taken away by a copy."""
-        lifted = self.lift.lifted[o]
-        tile = self.fragment(lifted, self.lift.result_dtype(o))
-        dest = self.box(lifted)
+        hoisted = self.loop.boxes[o]
+        tile = self.fragment(hoisted, self.loop.result_dtype(o))
+        dest = self.box(hoisted)
         self.after.emit(Copy, whole(self.before, tile), dest)
         return tile
 
-    def fragment(self, lifted: _Lifted, dtype: DType) -> Value:
-        layout = self.lift.projected(self.layout, lifted.order)
+    def fragment(self, hoisted: _Box, dtype: DType) -> Value:
+        layout = self.loop.projected(self.layout, hoisted.order)
         t = BufferType(layout.shape, dtype, "fragment", layout=layout)
-        return self.before.value(Alloc, t, name=f"{lifted.region.buffer.name}_tile")
+        return self.before.value(Alloc, t, name=f"{hoisted.region.buffer.name}_tile")
 
     def part(self, v: Value, dims: tuple[int, ...]) -> Value:
         """The slice's part of a fragment of the loop."""
@@ -262,7 +262,7 @@ class _Slice:
             t = BufferType(own.shape, v.dtype, "fragment", layout=own)
             self.parts[v] = self.before.value(Alloc, t, name=f"{v.name}_part")
             self.rename(self.before, v, self.parts[v], along, True)
-            if any(a.buffer is v and a.write for a in self.lift.own.values()):
+            if any(a.buffer is v and a.write for a in self.loop.own.values()):
                 self.rename(self.after, v, self.parts[v], along, False)
         return self.parts[v]
 
@@ -277,17 +277,17 @@ class _Slice:
         sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, engine="registers", vector=1)
 
-    def box(self, lifted: _Lifted) -> Region:
+    def box(self, hoisted: _Box) -> Region:
         """The slice's part of a region."""
-        offsets, extents = list(lifted.region.offsets), list(lifted.region.extents)
-        along = self.lift.o.body.args[self.dim]
+        offsets, extents = list(hoisted.region.offsets), list(hoisted.region.extents)
+        along = self.loop.o.body.args[self.dim]
         wide = [d for d, e in enumerate(extents) if e != 1]
-        if self.count > 1 and along in lifted.order:
-            d = wide[lifted.order.index(along)]
+        if self.count > 1 and along in hoisted.order:
+            d = wide[hoisted.order.index(along)]
             step = self.before.value(Const, self.start, offsets[d].dtype)
             offsets[d] = self.before.value(Binary, "add", offsets[d], step)
             extents[d] //= self.count
-        return Region(lifted.region.buffer, tuple(offsets), tuple(extents))
+        return Region(hoisted.region.buffer, tuple(offsets), tuple(extents))
 
 
 def sliced(layout: Layout, dim: int, count: int) -> Layout | None:

@@ -22,15 +22,7 @@ from __future__ import annotations
 import functools
 import math
 
-from tilec.ir.core import (
-    Builder,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    rewrite,
-    walk,
-)
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, leading_run

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
+from tilec.ir.element_loops import each_element
+from tilec.ir.ops import Compare, Const, For, If, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import Tensors
@@ -43,11 +44,10 @@ def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) ->
 
 
 def _on_chip(o: Print, buffer: Value) -> list[Op]:
-    extents = buffer.buffer.static_shape
-    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
     b = Builder(o.loc)
-    _element(b, o, buffer, args)
-    return [Parallel(extents, b.block(args), loc=o.loc)]
+    with each_element(b, buffer.buffer.static_shape) as (inner, at):
+        _element(inner, o, buffer, at)
+    return b.ops
 
 
 def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[Op]:

@@ -11,11 +11,12 @@ from collections import defaultdict
 from math import prod
 
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Lookup, Reduce, RegRead, RegWrite, ShuffleXor
 from tilec.passes.utils.building import counted
-from tilec.passes.utils.reductions import as_dtype, combine, taken
+from tilec.passes.utils.reductions import combine, taken
 from tilec.target import Target
 
 CHAINS = 4  # a thread's sums under way: an addition takes four cycles

@@ -17,22 +17,19 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.element_loops import as_dtype, carried, each_element, shifted
 from tilec.ir.ops import (
     Alloc,
     Binary,
-    Cast,
     Compare,
     Const,
     Copy,
-    For,
     Load,
-    Parallel,
     Scan,
     Select,
     Store,
-    Yield,
 )
-from tilec.ir.types import INT32, BufferType, DType, ScalarType
+from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.building import whole
 from tilec.target import Target
 
@@ -101,10 +98,8 @@ class _Rows:
     def _parallel(
         self, shape: tuple[int, ...], body: Callable[[Builder, Sequence[Value]], None]
     ) -> None:
-        args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
-        inner = Builder(self.o.loc)
-        body(inner, args)
-        self.b.emit(Parallel, shape, inner.block(args))
+        with each_element(self.b, shape) as (inner, at):
+            body(inner, at)
 
     def _total(self, b: Builder, row: Sequence[Value], piece: Value, totals: Value) -> None:
         """What the elements of a piece make together."""
@@ -115,7 +110,7 @@ class _Rows:
 
         first = self._element(b, row, begin)
         after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
-        b.emit(Store, totals, (*row, piece), self._fold(b, after, end, first, step))
+        b.emit(Store, totals, (*row, piece), carried(b, after, end, first, step))
 
     def _before(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
         """Turn the pieces' totals into what those before each make; that of the first is never
@@ -129,7 +124,7 @@ class _Rows:
 
         first = b.value(Load, totals, (*row, b.value(Const, 0, INT32)))
         start, end = b.value(Const, 1, INT32), b.value(Const, self.pieces, INT32)
-        self._fold(b, start, end, first, step)
+        carried(b, start, end, first, step)
 
     def _run(
         self, b: Builder, at: Sequence[Value], piece: Value | None, totals: Value | None
@@ -154,7 +149,7 @@ class _Rows:
             return value
 
         after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
-        self._fold(b, after, end, first, step)
+        carried(b, after, end, first, step)
 
     def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
         """The first element of a piece, and the one behind its last: no piece is empty."""
@@ -162,41 +157,20 @@ class _Rows:
         end = b.value(Binary, "add", begin, b.value(Const, self.length, INT32))
         return begin, b.value(Binary, "min", end, b.value(Const, self.count, INT32))
 
-    def _fold(
-        self,
-        b: Builder,
-        begin: Value,
-        end: Value,
-        first: Value,
-        step: Callable[[Builder, Value, Value], Value],
-    ) -> Value:
-        index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
-        inner = Builder(self.o.loc)
-        inner.emit(Yield, (step(inner, index, so_far),))
-        one = b.value(Const, 1, INT32)
-        return b.value(For, "serial", begin, end, one, (first,), inner.block((index, so_far)))
-
     def _combined(self, b: Builder, x: Value, y: Value) -> Value:
         return b.value(Binary, self.o.combine, x, y)
 
     def _element(self, b: Builder, row: Sequence[Value], k: Value) -> Value:
         value = b.value(Load, self.source.buffer, self._place(b, self.source, row, k))
-        return _cast(b, value, self.o.accumulator)
+        return as_dtype(b, value, self.o.accumulator)
 
     def _store(self, b: Builder, row: Sequence[Value], k: Value, value: Value) -> None:
         place = self._place(b, self.dest, row, k)
-        b.emit(Store, self.dest.buffer, place, _cast(b, value, self.dest.dtype))
+        b.emit(Store, self.dest.buffer, place, as_dtype(b, value, self.dest.dtype))
 
     def _place(self, b: Builder, r: Region, row: Sequence[Value], k: Value) -> tuple[Value, ...]:
         """The indices of the row's element number `k` in the scan's order."""
         if self.o.reverse:
             k = b.value(Binary, "sub", b.value(Const, self.count - 1, INT32), k)
         own = (*row[: self.o.dim], k, *row[self.o.dim :])
-        return tuple(
-            b.value(Binary, "add", offset, _cast(b, arg, offset.dtype))
-            for offset, arg in zip(r.offsets, own)
-        )
-
-
-def _cast(b: Builder, v: Value, dtype: DType) -> Value:
-    return v if v.dtype == dtype else b.value(Cast, v, dtype)
+        return tuple(shifted(b, offset, arg) for offset, arg in zip(r.offsets, own))

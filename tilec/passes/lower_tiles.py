@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
-from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
-from tilec.ir.errors import CompileError
-from tilec.ir.ops import Alloc, Binary, Cast, Copy, Gemm, Load, Parallel, Reduce, Store
-from tilec.ir.types import (
-    FLOAT32,
-    FLOAT64,
-    INT32,
-    TFLOAT32,
-    BufferType,
-    DType,
-    ScalarType,
+from tilec.ir.element_loops import (
+    ELEMENTWISE,
+    as_dtype,
+    each_element,
+    in_turn,
+    is_private,
+    loop_of,
+    shifted,
 )
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Reduce, Store
+from tilec.ir.types import FLOAT32, FLOAT64, TFLOAT32, BufferType, DType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import is_by_each_thread
 from tilec.passes.utils.building import whole
@@ -48,16 +48,6 @@ def lower_tiles(func: Func, target: Target) -> Func:
         return in_turn(loop_of(o)) if by_threads and is_private(o, uniformity) else [loop_of(o)]
 
     return func.with_body(rewrite(func.body, lower))
-
-
-def _add(b: Builder, offset: Value, index: Value) -> Value:
-    if offset.dtype != index.dtype:
-        index = b.value(Cast, index, offset.dtype)
-    return b.value(Binary, "add", offset, index)
-
-
-def _cast(b: Builder, v: Value, dtype: DType) -> Value:
-    return v if v.dtype == dtype else b.value(Cast, v, dtype)
 
 
 # --- gemm ---------------------------------------------------------------------------------------
@@ -102,27 +92,20 @@ def _gemm(b: Builder, o: Gemm) -> None:
 
 
 def _packed(
-    b: Builder,
-    source: Region,
-    transposed: bool,
-    shape: tuple[int, int],
-    dtype: DType,
-    tf32: bool,
+    b: Builder, source: Region, transposed: bool, shape: tuple[int, int], dtype: DType, tf32: bool
 ) -> Value:
     """A new buffer of `shape` with the operand in `dtype`, the last two dimensions swapped if
     `transposed`.
     """
     made = b.value(Alloc, BufferType(shape, dtype, "shared"))
-    inner = Builder(b.loc)
-    index = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(2))
-    row, column = index[::-1] if transposed else index
-    *outer, i, j = source.offsets
-    where = (*outer, _add(inner, i, row), _add(inner, j, column))
-    value = inner.value(Load, source.buffer, where)
-    if tf32:
-        value = _cast(inner, value, TFLOAT32)
-    inner.emit(Store, made, index, _cast(inner, value, dtype))
-    b.emit(Parallel, shape, inner.block(index))
+    with each_element(b, shape) as (inner, at):
+        row, column = at[::-1] if transposed else at
+        *outer, i, j = source.offsets
+        where = (*outer, shifted(inner, i, row), shifted(inner, j, column))
+        value = inner.value(Load, source.buffer, where)
+        if tf32:
+            value = as_dtype(inner, value, TFLOAT32)
+        inner.emit(Store, made, at, as_dtype(inner, value, dtype))
     return made
 
 

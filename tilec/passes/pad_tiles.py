@@ -30,7 +30,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
-from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
@@ -50,7 +50,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
@@ -382,14 +382,11 @@ class _Padding:
             v, source = source.buffer, self._grown(source)
             made = BufferType(source.extents, v.dtype, "fragment")
             held = b.value(Alloc, made, name=f"{v.name}_filled")
-            args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(made.shape)))
-            inner = Builder(o.loc)
-            inside = _inside(inner, args, o.source.extents, source.extents)
-            assert inside is not None
-            own, other = inner.value(Load, v, args), neutral(inner, o, v.dtype)
-            inner.emit(Store, held, args, inner.value(Select, inside, own, other))
-            inner.emit(Yield)
-            b.emit(Parallel, source.extents, inner.block(args))
+            with each_element(b, source.extents) as (inner, at):
+                inside = _inside(inner, at, o.source.extents, source.extents)
+                assert inside is not None
+                own, other = inner.value(Load, v, at), neutral(inner, o, v.dtype)
+                inner.emit(Store, held, at, inner.value(Select, inside, own, other))
             source = whole(b, held)
         if dest.buffer in self.shapes:
             dest = self._grown(dest)

@@ -26,7 +26,7 @@ def recognise_idioms(func: Func, target: Target) -> Func:
     def visit(o: Op) -> list[Op] | None:
         if not isinstance(o, Parallel) or o.layout is not None or 0 in o.extents:
             return None
-        return _Loop(o, facts).raised()
+        return _Loop(o, facts).idiom()
 
     return func.with_body(rewrite(func.body, visit))
 
@@ -34,7 +34,7 @@ def recognise_idioms(func: Func, target: Target) -> Func:
 class _Loop(LoopRegions):
     """One `parallel`, and the copy or fill that it is."""
 
-    def raised(self) -> list[Op] | None:
+    def idiom(self) -> list[Op] | None:
         acts = (x for x in self.o.body.ops if not x.pure)
         effects = [x for x in acts if not isinstance(x, Assume | Load | Yield)]
         if len(effects) != 1 or not isinstance(effects[0], Store):

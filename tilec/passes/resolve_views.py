@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, as_dtype, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
@@ -330,7 +330,7 @@ class _Views:
             place: Value = b.value(Const, 0, INT32)
             for d in of_view:
                 extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
-                wide = place if place.dtype == extent.dtype else b.value(Cast, place, extent.dtype)
+                wide = as_dtype(b, place, extent.dtype)
                 place = b.value(Binary, "add", b.value(Binary, "mul", wide, extent), r.offsets[d])
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])

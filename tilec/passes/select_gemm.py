@@ -22,34 +22,17 @@ from dataclasses import replace
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import (
-    MatrixInstruction,
-    instructions_of,
-    sparse_instructions_of,
-)
+from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.sparse import group_size
-from tilec.ir.types import (
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    TFLOAT32,
-    DType,
-)
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32, DType
 from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.passes.utils.gemm_layouts import operand_shared_layout
 from tilec.passes.utils.groups import warps_of
-from tilec.passes.utils.operands import (
-    Operand,
-    k_bytes,
-    operand,
-    through_registers,
-    wgmma_reads,
-)
+from tilec.passes.utils.operands import Operand, k_bytes, operand, through_registers, wgmma_reads
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
 

@@ -10,17 +10,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
 from tilec.ir.fold import Number, fold
 from tilec.ir.loc import UNKNOWN
-from tilec.ir.ops import (
-    Binary,
-    Const,
-    For,
-    If,
-    Scope,
-    Select,
-    While,
-    Yield,
-    yielded,
-)
+from tilec.ir.ops import Binary, Const, For, If, Scope, Select, While, Yield, yielded
 from tilec.ir.types import BOOL, DType, ScalarType
 from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import keep_results, sweep

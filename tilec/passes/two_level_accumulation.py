@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.element_loops import each_element
 from tilec.ir.instr import instructions_of
-from tilec.ir.ops import Alloc, Binary, Gemm, Load, Parallel, Store
-from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.ir.ops import Alloc, Binary, Gemm, Load, Store
+from tilec.ir.types import BufferType
 from tilec.passes.utils.operands import part_of_sum
 from tilec.target import Target
 
@@ -51,8 +52,6 @@ def _add(b: Builder, o: Gemm) -> None:
     t = BufferType(shape, o.c.dtype, "fragment")
     part = b.value(Alloc, t, name=f"{o.c.name}_part")
     b.ops.append(replace(o, c=part, clear=True))
-    at = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
-    inner = Builder(o.loc)
-    total = inner.value(Binary, "add", inner.value(Load, o.c, at), inner.value(Load, part, at))
-    inner.emit(Store, o.c, at, total)
-    b.emit(Parallel, shape, inner.block(at))
+    with each_element(b, shape) as (inner, at):
+        total = inner.value(Binary, "add", inner.value(Load, o.c, at), inner.value(Load, part, at))
+        inner.emit(Store, o.c, at, total)

@@ -29,11 +29,7 @@ _CODES = {
     "uint32": "I", "int64": "q", "uint64": "Q", "float16": "e", "float32": "f",
     "tfloat32": "f", "float64": "d", "pointer": "Q",
 }  # fmt: skip
-_ML_DTYPES = {
-    "bfloat16": "bfloat16",
-    "float8_e4m3": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-}
+_ML_DTYPES = {"bfloat16": "bfloat16", "float8_e4m3": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 
 _addressof, _byte_of = ctypes.addressof, ctypes.c_char.from_buffer
 
@@ -86,7 +82,7 @@ class BlockLayout:
         # Those that `struct` cannot convert are given to it as bytes.
         self._foreign = [i for i, p in enumerate(params) if p.type in _ML_DTYPES]
 
-    def block(self, values: Sequence[Value]) -> Block:
+    def block(self, values: Sequence[Value]) -> ArgumentBlock:
         """A block with these values, one for each parameter. Raises LaunchError, which names the
         parameter, if one does not fit."""
         memory = bytearray(self._room)
@@ -103,13 +99,13 @@ class BlockLayout:
             self._struct.pack_into(memory, pad, *ready, pointers)
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
-        return Block(memory, pad, start, start + self._pointers_at)
+        return ArgumentBlock(memory, pad, start, start + self._pointers_at)
 
-    def copy(self, block: Block) -> Block:
+    def copy(self, block: ArgumentBlock) -> ArgumentBlock:
         """Another block with the same values."""
         return self.block(self._struct.unpack_from(block.memory, block.begin)[: len(self.params)])
 
-    def put(self, block: Block, number: int, value: Value) -> None:
+    def put(self, block: ArgumentBlock, number: int, value: Value) -> None:
         """Let parameter `number` be `value` in a block that no launch is under way from. Raises
         OverflowError or struct.error where it does not fit."""
         if number in self._foreign:
@@ -127,7 +123,7 @@ class BlockLayout:
         return LaunchError(f"{len(values)} values for {len(self.params)} parameters")
 
 
-class Block:
+class ArgumentBlock:
     """The block of one launch. The first value is `memory[begin]`, at the address `values`; the
     array of pointers is at `address`. There are thousands: Python's garbage collector does not walk
     over a bytearray."""

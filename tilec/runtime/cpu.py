@@ -21,7 +21,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from tilec.runtime.block import Block, BlockLayout
+from tilec.runtime.block import ArgumentBlock, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready, check_together
 from tilec.runtime.image import Image
 from tilec.runtime.workspace import workspace_params
@@ -232,7 +232,7 @@ class CpuKernel(NoTensorMaps):
         at = self._engine.get_global_value_address(f"{image.symbol}.failed") if image.debug else 0
         self._failed = ctypes.c_int32.from_address(at) if at else ctypes.c_int32(0)
 
-    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def ready(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         if self.image.cooperative:
             check_together(self.image, grid, MOST_TOGETHER)
 
@@ -251,7 +251,9 @@ class CpuKernel(NoTensorMaps):
 
         return call
 
-    def _with_words(self, block: Block) -> tuple[Block, ctypes.Array[ctypes.c_int32]]:
+    def _with_words(
+        self, block: ArgumentBlock
+    ) -> tuple[ArgumentBlock, ctypes.Array[ctypes.c_int32]]:
         """The arguments with words of this launch's own, which are zero."""
         own = self.layout.copy(block)
         ((number, param),) = workspace_params(self.image)

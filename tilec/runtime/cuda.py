@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.runtime.block import TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, Block
+from tilec.runtime.block import TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, ArgumentBlock
 from tilec.runtime.driver import DriverError, Grid, Kernel, MapMover, Ready
 from tilec.runtime.gpu import GpuDriver, GpuKernel
 from tilec.runtime.image import Image
@@ -207,11 +207,11 @@ class CudaKernel(GpuKernel):
         self.address = int(self.function)
         self._config = functools.lru_cache(maxsize=64)(functools.partial(_launch_config, image))
 
-    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def ready(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         call = super().ready(grid, block, stream)
         return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call
 
-    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def prepared(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         config = self._config(grid, stream)
         call = _PreparedCall(
             self.driver.entry, ctypes.addressof(config), self.address, block.address, None

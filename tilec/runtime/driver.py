@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tilec.ir.errors import LaunchError, TilecError, shown
-from tilec.runtime.block import Block, BlockLayout, Value
+from tilec.runtime.block import ArgumentBlock, BlockLayout, Value
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
 
@@ -42,7 +42,7 @@ class Kernel(Launchable, Protocol):
 
     layout: BlockLayout
 
-    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def ready(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         """A launch of `grid` blocks on `stream` with the arguments that are in `block` at each
         call; the block is the launch's own from now on."""
 
@@ -163,7 +163,7 @@ def argument_values(
 
 def argument_block(
     kernel: Kernel, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
-) -> Block:
+) -> ArgumentBlock:
     """The block for one launch of `grid` with these arguments."""
     return kernel.layout.block(argument_values(kernel, tensors, scalars, grid))
 

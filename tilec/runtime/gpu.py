@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tilec.runtime.block import Block, BlockLayout
+from tilec.runtime.block import ArgumentBlock, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Ready, check_together, sums_of
 from tilec.runtime.image import Image
 from tilec.runtime.workspace import ForOwner, Workspaces, owner_of, workspace_params
@@ -138,14 +138,14 @@ class GpuKernel(ABC):
                 "ModuleGetFunction", self.module, symbol, doing=f"finding {image.symbol}"
             )
 
-    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def ready(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         if self.image.cooperative:
             check_together(self.image, grid, self.resident_blocks())
         if not self._own:
             return self.prepared(grid, block, stream)
         sums = sums_of(self.image, grid)
 
-        def make(blocks: Sequence[Block], owner: Hashable) -> Ready:
+        def make(blocks: Sequence[ArgumentBlock], owner: Hashable) -> Ready:
             (own,) = blocks
             params = [p for _, p in self._own]
             found = self.driver.workspaces.addresses(self.index, owner, params, sums)
@@ -156,7 +156,7 @@ class GpuKernel(ABC):
         return ForOwner(self.driver, stream, [(self.layout, block)], make)
 
     @abstractmethod
-    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def prepared(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         """A call that launches `grid` blocks with the arguments in `block`, as they are."""
 
     def unloader(self) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.runtime.block import Block
+from tilec.runtime.block import ArgumentBlock
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.gpu import GpuDriver, GpuKernel
 from tilec.runtime.image import Image
@@ -98,7 +98,7 @@ class HipDriver(GpuDriver):
 class HipKernel(NoTensorMaps, GpuKernel):
     """A kernel on one device."""
 
-    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
+    def prepared(self, grid: Grid, block: ArgumentBlock, stream: int) -> Ready:
         api, resources = self.driver.api, self.image.resources
         shape = (*grid, resources.threads, 1, 1)
         arguments = (*shape, resources.shared_bytes, stream, block.address)
@@ -108,7 +108,7 @@ class HipKernel(NoTensorMaps, GpuKernel):
                 api.hipModuleLaunchCooperativeKernel, self.function, *arguments
             )
 
-        def call(keep: Block = block) -> int:
+        def call(keep: ArgumentBlock = block) -> int:
             with self.driver.on_device(self.index):
                 (code,) = launch()
             return int(code)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from tilec.runtime.block import Block, BlockLayout
+from tilec.runtime.block import ArgumentBlock, BlockLayout
 from tilec.runtime.driver import Ready
 from tilec.runtime.image import OWN_MEMORY, AbiParam, Image
 
@@ -98,8 +98,8 @@ class ForOwner:
         self,
         driver: Driver,
         stream: int,
-        blocks: Sequence[tuple[BlockLayout, Block]],
-        make: Callable[[Sequence[Block], Hashable], Ready],
+        blocks: Sequence[tuple[BlockLayout, ArgumentBlock]],
+        make: Callable[[Sequence[ArgumentBlock], Hashable], Ready],
     ) -> None:
         self._driver, self._stream, self._blocks, self._make = driver, stream, blocks, make
         self._call: Ready | None = None

@@ -183,8 +183,7 @@ def choose_clusters(
         blocks, int | Sequence | np.integer | np.ndarray
     ):
         raise LaunchError(
-            f"blocks: expected a number or a list of blocks, got {shown(blocks)}",
-            hint=_BLOCKS,
+            f"blocks: expected a number or a list of blocks, got {shown(blocks)}", hint=_BLOCKS
         )
     elif isinstance(blocks, Sequence) or (isinstance(blocks, np.ndarray) and blocks.ndim):
         wanted = [_linear(launch, b) for b in blocks]

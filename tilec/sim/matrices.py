@@ -364,8 +364,7 @@ def _one(active: Threads, descriptor: Any, mine: Any) -> int:
     found = descriptor[mine]
     if (found != found[0]).any():
         active.report(
-            "barrier divergence",
-            "the threads of a warpgroup give different matrix descriptors",
+            "barrier divergence", "the threads of a warpgroup give different matrix descriptors"
         )
     return int(found[0])
 

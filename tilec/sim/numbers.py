@@ -402,9 +402,5 @@ def spelled(i: Inst, args: Sequence[str], keep: Callable[[Any], str]) -> str:
 
 HELPERS: dict[str, Any] = {
     f.__name__: f for f in (each, both, either, select, frozen, insert, pick, put, shuffle, cast)
-} | {
-    "int64": KINDS["i64"],
-    "K_first": KINDS["i32"](0),
-    "read_register": read_register,
-}
+} | {"int64": KINDS["i64"], "K_first": KINDS["i32"](0), "read_register": read_register}
 """What the expressions, and the lines around them, call by name."""

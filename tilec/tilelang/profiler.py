@@ -35,8 +35,8 @@ class Profiler:
 
     def inputs(self) -> list[Any]:
         """A torch tensor for each parameter, on the GPU if there is one: floats from -1 to 1, whole
-        numbers from -2 or 0 to 2, as TileLang's `TensorSupplyType.Auto` has them. Raises LaunchError where
-        an extent has no value, or a parameter is no tensor."""
+        numbers from -2 or 0 to 2, as TileLang's `TensorSupplyType.Auto` has them. Raises
+        LaunchError where an extent has no value, or a parameter is no tensor."""
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,8 +82,6 @@ class Profiler:
     ) -> None:
         """Raise AssertionError where more than `max_mismatched_ratio` of an output's elements
         differ from the reference's, given the same inputs."""
-        import torch
-
         given = self.inputs() if input_tensors is None else list(input_tensors)
         wanted, found = reference(*given), self.kernel(*given)
         if found is None:
@@ -91,10 +89,17 @@ class Profiler:
         many = isinstance(found, tuple | list)
         pairs = zip(found, wanted, strict=True) if many else ((found, wanted),)
         for got, want in pairs:
-            near = torch.isclose(got.double(), want.double(), rtol, atol, equal_nan=True)
-            wrong = int((~near).sum())
-            if wrong > max_mismatched_ratio * got.numel():
-                raise AssertionError(f"{wrong} of {got.numel()} elements differ")
+            check_close(got, want, rtol, atol, max_mismatched_ratio)
+
+
+def check_close(got: Any, want: Any, rtol: float, atol: float, ratio: float) -> None:
+    """Raise AssertionError where more than `ratio` of the elements differ."""
+    import torch
+
+    near = torch.isclose(got.double(), want.double(), rtol, atol, equal_nan=True)
+    wrong = int((~near).sum())
+    if wrong > ratio * got.numel():
+        raise AssertionError(f"{wrong} of {got.numel()} elements differ")
 
 
 def get_tensor_supply(tensor_supply_type: object = None) -> Callable[[Parameter], Any]:

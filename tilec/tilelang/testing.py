@@ -13,6 +13,7 @@ import pytest
 
 from tilec.ir.errors import TilecError
 from tilec.runtime.devices import default_target
+from tilec.tilelang.profiler import check_close
 
 Test = Callable[..., Any]
 _COMPARED = {
@@ -103,12 +104,7 @@ def torch_assert_close(
     **_: Any,
 ) -> None:
     """Raise AssertionError where more than `max_mismatched_ratio` of the elements differ."""
-    import torch
-
-    near = torch.isclose(tensor_a.double(), tensor_b.double(), rtol, atol, equal_nan=True)
-    wrong = int((~near).sum())
-    if wrong > max_mismatched_ratio * near.numel():
-        raise AssertionError(f"{wrong} of {near.numel()} elements differ")
+    check_close(tensor_a, tensor_b, rtol, atol, max_mismatched_ratio)
 
 
 def set_random_seed(seed: int = 42) -> None:

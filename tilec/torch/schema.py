@@ -43,10 +43,7 @@ class Inputs:
 
 
 def read_inputs(
-    kernel: str,
-    parameters: Sequence[Parameter],
-    constants: Mapping[str, Any],
-    tuned: bool = False,
+    kernel: str, parameters: Sequence[Parameter], constants: Mapping[str, Any], tuned: bool = False
 ) -> Inputs:
     """The operator's parameters: the kernel's less `constants`, those whose value no schema can
     hold, which keep their default, and the compile-time ones of a `tuned` kernel, which are its

@@ -240,10 +240,7 @@ class Chooser:
         return list(itertools.islice(every, FINE_TRIED))
 
     def _extents(
-        self,
-        at: Tile,
-        found: Mapping[Tile, list[Ranked]],
-        sides: Collection[int],
+        self, at: Tile, found: Mapping[Tile, list[Ranked]], sides: Collection[int]
     ) -> dict[int, int]:
         """The extent that each of the open arguments divides which are sides of a tile: of `sides`
         the one that fits the numbers of tiles."""

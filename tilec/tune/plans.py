@@ -285,9 +285,7 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         if overlaps:
             ways += [(False, False, True)] if waits else [(False, False, True), (True, False, True)]
         made += [
-            _plan(
-                specialise=True, persistent=p, residents=n, threads=t, staged_store=s, overlap=o
-            )
+            _plan(specialise=True, persistent=p, residents=n, threads=t, staged_store=s, overlap=o)
             for n in RESIDENTS
             for p, s, o in ways
         ]

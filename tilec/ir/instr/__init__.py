@@ -35,12 +35,7 @@ from tilec.ir.types import DType
 
 MATRIX_INSTRUCTIONS: dict[str, MatrixInstruction] = {
     instr.name: instr
-    for instr in (
-        *NVIDIA_INSTRUCTIONS,
-        *SPARSE_INSTRUCTIONS,
-        *AMD_INSTRUCTIONS,
-        *SIMT_INSTRUCTIONS,
-    )
+    for instr in (*NVIDIA_INSTRUCTIONS, *SPARSE_INSTRUCTIONS, *AMD_INSTRUCTIONS, *SIMT_INSTRUCTIONS)
 }
 
 _ByDtypes = dict[tuple[DType, DType, DType], list[MatrixInstruction]]

@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import Asm, Instruction, Operands
+from tilec.ir.instr.instruction import Asm, Instruction, register_list, spelled
 from tilec.ir.instr.machine import Machine, acting
-from tilec.ir.instr.semantics import Outcome, Semantics, Word, waiting
+from tilec.ir.instr.semantics import Semantics, Word, waiting
+from tilec.ir.instr.sync import until_completed
 
 MAX_BLOCKS = 8
 """Blocks of the largest cluster that every device takes (CUDA C++ Programming Guide, "Thread Block
@@ -21,7 +22,7 @@ Clusters")."""
 
 
 def _barrier(half: str, text: str, act: Semantics) -> Instruction:
-    return Instruction(f"barrier.cluster{half}", "cluster", Operands().asm(text, act))
+    return Instruction(f"barrier.cluster{half}", "cluster", spelled(text, act))
 
 
 _ARRIVE, _WAIT = "barrier.cluster.arrive.release;", "barrier.cluster.wait.acquire;"
@@ -33,20 +34,23 @@ CLUSTER_WAIT = _barrier(".wait", _WAIT, waiting(lambda m: m.cluster_wait()))
 """The two halves of it: each thread waits once for each of its arrivals."""
 
 
+def _there(text: str, address: str = "$0", block: str = "$1") -> str:
+    """`text`, in which `there` is the place of an address in another block."""
+    return f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; {text} }}"
+
+
 def _arrive(order: str) -> Asm:
-    x = Operands()
-    address, block, guard = x.inputs("r", 3)
+    text = (
+        "{ .reg .pred p; .reg .b32 there; setp.ne.u32 p, $2, 0; "
+        "@p mapa.shared::cluster.u32 there, $0, $1; "
+        f"@p mbarrier.arrive{order}.shared::cluster.b64 _, [there]; }}"
+    )
 
     def arrive(m: Machine, address: Word, block: Word, guard: Word) -> None:
         everywhere = order == ".release.cluster"
         m.mbarrier_arrive(address, block=block, cluster_scope=everywhere, where=acting(guard))
 
-    return x.asm(
-        f"{{ .reg .pred p; .reg .b32 there; setp.ne.u32 p, {guard}, 0; "
-        f"@p mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"@p mbarrier.arrive{order}.shared::cluster.b64 _, [there]; }}",
-        arrive,
-    )
+    return spelled(text, arrive, "rrr")
 
 
 MBARRIER_ARRIVE_AT = Instruction("mbarrier.arrive_at", "cluster", _arrive(""))
@@ -58,24 +62,13 @@ need no more."""
 MBARRIER_PUBLISH_AT = Instruction("mbarrier.publish_at", "cluster", _arrive(".release.cluster"))
 """The same, and whoever waits with MBARRIER_WAIT_ACQUIRE sees what was written before."""
 
-
-def _wait() -> Asm:
-    x = Operands()
-    address, parity = x.inputs("r", 2)
-
-    @waiting
-    def wait(m: Machine, address: Word, parity: Word) -> Outcome:
-        return m.mbarrier_wait(address, parity, cluster_scope=True)
-
-    return x.asm(
-        "{ .reg .pred p; L${:uid}_W: "
-        f"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{address}], {parity}; "
-        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }",
-        wait,
-    )
-
-
-MBARRIER_WAIT_ACQUIRE = Instruction("mbarrier.wait_acquire", "cluster", _wait())
+MBARRIER_WAIT_ACQUIRE = Instruction(
+    "mbarrier.wait_acquire",
+    "cluster",
+    until_completed(
+        ".acquire.cluster", lambda m, at, parity: m.mbarrier_wait(at, parity, cluster_scope=True)
+    ),
+)
 """Arguments: address, parity (i32)."""
 
 LOAD_WORDS = (1, 2, 4)
@@ -86,19 +79,10 @@ def cluster_load(words: int) -> Instruction:
     """Arguments: address, block; results: `words` (1, 2, 4) adjacent words of 32 bits (i32)."""
     if words not in LOAD_WORDS:
         raise InternalError(f"a load of {words} words from another block; it takes {LOAD_WORDS}")
-    x = Operands()
-    values = ", ".join(x.outputs("r", words))
-    address, block = x.inputs("r", 2)
-
-    def load(m: Machine, address: Word, block: Word) -> Outcome:
-        return m.cluster_load(address, block, words)
-
+    values = ", ".join(f"${n}" for n in range(words))
     form = f".v{words}.b32 {{{values}}}" if words > 1 else f".b32 {values}"
-    asm = x.asm(
-        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"ld.shared::cluster{form}, [there]; }}",
-        load,
-    )
+    text = _there(f"ld.shared::cluster{form}, [there];", f"${words}", f"${words + 1}")
+    asm = spelled(text, lambda m, at, block: m.cluster_load(at, block, words), "rr", "r" * words)
     return Instruction(f"ld.cluster.{words}", "cluster", asm, 32)
 
 
@@ -111,20 +95,15 @@ def cluster_store(bytes: int) -> Instruction:
     the lower ones of a word)."""
     if bytes not in STORE_BYTES:
         raise InternalError(f"a store of {bytes} bytes to another block; it takes {STORE_BYTES}")
-    x = Operands()
-    address, block = x.inputs("r", 2)
-    words = x.inputs("r", max(bytes // 4, 1))
+    words = [f"${2 + n}" for n in range(max(bytes // 4, 1))]
+    values = f".v{len(words)}.b32" if len(words) > 1 else f".b{8 * bytes}"
+    given = register_list(words) if len(words) > 1 else words[0]
 
     def store(m: Machine, address: Word, block: Word, *words: Word) -> None:
         m.cluster_store(address, block, words, bytes)
 
-    values = f".v{len(words)}.b32" if len(words) > 1 else f".b{8 * bytes}"
-    given = f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
-    asm = x.asm(
-        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"st.shared::cluster{values} [there], {given}; }}",
-        store,
-    )
+    text = _there(f"st.shared::cluster{values} [there], {given};")
+    asm = spelled(text, store, "rr" + "r" * len(words))
     return Instruction(f"st.cluster.{bytes}", "cluster", asm, 8 * bytes)
 
 
@@ -132,17 +111,12 @@ def cluster_store(bytes: int) -> Instruction:
 def expect_at(bytes: int) -> Instruction:
     """Arrive once at another block's mbarrier and announce `bytes` of asynchronous copies there.
     Arguments: address, block."""
-    x = Operands()
-    address, block = x.inputs("r", 2)
 
     def expect(m: Machine, address: Word, block: Word) -> None:
         m.mbarrier_arrive(address, expect=bytes, block=block, cluster_scope=True)
 
-    asm = x.asm(
-        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [there], {bytes}; }}",
-        expect,
-    )
+    word = "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"
+    asm = spelled(_there(f"{word} _, [there], {bytes};"), expect, "rr")
     return Instruction(f"mbarrier.expect_at.{bytes}", "cluster", asm)
 
 
@@ -153,19 +127,13 @@ def cluster_send(bytes: int) -> Instruction:
     "cp.async.bulk"."""
     if bytes <= 0 or bytes % 16:
         raise InternalError(f"a bulk copy of {bytes} bytes: it moves multiples of 16")
-    x = Operands()
-    source, dest, barrier, block = x.inputs("r", 4)
-
-    def send(m: Machine, source: Word, dest: Word, barrier: Word, block: Word) -> None:
-        m.cluster_send(source, dest, barrier, block, bytes)
-
-    asm = x.asm(
-        f"{{ .reg .b32 there, gate; mapa.shared::cluster.u32 there, {dest}, {block}; "
-        f"mapa.shared::cluster.u32 gate, {barrier}, {block}; "
+    text = (
+        "{ .reg .b32 there, gate; mapa.shared::cluster.u32 there, $1, $3; "
+        "mapa.shared::cluster.u32 gate, $2, $3; "
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
-        f"[there], [{source}], {bytes}, [gate]; }}",
-        send,
+        f"[there], [$0], {bytes}, [gate]; }}"
     )
+    asm = spelled(text, lambda m, *operands: m.cluster_send(*operands, bytes), "rrrr")
     return Instruction(f"cp.bulk.cluster.{bytes}", "cluster", asm, 8 * bytes)
 
 

@@ -162,6 +162,20 @@ class Operands:
         return False
 
 
+def spelled(
+    text: str, semantics: Semantics, inputs: str = "", outputs: str = "", *, memory: bool = True
+) -> Asm:
+    """PTX in which `$0`, `$1`, … are its operands, results first: `outputs` and `inputs` are their
+    register classes, a letter each. It does what `semantics` does; `memory` as of `Operands.asm`.
+    """
+    x = Operands()
+    for kind in outputs:
+        x.outputs(kind, 1)
+    for kind in inputs:
+        x.input(kind)
+    return x.asm(text, semantics, memory=memory)
+
+
 def register_kind(dtype: DType) -> str:
     """The class of the registers that hold elements of `dtype` for a matrix instruction."""
     return {FLOAT32: "f", FLOAT64: "d"}.get(dtype, "r")

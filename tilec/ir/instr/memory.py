@@ -13,21 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import Array, Instruction, Operands
+from tilec.ir.instr.instruction import Array, Instruction, Operands, spelled
 from tilec.ir.instr.machine import Machine, acting, nothing
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    INT32,
-    INT64,
-    TFLOAT32,
-    UINT32,
-    UINT64,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, TFLOAT32, UINT32, UINT64, DType
 
 MATRIX_COUNTS = (1, 2, 4)
 
@@ -134,14 +124,10 @@ def red_add(width: int) -> Instruction:
     """Arguments: address (i64), and as many float32 values to add to the elements from there on."""
     if width not in RED_WIDTHS:
         raise InternalError(f"red of {width} elements; it adds {RED_WIDTHS}")
-    x = Operands()
-    at, values = x.input("l"), ", ".join(x.inputs("f", width))
-
-    def add(m: Machine, at: Word, *values: Word) -> None:
-        m.red_add(at, values)
-
-    text = f"red.relaxed.gpu.global.add.v{width}.f32 [{at}], {{{values}}};"
-    return Instruction(f"red.add.v{width}.f32", "red_vector", x.asm(text, add))
+    values = ", ".join(f"${1 + n}" for n in range(width))
+    text = f"red.relaxed.gpu.global.add.v{width}.f32 [$0], {{{values}}};"
+    asm = spelled(text, lambda m, at, *values: m.red_add(at, values), "l" + "f" * width)
+    return Instruction(f"red.add.v{width}.f32", "red_vector", asm)
 
 
 # --- cp.async ---
@@ -156,34 +142,29 @@ def cp_async(bytes: int, partial: bool = False, policy: str = "") -> Instruction
     `policy`: see `_cached`."""
     if bytes not in CP_ASYNC_BYTES:
         raise InternalError(f"cp.async of {bytes} bytes; it moves {CP_ASYNC_BYTES}")
-    x = Operands()
     cache = "cg" if bytes == 16 else "ca"
-    dest, source = x.input("r"), x.input("l")
-    size = f", {x.input('r')}" if partial else ""
+    size = ", $2" if partial else ""
 
     def copy(m: Machine, dest: Word, source: Word, valid: Word | None = None) -> None:
         m.cp_async(dest, source, bytes, valid)
 
-    text = f"cp.async.{cache}.shared.global{{hint}} [{dest}], [{source}], {bytes}{size}{{policy}};"
+    text = f"cp.async.{cache}.shared.global{{hint}} [$0], [$1], {bytes}{size}{{policy}};"
     name = f"cp.async.{bytes}{'.partial' if partial else ''}{_named(policy)}"
-    return Instruction(name, "cp_async", x.asm(_cached(text, policy), copy), 8 * bytes)
+    asm = spelled(_cached(text, policy), copy, "rlr" if partial else "rl")
+    return Instruction(name, "cp_async", asm, 8 * bytes)
 
 
 CP_ASYNC_COMMIT = Instruction(
     "cp.async.commit",
     "cp_async",
-    Operands().asm("cp.async.commit_group;", lambda m: m.cp_async_commit()),
+    spelled("cp.async.commit_group;", lambda m: m.cp_async_commit()),
 )
 
 
 @functools.cache
 def cp_async_wait(pending: int) -> Instruction:
     """Wait until at most `pending` of this thread's groups are unfinished."""
-
-    def wait(m: Machine) -> None:
-        m.cp_async_wait(pending)
-
-    asm = Operands().asm(f"cp.async.wait_group {pending};", wait)
+    asm = spelled(f"cp.async.wait_group {pending};", lambda m: m.cp_async_wait(pending))
     return Instruction(f"cp.async.wait.{pending}", "cp_async", asm)
 
 
@@ -285,7 +266,7 @@ def _tma_dims(dims: int) -> int:
 TMA_STORE_COMMIT = Instruction(
     "tma.store.commit",
     "tma",
-    Operands().asm("cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()),
+    spelled("cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()),
 )
 
 
@@ -294,22 +275,14 @@ def tma_store_wait(pending: int, read: bool) -> Instruction:
     """Wait until at most `pending` of this thread's groups of stores are unfinished (`read`: have
     not read)."""
     word = ".read" if read else ""
-
-    def wait(m: Machine) -> None:
-        m.tma_store_wait(pending, read)
-
-    asm = Operands().asm(f"cp.async.bulk.wait_group{word} {pending};", wait)
+    text = f"cp.async.bulk.wait_group{word} {pending};"
+    asm = spelled(text, lambda m: m.tma_store_wait(pending, read))
     return Instruction(f"tma.store.wait{word}.{pending}", "tma", asm)
 
 
-def _prefetch() -> Instruction:
-    x = Operands()
-    return Instruction(
-        "tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];", nothing)
-    )
-
-
-TMA_PREFETCH = _prefetch()
+TMA_PREFETCH = Instruction(
+    "tma.prefetch_map", "tma", spelled("prefetch.tensormap [$0];", nothing, "p")
+)
 """Bring a descriptor (ptr) into its cache."""
 
 

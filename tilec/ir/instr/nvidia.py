@@ -6,6 +6,7 @@ those of a warpgroup are in `tilec.ir.instr.wgmma`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.instr.instruction import (
@@ -19,17 +20,9 @@ from tilec.ir.instr.instruction import (
     register_list,
 )
 from tilec.ir.instr.machine import Machine
-from tilec.ir.instr.semantics import Outcome, Word
+from tilec.ir.instr.semantics import Outcome, Semantics, Word
 from tilec.ir.instr.wgmma import SPARSE_WGMMA_INSTRUCTIONS, WGMMA_INSTRUCTIONS
-from tilec.ir.layout import (
-    MMA4_A,
-    MMA4_B,
-    MMA4_C,
-    MMA_C,
-    mma_a,
-    mma_b,
-    mma_sp_metadata,
-)
+from tilec.ir.layout import MMA4_A, MMA4_B, MMA4_C, MMA_C, mma_a, mma_b, mma_sp_metadata
 from tilec.ir.types import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -44,6 +37,8 @@ from tilec.ir.types import (
     DType,
 )
 
+Words = Sequence[Word]
+
 
 @dataclass(frozen=True)
 class MmaInstruction(MatrixInstruction):
@@ -52,22 +47,32 @@ class MmaInstruction(MatrixInstruction):
     def asm(self) -> Asm:
         """Arguments: registers of a, b, c (32 bits each, 64 of float64); results: registers of
         d."""
-        kind = register_kind(self.c_dtype)
-        inputs = "d" if self.a_dtype == FLOAT64 else "r"
-        x = Operands()
-        a_count, b_count, c_count = self.registers
-        d = x.outputs(kind, c_count)
-        a, b, c = x.inputs(inputs, a_count), x.inputs(inputs, b_count), x.inputs(kind, c_count)
-        types = [PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype, self.c_dtype)]
-        shape = f"m{self.m}n{self.n}k{self.k}"
-        operands = ", ".join(register_list(r) for r in (d, a, b, c))
-        template = f"mma.sync.aligned.{shape}.row.col.{'.'.join(types)} {operands};"
 
-        def multiply(m: Machine, *words: Word) -> Outcome:
-            both = a_count + b_count
-            return m.mma(self, words[:a_count], words[a_count:both], words[both:])
+        def multiply(m: Machine, a: Words, b: Words, c: Words) -> Outcome:
+            return m.mma(self, a, b, c)
 
-        return x.asm(template, multiply, memory=False, effects=False)
+        return _of_registers(self, "mma", multiply)
+
+
+def _of_registers(
+    row: MatrixInstruction, word: str, multiply: Semantics, selector: int | None = None
+) -> Asm:
+    """A product of registers of a, b, c and, with a `selector`, of the metadata, all of which
+    `multiply` is given."""
+    kind, inputs = register_kind(row.c_dtype), "d" if row.a_dtype == FLOAT64 else "r"
+    x, counts = Operands(), row.registers
+    d = x.outputs(kind, counts[2])
+    given = [x.inputs(k, count) for k, count in zip((inputs, inputs, kind), counts)]
+    described = "" if selector is None else f", {x.input('r')}, {selector:#x}"
+    types = [PTX_TYPES[t] for t in (row.c_dtype, row.a_dtype, row.b_dtype, row.c_dtype)]
+    form = f"{word}.sync.aligned.m{row.m}n{row.n}k{row.k}.row.col.{'.'.join(types)}"
+    operands = ", ".join(register_list(r) for r in (d, *given))
+
+    def semantics(m: Machine, *words: Word) -> Outcome:
+        first, second, third = counts[0], counts[0] + counts[1], sum(counts)
+        return multiply(m, words[:first], words[first:second], words[second:third], *words[third:])
+
+    return x.asm(f"{form} {operands}{described};", semantics, memory=False, effects=False)
 
 
 def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaInstruction:
@@ -156,24 +161,11 @@ class SparseMmaInstruction(MatrixInstruction):
     def asm(self, selector: int = 0) -> Asm:
         """Arguments: registers of a, b, c (32 bits each) and of the metadata; results: registers of
         d."""
-        kind = register_kind(self.c_dtype)
-        x = Operands()
-        a_count, b_count, c_count = self.registers
-        d = x.outputs(kind, c_count)
-        a, b, c = x.inputs("r", a_count), x.inputs("r", b_count), x.inputs(kind, c_count)
-        e = x.input("r")
-        types = [PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype, self.c_dtype)]
-        shape = f"m{self.m}n{self.n}k{self.k}"
-        operands = ", ".join(register_list(r) for r in (d, a, b, c))
-        form = f"{ORDERED}.sync.aligned.{shape}.row.col.{'.'.join(types)}"
 
-        def multiply(m: Machine, *words: Word) -> Outcome:
-            both = a_count + b_count
-            a, b, c = words[:a_count], words[a_count:both], words[both:-1]
-            return m.mma_sp(self, a, b, c, words[-1], selector)
+        def multiply(m: Machine, a: Words, b: Words, c: Words, metadata: Word) -> Outcome:
+            return m.mma_sp(self, a, b, c, metadata, selector)
 
-        template = f"{form} {operands}, {e}, {selector:#x};"
-        return x.asm(template, multiply, memory=False, effects=False)
+        return _of_registers(self, ORDERED, multiply, selector)
 
 
 ORDERED = "mma.sp::ordered_metadata"

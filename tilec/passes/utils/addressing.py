@@ -5,23 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.ir.core import (
-    Builder,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
 from tilec.ir.ops import (
     Alloc,
     AnnotateSafeValue,
     Binary,
-    Cast,
     Compare,
     Const,
     Lane,
@@ -122,7 +113,7 @@ def coordinates(b: Builder, layout: Layout, place: Place, reg: Value) -> list[Va
 
 def narrow(b: Builder, v: Value) -> Value:
     """`v` as i32."""
-    return v if v.dtype == INT32 else b.value(Cast, v, INT32)
+    return as_dtype(b, v, INT32)
 
 
 def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
@@ -197,8 +188,7 @@ class Tensors:
         """An extent or stride as a value of `dtype`."""
         if isinstance(e, int):
             return b.value(Const, e, dtype)
-        v = self.named[e]
-        return v if v.dtype == dtype else b.value(Cast, v, dtype)
+        return as_dtype(b, self.named[e], dtype)
 
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
         """Offset in elements of an element of a global tensor: i64."""
@@ -206,13 +196,13 @@ class Tensors:
         total = n.const(0)
         if t.strides is None:  # contiguous
             for index, extent in zip(indices, t.shape):
-                wide = index if index.dtype == INT64 else b.value(Cast, index, INT64)
+                wide = as_dtype(b, index, INT64)
                 if n.known.get(total) != 0:
                     total = n.op("mul", total, self.number(b, extent, INT64))
                 total = n.op("add", total, wide)
             return total
         for index, stride in zip(indices, t.strides):
-            wide = index if index.dtype == INT64 else b.value(Cast, index, INT64)
+            wide = as_dtype(b, index, INT64)
             if stride == 1:
                 step = wide
             elif isinstance(stride, int):

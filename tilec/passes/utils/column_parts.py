@@ -87,9 +87,7 @@ class ColumnPart:
         n = Numbers(b, last.dtype)
         moved = n.op("add", last, n.const(self.number * width))
         return replace(
-            other,
-            offsets=(*other.offsets[:-1], moved),
-            extents=(*other.extents[:-1], width),
+            other, offsets=(*other.offsets[:-1], moved), extents=(*other.extents[:-1], width)
         )
 
     def _columns_of_b(self, o: Gemm) -> Region:

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_clonable
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     Binary,
-    Cast,
     Compare,
     ConsumerGroup,
     Copy,
@@ -36,7 +36,6 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.types import INT32
 from tilec.passes.utils.addressing import Numbers, narrow
 from tilec.passes.utils.rings import Position, const, only_if
 from tilec.passes.utils.slicing import NotClonable, Slice
@@ -150,7 +149,7 @@ class ConsumerGroups:
     def _own_only(self, b: Builder, group: Value, own: Block) -> For:
         """The loop over every so-many-th iteration, from the group's first one on."""
         loop = self.loop
-        number = group if loop.step.dtype == INT32 else b.value(Cast, group, loop.step.dtype)
+        number = as_dtype(b, group, loop.step.dtype)
         first = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
         for other in range(self.count - 1):
             tile = b.value(Binary, "add", loop.lo, _times(b, loop.step, other))

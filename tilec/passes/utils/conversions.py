@@ -13,11 +13,7 @@ from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.distribution import fewest_registers
-from tilec.passes.utils.gemm_layouts import (
-    accumulator_type,
-    operand_shared_layout,
-    operand_type,
-)
+from tilec.passes.utils.gemm_layouts import accumulator_type, operand_shared_layout, operand_type
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.reductions import result_layout
 from tilec.target import Target

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
-from tilec.ir.ops import Binary, Cast, Compare, Const, Load, Parallel, Store, Yield
+from tilec.ir.element_loops import ELEMENTWISE, as_dtype, boxes, is_part_of_fragment, loop_of
+from tilec.ir.ops import Binary, Compare, Const, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import (
@@ -89,12 +89,11 @@ class _Part(LoopRegions):
             x = Value(ScalarType(INT32), f"x{len(args)}")
             args.append(x)
             places.append(x)
-            wide = x if offset.dtype == INT32 else b.value(Cast, x, offset.dtype)
-            inner = b.value(Binary, "sub", wide, offset)
+            inner = b.value(Binary, "sub", as_dtype(b, x, offset.dtype), offset)
             known = None
             if extent > 1:
                 arg = next(left)
-                subst[arg] = inner if offset.dtype == arg.dtype else b.value(Cast, inner, arg.dtype)
+                subst[arg] = as_dtype(b, inner, arg.dtype)
                 known = form.without(arg).constant
             if known != 0:
                 conds.append(b.value(Compare, "ge", inner, b.value(Const, 0, offset.dtype)))

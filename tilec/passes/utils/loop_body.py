@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    substitute,
-)
+from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, substitute
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
@@ -44,12 +36,8 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, INT32, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
-from tilec.passes.utils.addressing import (
-    conjunction,
-    narrow,
-    shared_offset,
-)
-from tilec.passes.utils.memory_access import Memory, MemoryFacts, in_memory
+from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
+from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
 from tilec.passes.utils.rings import only_if
 
 
@@ -82,7 +70,7 @@ class LoopBody:
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
-        self._pending: tuple[Load, Memory]
+        self._pending: tuple[Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
         """`o` for the elements from number `first` on."""
@@ -225,7 +213,7 @@ class LoopBody:
             else:
                 self._access(o, group, known)
 
-    def _access(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
+    def _access(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """One vector, or where it crosses an edge its elements."""
         whole = self._crossing(o, group, known)
         if whole is not None:
@@ -254,7 +242,7 @@ class LoopBody:
                 self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
     def _guard(
-        self, o: ElementAccess, env: Substitution, known: Memory, skip: int = -1
+        self, o: ElementAccess, env: Substitution, known: VectorAccess, skip: int = -1
     ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
@@ -275,14 +263,16 @@ class LoopBody:
     def _bytes(self, o: ElementAccess, width: int) -> int:
         return max(1, width * o.buffer.dtype.bits // 8)
 
-    def _extent(self, o: ElementAccess, index: Value, known: Memory) -> Value | None:
+    def _extent(self, o: ElementAccess, index: Value, known: VectorAccess) -> Value | None:
         """The extent of the last dimension; None if no access is beyond it."""
         last = len(o.indices) - 1
         if not self.guarded or not any(d == last and high for d, _, high in known.checks):
             return None
         return self.known.tensors.number(self.b, o.buffer.buffer.shape[last], index.dtype)
 
-    def _crossing(self, o: ElementAccess, group: list[Substitution], known: Memory) -> Value | None:
+    def _crossing(
+        self, o: ElementAccess, group: list[Substitution], known: VectorAccess
+    ) -> Value | None:
         """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
         edge."""
         if len(group) == 1:
@@ -295,7 +285,7 @@ class LoopBody:
         """What the loop's author says of L2 and this buffer."""
         return self.loop.cache if self.loop and buffer.buffer.space == "global" else ""
 
-    def _load(self, o: Load, group: list[Substitution], known: Memory) -> None:
+    def _load(self, o: Load, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
         guard = conjunction(b, self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
@@ -310,7 +300,7 @@ class LoopBody:
             env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
 
     def _split(
-        self, o: ElementAccess, group: list[Substitution], known: Memory, whole: Value
+        self, o: ElementAccess, group: list[Substitution], known: VectorAccess, whole: Value
     ) -> None:
         """One vector access where it fits, element by element at the edge."""
         b = self.b
@@ -326,7 +316,7 @@ class LoopBody:
             values: list[Value] = []
             for part in parts:
                 envs = [dict(env) for env in part]
-                self._access(o, envs, Memory(len(envs), checks))
+                self._access(o, envs, VectorAccess(len(envs), checks))
                 if isinstance(o, Load):
                     values += [env[o.result] for env in envs]
             builder.emit(Yield, tuple(values))
@@ -336,7 +326,7 @@ class LoopBody:
             for env, r in zip(group, made.results):
                 env[o.result] = r
 
-    def _atomic(self, o: Atomic, group: list[Substitution], known: Memory) -> None:
+    def _atomic(self, o: Atomic, group: list[Substitution], known: VectorAccess) -> None:
         env = group[0]
         guard = conjunction(self.b, self._conditions(o, group[-1], known))
         if len(group) > 1:
@@ -348,7 +338,7 @@ class LoopBody:
         at = self._offset(o, env)
         env[o.result] = self.b.value(MemAtomic, o.dest, at, value, o.kind, guard, compare)
 
-    def _conditions(self, o: ElementAccess, env: Substitution, known: Memory) -> list[Value]:
+    def _conditions(self, o: ElementAccess, env: Substitution, known: VectorAccess) -> list[Value]:
         """What must hold where memory is changed."""
         conds = self._guard(o, env, known)
         if self.replica is not None:
@@ -357,7 +347,7 @@ class LoopBody:
             conds.append(env[self.inside])
         return conds
 
-    def _store(self, o: Store, group: list[Substitution], known: Memory) -> None:
+    def _store(self, o: Store, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
         guard = conjunction(b, self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
@@ -365,7 +355,7 @@ class LoopBody:
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
         b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
 
-    def _async(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
+    def _async(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
         if isinstance(o, Load):
             for env in group:
@@ -385,7 +375,7 @@ class LoopBody:
             self._cache(load.source),
         )
 
-    def _valid_bytes(self, o: Load, group: list[Substitution], known: Memory) -> Value | None:
+    def _valid_bytes(self, o: Load, group: list[Substitution], known: VectorAccess) -> Value | None:
         """How many bytes of a vector lie inside the tensor; None if all of them always do."""
         last = len(o.indices) - 1
         b = self.b

@@ -11,14 +11,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.layout import Layout
-from tilec.ir.ops import (
-    Atomic,
-    Compare,
-    Const,
-    ElementAccess,
-    If,
-    Parallel,
-)
+from tilec.ir.ops import Atomic, Compare, Const, ElementAccess, If, Parallel
 from tilec.ir.types import FLOAT32, INT32, BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
@@ -27,7 +20,7 @@ MAX_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Memory:
+class VectorAccess:
     """One access to memory in a parallel loop: the widest vector it may use, and the tests it
     needs."""
 
@@ -85,7 +78,7 @@ class MemoryFacts:
             self.runs[layout] = best
         return self.runs[layout]
 
-    def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> Memory:
+    def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
         """What is known of an access; `arg` is the loop index along which registers are
         neighbours."""
         buffer = o.buffer
@@ -104,7 +97,7 @@ class MemoryFacts:
                     width = min(width, max(known, 1))
                 elif t.layout is not None:
                     width = min(width, self.run(t.layout))
-        return Memory(width, self.checks(o, t) if t.space == "global" else ())
+        return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
 
     def needs(self, p: Parallel) -> list[Need]:
         """The tests that a loop's accesses need, none if it is known to lie inside."""

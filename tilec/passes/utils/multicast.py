@@ -231,12 +231,7 @@ def _smaller(box: tuple[int, ...], along: int, extent: int) -> tuple[int, ...] |
 
 
 def _step(
-    layout: Layout,
-    bits: int,
-    swizzle: int,
-    along: int,
-    box: tuple[int, ...],
-    parts: int,
+    layout: Layout, bits: int, swizzle: int, along: int, box: tuple[int, ...], parts: int
 ) -> int | None:
     """The distance in shared memory between parts, if it is the same for all of their boxes and
     keeps the swizzle's pattern in place."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Builder, Op, Region, Value
-from tilec.ir.element_loops import element_indices
-from tilec.ir.ops import Alloc, Binary, Cast, Const, For, Load, Parallel, Reduce, Store, Yield
-from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.passes.utils.reductions import as_dtype, combine, taken
+from tilec.ir.element_loops import as_dtype, carried, each_element, element_indices, shifted
+from tilec.ir.ops import Alloc, Binary, Const, Load, Reduce, Store
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.utils.reductions import combine, taken
 
 LANES = 16  # sums of a row side by side, so that they are computed as vectors
 
@@ -25,60 +25,49 @@ def reduction_loops(o: Reduce) -> list[Op]:
     if chained:
         made = BufferType((*kept, lanes), o.accumulator, "fragment")
         partial = b.value(Alloc, made)
-        args = _indices(len(kept) + 1)
-        inner = Builder(o.loc)
-        value = _chain(inner, o, args[:-1], args[-1], count // lanes, lanes)
-        inner.emit(Store, partial, args, value)
-        b.emit(Parallel, (*kept, lanes), inner.block(args))
-    args = _indices(len(kept))
-    inner = Builder(o.loc)
-    if partial is None:
-        value = _chain(inner, o, args, inner.value(Const, 0, INT32), count, 1)
-    else:
-        value = inner.value(Load, partial, (*args, inner.value(Const, 0, INT32)))
-        for n in range(1, lanes):
-            more = inner.value(Load, partial, (*args, inner.value(Const, n, INT32)))
-            value = combine(inner, o, value, more)
-        for n in range(count // lanes * lanes, count):
-            at = inner.value(Const, n, INT32)
-            value = combine(inner, o, value, _element(inner, o, args, at))
-    place = _place(inner, o.dest, [a for a, e in zip(args, kept) if e != 1])
-    if not o.clear:
-        old = inner.value(Load, o.dest.buffer, place)
-        value = combine(inner, o, as_dtype(inner, old, o.accumulator), value)
-    inner.emit(Store, o.dest.buffer, place, as_dtype(inner, value, o.dest.dtype))
-    if not kept:
-        args, kept = _indices(1), [1]
-    b.emit(Parallel, tuple(kept), inner.block(args))
+        with each_element(b, (*kept, lanes)) as (inner, at):
+            value = _chain(inner, o, at[:-1], at[-1], count // lanes, lanes)
+            inner.emit(Store, partial, at, value)
+    with each_element(b, kept or (1,)) as (inner, at):
+        args = at[: len(kept)]
+        if partial is None:
+            value = _chain(inner, o, args, inner.value(Const, 0, INT32), count, 1)
+        else:
+            value = inner.value(Load, partial, (*args, inner.value(Const, 0, INT32)))
+            for n in range(1, lanes):
+                more = inner.value(Load, partial, (*args, inner.value(Const, n, INT32)))
+                value = combine(inner, o, value, more)
+            for n in range(count // lanes * lanes, count):
+                last = inner.value(Const, n, INT32)
+                value = combine(inner, o, value, _element(inner, o, args, last))
+        place = _place(inner, o.dest, [a for a, e in zip(args, kept) if e != 1])
+        if not o.clear:
+            old = inner.value(Load, o.dest.buffer, place)
+            value = combine(inner, o, as_dtype(inner, old, o.accumulator), value)
+        inner.emit(Store, o.dest.buffer, place, as_dtype(inner, value, o.dest.dtype))
     return b.ops
-
-
-def _indices(count: int) -> tuple[Value, ...]:
-    return tuple(Value(ScalarType(INT32), f"i{d}") for d in range(count))
 
 
 def _chain(
     b: Builder, o: Reduce, args: Sequence[Value], start: Value, count: int, step: int
 ) -> Value:
     """`count` elements along the dimension from `start` on, `step` apart, combined."""
+
+    def more(inner: Builder, n: Value, so_far: Value) -> Value:
+        steps = inner.value(Binary, "mul", n, inner.value(Const, step, INT32))
+        at = inner.value(Binary, "add", start, steps)
+        return combine(inner, o, so_far, _element(inner, o, args, at))
+
     first = _element(b, o, args, start)
-    index, so_far = Value(ScalarType(INT32), "n"), Value(first.type, "so_far")
-    inner = Builder(o.loc)
-    steps = inner.value(Binary, "mul", index, inner.value(Const, step, INT32))
-    more = _element(inner, o, args, inner.value(Binary, "add", start, steps))
-    inner.emit(Yield, (combine(inner, o, so_far, more),))
     one, end = b.value(Const, 1, INT32), b.value(Const, count, INT32)
-    return b.value(For, "serial", one, end, one, (first,), inner.block((index, so_far)))
+    return carried(b, one, end, first, more)
 
 
 def _element(b: Builder, o: Reduce, args: Sequence[Value], at: Value) -> Value:
     """The element at `at` along the dimension as it takes part."""
     own = (*args[: o.dim], at, *args[o.dim :])
-    indices = []
-    for offset, arg in zip(o.source.offsets, own):
-        wide = arg if arg.dtype == offset.dtype else b.value(Cast, arg, offset.dtype)
-        indices.append(b.value(Binary, "add", offset, wide))
-    return taken(b, o, b.value(Load, o.source.buffer, tuple(indices)))
+    indices = tuple(shifted(b, offset, arg) for offset, arg in zip(o.source.offsets, own))
+    return taken(b, o, b.value(Load, o.source.buffer, indices))
 
 
 def _place(b: Builder, dest: Region, args: Sequence[Value]) -> tuple[Value, ...]:

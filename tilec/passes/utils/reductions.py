@@ -8,9 +8,10 @@ whoever took part has it, so that loops over both need no exchange."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Value
+from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.ops import Binary, Cast, Compare, Const, Reduce, Select, Unary
+from tilec.ir.ops import Binary, Compare, Const, Reduce, Select, Unary
 from tilec.ir.types import DType
 
 
@@ -68,10 +69,6 @@ def taken(b: Builder, o: Reduce, x: Value) -> Value:
     """An element as it takes part."""
     x = as_dtype(b, x, o.accumulator)
     return b.value(Unary, "abs", x) if o.kind.startswith("abs") else x
-
-
-def as_dtype(b: Builder, x: Value, dtype: DType) -> Value:
-    return x if x.dtype == dtype else b.value(Cast, x, dtype)
 
 
 def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
