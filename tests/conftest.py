@@ -9,20 +9,27 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
 import signal
+import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from assembled_once import Once
+from small_process import ALONE, MODULE, SmallProcess
 
+from tilec.codegen import ptxas
 from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics, parted
 from tilec.jit import attempts
 from tilec.jit.choose import Choices
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.specialise import Asked, SpecialisationKey
 from tilec.kernel import Kernel
+from tilec.support.tools import find_ptxas
 from tilec.target import Target
 
 try:
@@ -46,6 +53,31 @@ def cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before modules are read, which makes this process large, and which import these."""
+    config = session.config
+    if config.getoption("numprocesses", None):
+        return  # the workers do it
+    if hasattr(config, "workerinput"):
+        folder = Path(config.option.basetemp).parent / "assembled"
+    else:
+        folder = Path(tempfile.mkdtemp())
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    usual, here = find_ptxas(), MODULE
+    ptxas.run_ptxas = Once(ptxas.run_ptxas, folder, lambda found, *_: found != usual)
+    here.run_ptxas = ptxas.run_ptxas
+    if hasattr(os, "fork"):
+        small = SmallProcess()
+        here._made = Once(small.made, folder, lambda *_: small.replaced())
+        config.add_cleanup(small.end)
+
+
+@pytest.fixture
+def assembled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of LLVM's work itself: it is done here, and each time."""
+    monkeypatch.setattr(MODULE, "_made", ALONE)
 
 
 def pytest_collection_finish() -> None:

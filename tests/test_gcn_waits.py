@@ -177,3 +177,62 @@ def test_the_walk_knows_by_which_way_a_wave_has_come(note: str, between: str, ba
     """As in program 327 of seed 221127 of the fuzzer, of which the walk said it wrongly."""
     text = NOTED.format(note=note, between=between)
     assert bool(list(unfinished_at_barriers(text))) is bad
+
+
+LANES = """\
+f:
+    v_cmp_gt_i32_e32 vcc, 8, v0
+    {off}
+    s_cbranch_execz .LBB0_2
+    v_mov_b32_e32 v3, 0
+.LBB0_2:
+    {on}
+    ds_write_b32 v0, v1
+    s_cbranch_execnz .LBB0_4
+    s_barrier
+.LBB0_4:
+    {end}
+    s_endpgm
+"""
+
+IF = "s_and_saveexec_b64 s[2:3], vcc"
+BACK = "s_or_b64 exec, exec, s[2:3]"
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "bad"),
+    [
+        (IF, BACK, False),  # a wave has begun with lanes, and those that went off are back
+        ("s_mov_b64 s[2:3], exec\n s_and_saveexec_b64 s[4:5], vcc", BACK, False),
+        (IF + "\n s_xor_b64 s[2:3], exec, s[2:3]", BACK, False),
+        (
+            IF + "\n s_xor_b64 s[2:3], exec, s[2:3]",
+            "s_andn2_saveexec_b64 s[2:3], s[2:3]\n " + BACK,
+            False,
+        ),
+        (
+            IF + "\n s_xor_b64 s[2:3], exec, s[2:3]",
+            "s_or_saveexec_b64 s[4:5], s[2:3]\n s_xor_b64 exec, exec, s[4:5]\n"
+            " s_or_b64 exec, exec, s[4:5]",
+            False,
+        ),
+        ("s_mov_b64 s[2:3], vcc\n s_andn2_b64 exec, exec, s[2:3]", BACK, False),
+        ("s_nop 0", "s_nop 0", False),
+        (IF, "s_nop 0", True),  # inside of the condition
+        (IF, "s_or_b64 exec, exec, s[4:5]", True),
+        (IF, "s_mov_b64 s[2:3], s[6:7]\n " + BACK, True),
+        (IF, "s_load_dwordx4 s[0:3], s[8:9], 0x0\n " + BACK, True),
+        (IF, BACK + "\n s_and_b64 exec, exec, vcc", True),
+        (IF, BACK + "\n v_cmpx_gt_i32_e32 vcc, 8, v0", True),
+        (IF + "\n s_xor_b64 s[2:3], exec, s[2:3]", "s_andn2_saveexec_b64 s[2:3], s[2:3]", True),
+        ("s_mov_b64 s[2:3], vcc\n s_andn2_b64 exec, exec, s[2:3]", "s_nop 0", True),
+    ],
+)
+def test_the_walk_knows_where_a_wave_has_lanes(off: str, on: str, bad: bool) -> None:
+    """As in program 2 of seed 570185615, where LLVM writes a jump of code that all threads run as
+    s_cbranch_execnz."""
+    text = LANES.format(off=off, on=on, end="s_nop 0")
+    assert bool(list(unfinished_at_barriers(text))) is bad
+    # and on the way that is taken the access is found
+    text = LANES.format(off=off, on=on, end="s_barrier")
+    assert any("in .LBB0_4" in words for words in unfinished_at_barriers(text))

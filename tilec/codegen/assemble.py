@@ -71,9 +71,7 @@ class Assembled:
     @functools.cached_property
     def llvm_opt(self) -> str:
         """The module as LLVM's optimiser leaves it."""
-        return _made(self.llvm_text, self.target, lambda _, module: str(module).encode())[
-            0
-        ].decode()
+        return _made(self.llvm_text, self.target, _llvm_text)[0].decode()
 
 
 def assemble(llvm_text: str, target: Target) -> Assembled:
@@ -128,6 +126,10 @@ _Emit = Callable[[Any, Any], bytes]  # of a target machine and an optimised modu
 
 def _assembly(machine: Any, module: Any) -> bytes:
     return str(machine.emit_assembly(module)).encode()
+
+
+def _llvm_text(_: Any, module: Any) -> bytes:
+    return str(module).encode()
 
 
 def _object(machine: Any, module: Any) -> bytes:

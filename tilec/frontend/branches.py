@@ -14,6 +14,7 @@ from tilec.frontend.recovery import UNKNOWN, Unknown
 from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.ops import If, Yield
 from tilec.ir.types import BOOL
+from tilec.support.syntax import nodes
 
 _MISSING = Undefined("")
 NOT_RETURNED = Undefined("no return has given it yet")
@@ -28,7 +29,7 @@ def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
 @functools.lru_cache(maxsize=1 << 14)  # more than the statements of one kernel, or it never hits
 def _assigned_in(statement: ast.stmt) -> frozenset[str]:
     """Of one statement: a kernel with open arguments is traced dozens of times."""
-    named = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    named = (node for node in nodes(statement) if isinstance(node, ast.Name))
     return frozenset(node.id for node in named if isinstance(node.ctx, ast.Store))
 
 

@@ -116,8 +116,8 @@ def _by_groups(value, combine, dtype, index, lanes, extent, threads):  # type: i
 
 
 def _in_memory(value, combine, dtype, index, place, first, stride, steps, threads):  # type: ignore[no-untyped-def]
-    """In the language of kernels: the lower half of a group takes what the upper one has left, until
-    one thread has all: rounded in halves as shuffles do, not from one end to the other."""
+    """In the language of kernels: the lower half of a group takes what the upper one has left,
+    until one thread has all: rounded in halves as shuffles do, not from one end to the other."""
     left = T.alloc_shared((threads,), dtype)
     T.sync_threads()
     left[index] = value

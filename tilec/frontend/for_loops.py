@@ -35,6 +35,7 @@ from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, ScalarType
+from tilec.support.syntax import nodes
 
 _MOST_COPIES = 512  # of a body that is traced for each index
 
@@ -271,8 +272,8 @@ class ForLoops(Loops):
         made: set[str] = set()
 
         def close() -> None:
-            names = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
-            for n in names:
+            names = (n for s in body for n in nodes(s) if isinstance(n, ast.Name))
+            for n in names if made else ():
                 lost = n.id in made and isinstance(n.ctx, ast.Load)
                 if lost and not writes_first(body, n.id):
                     raise self.error(

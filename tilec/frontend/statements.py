@@ -24,6 +24,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.errors import CompileError
+from tilec.support.syntax import nodes
 
 # Statements that kernels do not have: what they are called, and what to write instead.
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
@@ -321,4 +322,4 @@ class Statements(Assignments):
 def _early_returns(function: ast.FunctionDef) -> bool:
     """Whether a `return` stands anywhere but at the end."""
     last = function.body[-1]
-    return any(isinstance(n, ast.Return) and n is not last for n in ast.walk(function))
+    return any(isinstance(n, ast.Return) and n is not last for n in nodes(function))

@@ -50,11 +50,14 @@ def _after(line: str, pending: int) -> int:
     return pending
 
 
-Flags = frozenset[tuple[str, bool]]
-"""Pairs of scalar registers that are known to be 0, or all ones: with them LLVM notes by which way
-a wave has come, and leaves out what does not lie on it."""
+Flags = frozenset[tuple[str, str]]
+"""What is known of pairs of scalar registers: "0"; "-1", all ones; "some", not 0; or the name of
+another pair, of which one or the other is not 0. With pairs that are 0 or all ones LLVM notes by
+which way a wave has come, and leaves out what does not lie on it. In code that all threads run it
+may write a jump as `s_cbranch_execnz`, and takes for sure that no wave goes on behind it: a wave
+begins with lanes, those that a condition turns off are kept in a pair, and come back from it."""
 
-_PAIR = re.compile(r"s\[(\d+):(\d+)\]|s(\d+)|vcc")
+_PAIR = re.compile(r"s\[(\d+):(\d+)\]|s(\d+)|vcc|exec")
 _MOST_STATES = 20_000
 
 
@@ -66,7 +69,7 @@ def _registers(text: str) -> set[int | str]:
         if first:
             found.update(range(int(first), int(last) + 1))
         else:
-            found.add(int(single) if single else "vcc")
+            found.add(int(single) if single else m[0])
     return found
 
 
@@ -74,29 +77,81 @@ def _known(line: str, flags: Flags) -> Flags:
     """What is known of pairs behind an instruction."""
     word, _, rest = line.partition(" ")
     operands = [x.strip() for x in rest.split(",")]
-    changed = _registers(" ".join(operands[:2]))  # at most these
-    kept = frozenset(f for f in flags if changed.isdisjoint(_registers(f[0])))
-    if word == "s_mov_b64" and operands[1] in ("0", "-1"):
-        return kept | {(operands[0], operands[1] == "-1")}
-    if word in ("s_and_b64", "s_andn2_b64") and operands[:2] == ["vcc", "exec"]:
-        on = dict(flags).get(operands[2])
-        if on is not None:
-            return kept | {("vcc", on == (word == "s_and_b64"))}
-    return kept
+    saves = "saveexec" in word
+    changed = _registers(" ".join(operands[: 1 if word.startswith("s_") else 2]))  # at most these
+    if saves or word.startswith("v_cmpx") or "wrexec" in word:
+        changed.add("exec")
+    kept = {pair: x for pair, x in flags if changed.isdisjoint(_registers(f"{pair} {x}"))}
+    if word in ("s_mov_b64", "s_and_b64", "s_andn2_b64", "s_or_b64", "s_xor_b64") or saves:
+        kept |= _computed(word.removeprefix("s_").removesuffix("_b64"), operands, dict(flags))
+    return frozenset(kept.items())
 
 
-def _goes_on(line: str, following: list[str], flags: Flags) -> list[str]:
-    """Those of the labels behind a block that ends with `line` where a wave may go."""
-    vcc = dict(flags).get("vcc")
-    if vcc is None or len(following) < 2 or not line.startswith("s_cbranch_vcc"):
-        return following
-    return following[:1] if vcc == line.startswith("s_cbranch_vccnz") else following[1:]
+def _computed(word: str, operands: list[str], flags: dict[str, str]) -> dict[str, str]:
+    """What is known of the results of a scalar instruction, of what was known before it."""
+    to, a, b = operands[0], operands[1], operands[-1]
+
+    def value(x: str) -> str | None:
+        known = x if x in ("0", "-1") else flags.get(x)
+        return known if known in ("0", "-1", "some") else None
+
+    def lanes(*pairs: str) -> bool:
+        """One of the pairs is not 0."""
+        return any(value(x) in ("-1", "some") or flags.get(x) in pairs for x in pairs)
+
+    def masked(by: str | None) -> str | None:
+        return value("exec") if by == "-1" else by if by == "0" else None
+
+    found: dict[str, str | None] = {}
+    match word:
+        case "mov":
+            found[to] = value(a)
+        case "and" if a == "exec":
+            found[to] = masked(value(b))
+        case "andn2" if a == "exec" and value(b) in ("0", "-1"):
+            found[to] = masked("0" if value(b) == "-1" else "-1")
+        case "or" if lanes(a, b):
+            found[to] = "some"
+        case "andn2" | "xor" if to == a == "exec" != b and lanes(a, b):
+            found[to] = b  # where what left it is
+        case "xor" if a == "exec" != to and not lanes(a) and lanes(a, b):
+            found["exec"] = to  # where what of b it lacks is
+        case "and_saveexec":
+            found[to], found["exec"] = value("exec"), masked(value(a))
+        case "or_saveexec" if lanes("exec", a):
+            found[to], found["exec"] = value("exec"), "some"
+        case "andn2_saveexec" if lanes("exec", a):
+            found["exec"] = to  # which holds what it was
+    return {pair: known for pair, known in found.items() if known}
+
+
+def _goes_on(line: str, following: list[str], flags: Flags) -> Iterator[tuple[str, Flags]]:
+    """Those of the labels behind a block that ends with `line` where a wave may go, and what is
+    known there."""
+    jump = re.match(r"s_cbranch_(vcc|exec)(n?)z", line)
+    if jump is None or len(following) < 2:
+        yield from ((label, flags) for label in following)
+        return
+    pair = jump[1]
+    known = dict(flags).get(pair)
+    for label, on in zip(following, (jump[2] == "n", jump[2] != "n")):
+        if known in ("-1", "some", "0"):
+            if on != (known == "0"):
+                yield label, flags
+        elif pair == "vcc":
+            yield label, flags
+        else:
+            there = {f for f in flags if f[0] != pair} | {(pair, "some" if on else "0")}
+            if known and not on:
+                there = {f for f in there if f[0] != known} | {(known, "some")}
+            yield label, frozenset(there)
 
 
 def unfinished_at_barriers(text: str) -> Iterator[str]:
     """Words for each `s_barrier` that a wave may come to before its accesses to LDS have ended."""
     found, following = _blocks(text)
-    begins: dict[tuple[str, Flags], int] = {(label, frozenset()): 0 for label in list(found)[:1]}
+    at_first: Flags = frozenset({("exec", "some")})
+    begins: dict[tuple[str, Flags], int] = {(label, at_first): 0 for label in list(found)[:1]}
     left = list(begins)
     worst: dict[str, int] = {}
     while left:
@@ -108,9 +163,9 @@ def unfinished_at_barriers(text: str) -> Iterator[str]:
             pending = _after(line, pending)
             flags = _known(line, flags) if len(begins) < _MOST_STATES else frozenset()
         last = found[label][-1] if found[label] else ""
-        for n in _goes_on(last, following[label], flags):
-            if begins.get((n, flags), -1) < pending:
-                begins[n, flags] = pending
-                left.append((n, flags))
+        for there in _goes_on(last, following[label], flags):
+            if begins.get(there, -1) < pending:
+                begins[there] = pending
+                left.append(there)
     for label, pending in worst.items():
         yield f"s_barrier in {label}: a wave may have {pending} LDS accesses on their way"

@@ -249,6 +249,8 @@ class Origins:
 
     def of(self, value: Value) -> frozenset[Value]:
         """The results of `BlockIndex` and the arguments of `Parallel` and `For` behind `value`."""
+        if value in self._known:
+            return self._known[value]
         for o in upstream((value,), self._defined, self._known):
             parts = {self._part(v) for v in inputs(o)}
             found = parts.pop() if len(parts) == 1 else frozenset[Value]().union(*parts)

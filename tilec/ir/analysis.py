@@ -157,8 +157,9 @@ class Facts(Forms):
 
     def form(self, value: Value) -> Affine:
         """The sum that an integer is; the same index of a block is the same unknown."""
-        for o in upstream((value,), self._linear, self._forms):
-            self.note(o)
+        if value not in self._forms and value in self._linear:
+            for o in upstream((value,), self._linear, self._forms):
+                self.note(o)
         known = self.constant(value)
         return super().form(value) if known is None else Affine(known)
 

@@ -37,7 +37,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.printer import print_op
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
-from tilec.ir.uniformity import Level, Uniformity, uniformity_of
+from tilec.ir.uniformity import Level, uniformity_of
 
 CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
 
@@ -357,39 +357,42 @@ def uniform_tile_ops(func: Func) -> None:
     """A tile op or barrier stands under conditions that are the same for all threads of its
     scope.
     """
-    facts = uniformity_of(func)
-    for o, condition, level in _under(func.body, facts, None, Level.BLOCK, Level.BLOCK):
+    for o, condition, level in _under(func.body, func, None, Level.BLOCK, Level.BLOCK):
         needed = _needs(o)
         if needed is not None and level > needed:
             raise _divergent(o, condition, level)
 
 
 def _under(
-    block: Block, facts: Uniformity, cause: Op | None, level: Level, same: Level
+    block: Block, func: Func, cause: Op | None, level: Level, same: Level
 ) -> Iterator[tuple[Op, Op | None, Level]]:
     """Each op with the op whose condition it stands under and that condition's level. `same`: the
     level that counts as uniform here (a scope of one warp is uniform over itself)."""
+
+    def level_of(value: Value) -> Level:  # few functions have a condition to ask about
+        return uniformity_of(func).level(value)
+
     for o in block.ops:
         yield o, cause, level
         match o:
             case If(cond=cond):
-                own = facts.level(cond)
+                own = level_of(cond)
             case For(lo=lo, hi=hi, step=step):
-                own = max(facts.level(lo), facts.level(hi), facts.level(step))
+                own = max(level_of(lo), level_of(hi), level_of(step))
             case While(cond=region):
-                own = max((facts.level(v) for v in yielded(region)), default=Level.BLOCK)
+                own = max((level_of(v) for v in yielded(region)), default=Level.BLOCK)
             case Parallel():
                 own = Level.THREAD
             case Scope(body=body, warps=warps):
                 one = Level.WARP if warps == 1 else Level.BLOCK
-                yield from _under(body, facts, None, Level.BLOCK, one)
+                yield from _under(body, func, None, Level.BLOCK, one)
                 continue
             case _:
                 continue
         own = Level.BLOCK if own <= same else own
         inner = (o, own) if own > level else (cause, level)
         for region in o.regions:
-            yield from _under(region, facts, *inner, same)
+            yield from _under(region, func, *inner, same)
 
 
 _FREE_TILE_OPS = (
@@ -416,19 +419,34 @@ def needs_all(o: Op) -> bool:
 
 
 _TOGETHER = ("barrier", "cluster_barrier", "cluster_copy", "grid_sync")
+_BY_WARP = ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices")
+
+
+_NEEDED: dict[type[Op], Level | None] = {}
+
+
+def _needed_by(cls: type[Op]) -> Level | None:
+    """As `_needs`, of all ops of a class; THREAD where that depends on what they work on."""
+    if cls.opname in _BY_WARP:
+        return Level.WARP
+    if issubclass(cls, Parallel | TmaCopy | SetRegisters | WgmmaWait) or cls.opname in _TOGETHER:
+        return Level.BLOCK
+    if cls not in ELEMENTWISE:
+        if not cls.__module__.endswith(".tile") or cls.opname in _FREE_TILE_OPS:
+            return None
+    return Level.THREAD
 
 
 def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    if o.opname in ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices"):
-        return Level.WARP
-    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _TOGETHER:
-        return Level.BLOCK
-    if type(o) not in ELEMENTWISE:
-        if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
-            return None
+    cls = type(o)
+    if cls not in _NEEDED:
+        _NEEDED[cls] = _needed_by(cls)
+    needed = _NEEDED[cls]
+    if needed is not Level.THREAD:
+        return needed
     spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}
     return None if spaces <= {"local", "global"} and "local" in spaces else Level.BLOCK
 

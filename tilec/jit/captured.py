@@ -17,6 +17,8 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.support.syntax import nodes
+
 _MISSING = object()
 
 
@@ -73,7 +75,7 @@ def _read_first(node: ast.FunctionDef) -> set[str]:
     parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
     assigned = {a.arg: 0 for a in parameters}
     read: dict[str, int] = {}
-    for n in ast.walk(node):
+    for n in nodes(node):
         if isinstance(n, ast.Name):
             lines = read if isinstance(n.ctx, ast.Load) else assigned
             lines[n.id] = min(n.lineno, lines.get(n.id, n.lineno))
@@ -92,7 +94,7 @@ def _nodes(node: ast.FunctionDef, annotations: Mapping[str, Any]) -> Iterator[as
     for written in annotations.values():
         yield from _in_text(written)
     for statement in node.body:
-        for n in ast.walk(statement):
+        for n in nodes(statement):
             yield n
             if isinstance(n, ast.AnnAssign) and isinstance(n.annotation, ast.Constant):
                 yield from _in_text(n.annotation.value)
@@ -103,7 +105,7 @@ def _in_text(annotation: object) -> Iterator[ast.AST]:
     if isinstance(annotation, str):
         with contextlib.suppress(SyntaxError):
             tree = ast.parse(annotation, mode="eval").body
-            yield from ast.walk(tree)
+            yield from nodes(tree)
             yield from _in_text(getattr(tree, "value", None))
 
 

@@ -1,0 +1,76 @@
+"""LLVM's work for CPUs and AMD GPUs in children of a small process.
+
+tilec forks a process for it. Fork copies the tables of all pages, and each that one of both writes
+afterwards: 20 ms in a new process, 200 ms in one that has a gigabyte of kernels from a thousand
+tests, thousands of times. So tests ask a process that was forked before there was anything."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tilec.codegen.isolated import Ended
+from tilec.ir.errors import InternalError
+from tilec.target import Target
+
+Made = tuple[bytes, dict[str, float]]
+MODULE: Any = importlib.import_module("tilec.codegen.assemble")
+ALONE: Callable[[str, Target, Any], Made] = MODULE._made
+PARTS = ("_optimised", "_machine", "run_isolated", "_linked")
+"""What tests put others in the place of, which the small process would not see."""
+
+
+class SmallProcess:
+    """Takes the place of `assemble._made`."""
+
+    def __init__(self) -> None:
+        here, there = Pipe()
+        self._connection, self._owner = here, os.getpid()
+        self._lock = threading.Lock()
+        self._parts = [getattr(MODULE, name) for name in PARTS]
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                here.close()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with who asks it
+                _serve(there)
+            finally:
+                os._exit(0)
+        there.close()
+
+    def made(self, llvm_text: str, target: Target, emit: Any) -> Made:
+        mine = os.getpid() == self._owner  # and not a child of this process
+        if target.kind == "cuda" or self.replaced() or not mine:
+            return ALONE(llvm_text, target, emit)
+        with self._lock:
+            self._connection.send((llvm_text, target, emit.__name__))
+            made, raised = self._connection.recv()
+        if raised is not None:
+            raise (Ended if raised[0] else InternalError)(raised[1])
+        found: Made = made
+        return found
+
+    def replaced(self) -> bool:
+        """Whether a test has put something else in the place of what works here."""
+        return [getattr(MODULE, name) for name in PARTS] != self._parts
+
+    def end(self) -> None:
+        self._connection.close()
+        os.waitpid(self._process, 0)
+
+
+def _serve(connection: Connection) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            llvm_text, target, emit = connection.recv()
+            try:
+                connection.send((ALONE(llvm_text, target, getattr(MODULE, emit)), None))
+            except InternalError as error:
+                connection.send((None, (isinstance(error, Ended), error.message)))
