@@ -7,7 +7,7 @@ import pytest
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Func
+from tilec.ir.core import Func, walk
 from tilec.ir.ops import For, Load
 from tilec.ir.parser import parse_func
 
@@ -58,8 +58,6 @@ def factors(ops: tuple[object, ...]) -> list[Load]:
 def places(func: Func) -> tuple[list[Load], bool]:
     """The loads of factors that stand in the block of the loop of products, in front of it; whether
     there are others."""
-    from tilec.ir.core import walk
-
     blocks = [func.body, *(r for o in walk(func.body) for r in o.regions)]
     for block in blocks:
         for n, o in enumerate(block.ops):

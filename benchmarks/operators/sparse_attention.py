@@ -203,7 +203,7 @@ def ours(s: Sparse) -> Candidate:
 def dense(s: Sparse) -> Candidate:
     """tilec on all keys."""
     x = spec_by_tokens(s.shape)
-    bm, bn, threads = CAUSAL_TILES[s.dim]
+    ((bm, bn, threads),) = CAUSAL_TILES[s.dim]
     kernel = attention_kernels.forward(s.dim, True, threads)
     step = Step(kernel, [x] * 4, ("q", "k", "v", "all"), {"BM": bm, "BN": bn})
 

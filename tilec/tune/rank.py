@@ -322,9 +322,6 @@ class Candidate:
             raster_group //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
             raster_group = 1
-        if len(numbers.grid) > 2 or not persists:  # their order has whole groups only
-            while len(numbers.grid) > 1 and raster_group > max(1, numbers.grid[1]):
-                raster_group //= 2
         if persists and numbers.growing and len(numbers.grid) > 1:
             raster_group = self._even(plan, numbers, raster_group)
         elif plan.residents > 1 and numbers.growing and len(numbers.grid) > 1:
