@@ -20,7 +20,7 @@ from tilec.frontend.private import private_names, writes_first
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
 from tilec.frontend.signature import grid_syncs
-from tilec.frontend.updates import find_update
+from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
     Buffer,
     LoopHeader,
@@ -29,11 +29,11 @@ from tilec.frontend.values import (
     Undefined,
     describe,
 )
-from tilec.ir.core import Value, walk
+from tilec.ir.core import Value
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
-from tilec.ir.ops import GridSize, Load, Parallel, Store, Yield
+from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.support.syntax import nodes
 
@@ -351,7 +351,7 @@ class ForLoops(Loops):
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"
-                if _updates(made, race.loc):
+                if updates_at(made, race.loc):
                     hint = "add up a tile with T.reduce_sum (or max, min), or loop with T.serial"
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
@@ -521,12 +521,3 @@ def _breaks_out(statement: ast.stmt) -> bool:
         return False
     inner = [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt)]
     return isinstance(statement, ast.Break) or any(map(_breaks_out, inner))
-
-
-def _updates(loop: Parallel, place: Loc | None) -> bool:
-    """Whether what is written at `place` is read there, too: `s[0] += x[i]`."""
-    read = {(o.source, o.indices) for o in walk(loop.body) if isinstance(o, Load)}
-    return any(
-        isinstance(o, Store) and o.loc == place and (o.dest, o.indices) in read
-        for o in walk(loop.body)
-    )

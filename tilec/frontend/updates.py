@@ -17,6 +17,7 @@ from typing import Any
 
 from tilec.frontend.races import LIMIT, Race, evaluate, np, row_keys, rows_of
 from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
 
 _FOLDING = ("floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "shr")
@@ -204,3 +205,12 @@ def _reached(start: Iterable[Value], near: Callable[[Value], list[Value] | None]
         left += new
         found.update(new)
     return found
+
+
+def updates_at(loop: Parallel, place: Loc | None) -> bool:
+    """Whether what is written at `place` is read there, too: `s[0] += x[i]`."""
+    read = {(o.source, o.indices) for o in walk(loop.body) if isinstance(o, Load)}
+    return any(
+        isinstance(o, Store) and o.loc == place and (o.dest, o.indices) in read
+        for o in walk(loop.body)
+    )
