@@ -88,7 +88,7 @@ def test_class_place_and_length(mistake: Mistake) -> None:
 
 
 @pytest.fixture
-def no_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_llvm(monkeypatch: pytest.MonkeyPatch, assembled_anew: None) -> None:
     def reached(*args: Any, **kwargs: Any) -> None:
         raise MemoryError("LLVM was reached")
 

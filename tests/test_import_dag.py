@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builtins": ("ir",),
     "target": ("ir.errors",),
     "ir": ("target",),
-    "frontend": ("target", "ir", "language", "builtins"),
+    "frontend": ("target", "ir", "language", "builtins", "support.syntax"),
     "passes": ("target", "ir"),
     "codegen": ("target", "ir", "support.tools"),
     "sim": ("target", "ir", "support.progress", "support.rich"),
