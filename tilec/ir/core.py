@@ -36,7 +36,7 @@ class Value:
     def dtype(self) -> DType:
         """Element type of a scalar, vector or buffer value."""
         try:  # asked millions of times: cheaper than a look for what is nearly always there
-            dtype: DType | None = self.type.dtype  # type: ignore[attr-defined]
+            dtype: DType | None = self.type.dtype
         except AttributeError:
             dtype = None
         if dtype is None:
