@@ -109,7 +109,7 @@ class Kernel(Launchable):
         self.pdl = pdl
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
-        self.choices = Choices(self._simulated)
+        self.choices = Choices(self._chosen)
         self._compiling: dict[SpecialisationKey, threading.Lock] = {}
         self._lock = threading.RLock()
         self._revisions: dict[str, Revision] = {}
@@ -432,7 +432,7 @@ class Kernel(Launchable):
             self._variants.clear()
             self._revisions.clear()
             self._compiling.clear()
-            self.choices = Choices(self._simulated)
+            self.choices = Choices(self._chosen)
             self._revision = self._path = self._parts = None
             self._on_grid = self._launch_on_grid
             if "__call__" in vars(type(self)):
@@ -442,14 +442,19 @@ class Kernel(Launchable):
             if alive() is None:
                 unload()
 
+    def _chosen(self, key: SpecialisationKey) -> CompiledKernel:
+        """The variant by which tiles and plans are chosen, debugging or not."""
+        key = dataclasses.replace(key, debug=False)
+        try:
+            return self.variant(key)
+        except build.OnlySimulated:
+            return self.variant(dataclasses.replace(key, simulated=True))
+
     def _simulated(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant whose records the simulator runs: it looks at assertions, debugging or not,
         and goes on behind them."""
         key = dataclasses.replace(key, debug=False)
-        try:
-            variant = self.variant(key)
-        except build.OnlySimulated:
-            return self.variant(dataclasses.replace(key, simulated=True))
+        variant = self._chosen(key)
         if variant.image.asserts and not key.simulated:
             return self.variant(dataclasses.replace(key, simulated=True))
         return variant
