@@ -574,6 +574,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         "math.sqrt: ValueError: math domain error",
         "known at compile time",
     ),
+    "a call of None": ("T.use_swizzle(4)()  #!", "is None; it cannot be called", "kernels call"),
+    "a buffer in a text": ('x = A in "A"  #!', "A (global", "may hold"),
     "input": ("x = input()  #!", "input cannot be called in a kernel", "as a parameter"),
     "print to what is no file": ('print("x", file=3)  #!', "print: ", "Python's print"),
     "matmul operator": ("x = A_s @ B_s  #!", "@ is not an operator on tiles", "T.gemm"),
