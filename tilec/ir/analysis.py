@@ -108,6 +108,10 @@ class Facts(Forms):
         lo, hi = self.range(value)
         return lo if lo == hi else None
 
+    def made_by(self, value: Value) -> Op | None:
+        """The op whose result it is."""
+        return self._defined.get(value)
+
     def non_negative(self, value: Value) -> bool:
         """Whether a signed division of it may be made unsigned."""
         lo = self.range(value)[0]
