@@ -139,6 +139,7 @@ class LoopBody:
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
         self.masked = masked_loads(loop.body.ops, known) if loop else {}
+        self.past = self._past_registers() if loop and loop.engine == "cp_async" else ()
         self._pending: tuple[Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
@@ -298,7 +299,7 @@ class LoopBody:
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
             self._check(o, group)
-            if self.loop is not None and self.loop.engine == "cp_async":
+            if o in self.past:
                 self._async(o, group, known)
             else:
                 self._access(o, group, known)
@@ -459,6 +460,16 @@ class LoopBody:
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
         b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
+
+    def _past_registers(self) -> tuple[Op, ...]:
+        """The store of a loop, and the load of what it stores: other loads say from where."""
+        assert self.loop is not None
+        made = {r: o for o in self.loop.body.ops for r in o.results}
+        (store,) = (o for o in self.loop.body.ops if isinstance(o, Store))
+        value = made[store.value]
+        if isinstance(value, Select):
+            value = self.masked[value].load
+        return store, value
 
     def _async(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
