@@ -255,7 +255,8 @@ class Facts(Forms):
 
     def _param(self, func: Func, p: Param) -> None:
         if p.role in ("size", "elements"):
-            self._set(p.value, (0, None))
+            multiples = dict(func.attrs.get("multiples", ()))
+            self._set(p.value, (0, None), multiples.get(p.value.name, 1))
         elif p.role == "stride":
             divisor = 1
             for q in func.params:

@@ -13,7 +13,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.effects import is_clonable
 from tilec.ir.intervals import low_bit
-from tilec.ir.ops import Binary, Cast, Compare, Load, Select
+from tilec.ir.ops import DIVISIONS, Binary, Cast, Compare, Load, Select
 
 
 class Step(NamedTuple):
@@ -77,7 +77,7 @@ class Neighbours:
                 return Step(by, min(a.divisor, b.divisor))
             case Binary(kind="mul"), [a, b]:
                 return self._product(o, a, b)
-            case Binary(kind="floordiv" | "truncdiv" | "mod" | "truncmod" as kind), [a, b]:
+            case Binary(kind=kind), [a, b] if kind in DIVISIONS:
                 whole = self._stays_inside(o, a, b)
                 if whole and kind.endswith("div"):
                     return Step(0, 1)

@@ -11,6 +11,7 @@ from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, inputs
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
+    DIVISIONS,
     Atomic,
     Binary,
     CheckIndex,
@@ -197,7 +198,7 @@ class LoopBody:
         arg = self._arg
         if self.width == 1 or arg is None or not isinstance(o, Binary | Compare):
             return None
-        if isinstance(o, Binary) and o.kind not in ("floordiv", "mod", "truncdiv", "truncmod"):
+        if isinstance(o, Binary) and o.kind not in DIVISIONS:
             return None
         found = self.known.neighbours(arg, self.width).step(o.result)
         return None if found is None else found.by
