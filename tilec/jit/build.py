@@ -18,12 +18,12 @@ from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
-from tilec.ir.core import Func, Param, walk
+from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Print
+from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
@@ -75,6 +75,8 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
         func = func.with_attrs(dense=dense)
+    if multiples := _multiples(func, key):
+        func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
     return func.with_attrs(may_alias=True) if key.may_alias else func
@@ -84,6 +86,26 @@ def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
     rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16}
     return tuple(sorted(rows & stored(func))) if rows else ()
+
+
+def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
+    """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
+    (a power of two)."""
+    divided = (o for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS)
+    numbers = defining_ops(func.body)
+    behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
+    behind |= {o.rhs for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS}
+    found: dict[str, int] = {}
+    for p in func.params:
+        a = next((a for a in key.arguments if a.name == p.arg), None)
+        if p.role != "tensor" or a is None or a.align < 16 or len(a.shape) < 2:
+            continue
+        extent, per = p.value.buffer.shape[-1], a.row * 8 // p.value.dtype.bits
+        size = next((q.value for q in func.params if q.value.name == extent), None)
+        begins = all(isinstance(s, str) or s * p.value.dtype.bits % 128 == 0 for s in a.strides[:-1])
+        if a.name not in key.packed and size in behind and per > 1 and begins:
+            found[str(extent)] = max(per, found.get(str(extent), 1))
+    return tuple(found.items())
 
 
 def _dense(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
@@ -340,6 +362,7 @@ def _image(
     plan: Plan | None,
 ) -> Image:
     target, written, dense = assembled.target, stored(func), dict(final.attrs.get("dense", ()))
+    multiples = dict(func.attrs.get("multiples", ()))
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
         binary, kind = assembled.asm.encode(), "ptx"
@@ -348,7 +371,12 @@ def _image(
         symbol=final.name,
         target=target.name,
         arguments=tuple(
-            replace(a, written=a.name in written, dense=a.dense if a.name in dense else 0)
+            replace(
+                a,
+                written=a.name in written,
+                dense=a.dense if a.name in dense else 0,
+                row=a.row if a.name in written or a.shape[-1:] and a.shape[-1] in multiples else 1,
+            )
             for a in _arguments(signature, key, func)
         ),
         params=tuple(_abi_param(p) for p in final.params),

@@ -55,6 +55,7 @@ from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
@@ -90,6 +91,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (expand_sparse, "TILE"),  # extents are final; what comes of it is an ordinary product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
     (lower_prints, "TILE"),
+    (recognise_gathers, "TILE"),  # tiles have their final extents: what is behind them is not 0
 )
 
 THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)

@@ -5,7 +5,7 @@ Before: copies marked `ahead` remain where the producer warps did not take them.
 
 - *asynchronous* (all copies "cp_async"): `stages - 1` copies are in flight; an iteration waits
   for the oldest, meets the other threads, starts the copy that is `stages - 1` iterations away
-  and computes;
+  and computes (a product that threads need not wait for is started first, and runs meanwhile);
 - *through registers* (anything else): an iteration loads the next tile into fragments, computes on
   this one, then stores the fragments into the other stage (or, where there is one stage only,
   into the same after a barrier).
@@ -176,11 +176,20 @@ class _Expander:
         body.emit(CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
         following = body.value(Binary, "add", loop.body.args[0], distance)
+        ahead = Builder(loop.loc)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        only_if(body, body.value(Compare, "lt", following, loop.hi), inner.ops)
-        body.emit(CpAsyncCommit)
-        self._body(body, loop, copies, stage)
+        only_if(ahead, ahead.value(Compare, "lt", following, loop.hi), inner.ops)
+        ahead.emit(CpAsyncCommit)
+        rest = Builder(loop.loc)
+        sum_of = _last_sum(loop)
+        self._body(rest, loop, copies, stage, sum_of)
+        behind = 0
+        for n, o in enumerate(rest.ops):
+            if isinstance(o, Gemm) and o.c in sum_of:
+                behind = n + 1
+                ahead.emit(WgmmaWait, 0, held_in_flight([o]))
+        body.ops += [*rest.ops[:behind], *ahead.ops, *rest.ops[behind:]]
         at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
@@ -306,6 +315,16 @@ class _Waiting:
 
 def _is_ahead(o: Op) -> TypeGuard[Copy]:
     return isinstance(o, Copy) and o.ahead
+
+
+def _last_sum(loop: For) -> set[Value]:
+    """The sum of the last product of an iteration, if that is under way while threads start copies:
+    nothing else adds to it."""
+    products = [o for o in walk(loop.body) if isinstance(o, Gemm)]
+    last = next((o for o in reversed(loop.body.ops) if isinstance(o, Gemm)), None)
+    if last is None or not last.is_asynchronous or sum(o.c is last.c for o in products) > 1:
+        return set()
+    return {last.c}
 
 
 def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:

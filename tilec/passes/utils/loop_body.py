@@ -3,14 +3,15 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, substitute
+from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, inputs, substitute
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
+    DIVISIONS,
     Atomic,
     Binary,
     CheckIndex,
@@ -39,6 +40,74 @@ from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
 from tilec.passes.utils.rings import only_if
+
+
+class Mask(NamedTuple):
+    """A loaded element that counts as 0 but where all of `conds` hold."""
+
+    load: Load
+    conds: tuple[Value, ...]
+
+
+def masked_loads(ops: Sequence[Op], known: MemoryFacts) -> dict[Select, Mask]:
+    """The choices between an element of a tensor, which nothing else uses, and what is there out of
+    its bounds (0), on conditions that are known before the element is loaded. What its bounds ask
+    for is none of them."""
+    made: dict[Value, Op] = {}
+    places: dict[Value, int] = {}
+    uses: dict[Value, int] = {}
+    for n, o in enumerate(ops):
+        made |= dict.fromkeys(o.results, o)
+        places |= dict.fromkeys(o.results, n)
+        for v in inputs(o):
+            uses[v] = uses.get(v, 0) + 1
+    found: dict[Select, Mask] = {}
+    for o in ops:
+        load = made.get(o.on_true) if isinstance(o, Select) else None
+        if not isinstance(o, Select) or not isinstance(load, Load):
+            continue
+        other = made.get(o.on_false) or known.tensors.constants.get(o.on_false)
+        zero = isinstance(other, Const) and other.value == 0 and str(other.value)[0] != "-"
+        if not zero or load.source.buffer.space != "global" or uses[load.result] > 1:
+            continue
+        asked_before = places.get(o.cond, -1) < places[load.result]
+        if asked_before and load.source not in known.tensors.safe:
+            conds = (c for c in _conjuncts(o.cond, made) if not _is_bound(made.get(c), load, known))
+            found[o] = Mask(load, tuple(conds))
+    return found
+
+
+def _conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
+    left = [cond]
+    while left:
+        v = left.pop()
+        o = made.get(v)
+        if isinstance(o, Binary) and o.kind == "and":
+            left += [o.rhs, o.lhs]
+        else:
+            yield v
+
+
+def _is_bound(o: Op | None, load: Load, known: MemoryFacts) -> bool:
+    """Whether a condition says that an index of a load lies inside of its tensor, on one side."""
+    match o:
+        case Compare(kind="lt", lhs=index, rhs=bound) | Compare(kind="gt", lhs=bound, rhs=index):
+            above = False
+        case Compare(kind="ge", lhs=index, rhs=bound) | Compare(kind="le", lhs=bound, rhs=index):
+            above = True
+        case _:
+            return False
+    if not index.dtype.is_int:
+        return False
+    form, number = known.facts.form(index), known.facts.constant(bound)
+    for own, extent in zip(load.indices, load.source.buffer.shape):
+        if own is index or known.facts.form(own) == form:
+            if above and number == 0:
+                return True
+            size = number if isinstance(extent, int) else known.tensors.named[extent]
+            if not above and (bound is size or number == extent):
+                return True
+    return False
 
 
 class LoopBody:
@@ -70,6 +139,8 @@ class LoopBody:
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
+        self.masked = masked_loads(loop.body.ops, known) if loop else {}
+        self.past = self._past_registers() if loop and loop.engine == "cp_async" else ()
         self._pending: tuple[Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
@@ -83,6 +154,9 @@ class LoopBody:
                     self._register(o, env, e)
             case _ if isinstance(o, ElementAccess) and in_memory(o):
                 self._memory(o, envs)
+            case Select() if self._masks(o):
+                for env in envs:
+                    env[o.result] = env[o.on_true]
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
             case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
@@ -104,12 +178,30 @@ class LoopBody:
     def _pure(self, o: Op, envs: list[Substitution]) -> None:
         first = [envs[0].get(v, v) for v in o.operands]
         same = all([env.get(v, v) for v in o.operands] == first for env in envs[1:])
+        step = None if same else self._step(o)
         for e, env in enumerate(envs):
             if e and same:
                 for r in o.results:
                     env[r] = envs[0][r]
+            elif step is not None and (more := e % self.width):
+                made = envs[e - more][o.result]
+                if step:
+                    number = self.b.value(Const, step * more, made.dtype)
+                    made = self.b.value(Binary, "add", made, number)
+                env[o.result] = made
             else:
                 self.b.ops.append(clone(o, env))
+
+    def _step(self, o: Op) -> int | None:
+        """How much what `o` makes grows from neighbour to neighbour, where that is known and saves
+        a division, or lets a condition be asked for once."""
+        arg = self._arg
+        if self.width == 1 or arg is None or not isinstance(o, Binary | Compare):
+            return None
+        if isinstance(o, Binary) and o.kind not in DIVISIONS:
+            return None
+        found = self.known.neighbours(arg, self.width).step(o.result)
+        return None if found is None else found.by
 
     @property
     def _arg(self) -> Value | None:
@@ -208,7 +300,7 @@ class LoopBody:
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
             self._check(o, group)
-            if self.loop is not None and self.loop.engine == "cp_async":
+            if o in self.past:
                 self._async(o, group, known)
             else:
                 self._access(o, group, known)
@@ -241,12 +333,27 @@ class LoopBody:
             for env in (group[0], group[-1])[: len(group)]:
                 self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
+    def _masks(self, o: Select) -> bool:
+        """Whether the choice of 0 in the place of a loaded element is made by not loading it: its
+        condition is the same for all elements that are loaded at once."""
+        mask, arg = self.masked.get(o), self._arg
+        if mask is None or self.width == 1 or arg is None:
+            return mask is not None
+        return all(map(self.known.neighbours(arg, self.width).same, mask.conds))
+
+    def _mask(self, o: ElementAccess, env: Substitution) -> list[Value]:
+        """The conditions under which elements are loaded."""
+        for select, mask in self.masked.items():
+            if mask.load is o and self._masks(select):
+                return [env.get(v, v) for v in mask.conds]
+        return []
+
     def _guard(
         self, o: ElementAccess, env: Substitution, known: VectorAccess, skip: int = -1
     ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
-        conds: list[Value] = []
+        conds = self._mask(o, env)
         if not self.guarded:
             return conds
         t = o.buffer.buffer
@@ -354,6 +461,16 @@ class LoopBody:
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
         b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
+
+    def _past_registers(self) -> tuple[Op, ...]:
+        """The store of a loop, and the load of what it stores: other loads say from where."""
+        assert self.loop is not None
+        made = {r: o for o in self.loop.body.ops for r in o.results}
+        (store,) = (o for o in self.loop.body.ops if isinstance(o, Store))
+        value = made[store.value]
+        if isinstance(value, Select):
+            value = self.masked[value].load
+        return store, value
 
     def _async(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
