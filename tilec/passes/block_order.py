@@ -299,7 +299,15 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     inner.ops += [o for o in body if not isinstance(o, Yield)]
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
-    return Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
+    made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
+    return made.with_attrs(claimed=True) if is_claimed(func) else made
+
+
+def is_claimed(func: Func) -> bool:
+    """Whether blocks of a persistent kernel take tiles as they come (`claim_blocks`): some are
+    longer than others, and there are warps that can ask while others compute."""
+    apart = int(func.attrs.get("consumer_groups", 1)) == 1 and cluster_of(func) == SINGLE
+    return bool(func.attrs.get("specialise")) and apart and bool(growing(func))
 
 
 # --- clusters and the grid ---

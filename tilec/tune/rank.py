@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
@@ -275,8 +276,7 @@ class Candidate:
             plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
-                blocks = multiprocessors_for(plan, self.target) * plan.residents
-                uneven = unevenness(numbers.grid, *numbers.growing, blocks, plan.raster_group)
+                uneven = self._uneven(plan, numbers, plan.raster_group)
                 best = replace(best, seconds=best.seconds * (1 + UNEVEN * (uneven - 1)))
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -335,13 +335,17 @@ class Candidate:
         """The width of rasterisation groups with which tiles of different length fall most evenly
         to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
         share fits the L2 cache."""
-        assert numbers.growing is not None
-        first, last = numbers.growing
-        blocks = multiprocessors_for(plan, self.target) * plan.residents
         return min(
             (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:]),
-            key=lambda g: unevenness(numbers.grid, first, last, blocks, g),
+            key=lambda g: self._uneven(plan, numbers, g),
         )
+
+    def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
+        """`unevenness` of the plan's blocks with rasterisation groups of this width."""
+        assert numbers.growing is not None
+        blocks = multiprocessors_for(plan, self.target) * plan.residents
+        claimed = plan.specialise and plan.consumer_groups == 1 and plan.cluster == SINGLE
+        return unevenness(numbers.grid, *numbers.growing, blocks, group, claimed)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest
