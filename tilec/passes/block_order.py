@@ -300,14 +300,15 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
-    return made.with_attrs(claimed=True) if is_claimed(func) else made
+    specialise, groups = bool(func.attrs.get("specialise")), func.attrs.get("consumer_groups", 1)
+    claimed = takes_as_they_come(specialise, int(groups), c) and bool(growing(func))
+    return made.with_attrs(claimed=True) if claimed else made
 
 
-def is_claimed(func: Func) -> bool:
-    """Whether blocks of a persistent kernel take tiles as they come (`claim_blocks`): some are
-    longer than others, and there are warps that can ask while others compute."""
-    apart = int(func.attrs.get("consumer_groups", 1)) == 1 and cluster_of(func) == SINGLE
-    return bool(func.attrs.get("specialise")) and apart and bool(growing(func))
+def takes_as_they_come(specialise: bool, consumer_groups: int, cluster: Dims) -> bool:
+    """Whether blocks of a persistent kernel can take tiles as they come (`claim_blocks`), where
+    some are longer than others: there are warps that ask while others compute."""
+    return specialise and consumer_groups == 1 and cluster == SINGLE
 
 
 # --- clusters and the grid ---

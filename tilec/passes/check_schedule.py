@@ -28,6 +28,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
+    Atomic,
     Barrier,
     Binary,
     Cast,
@@ -112,6 +113,10 @@ class _Program:
         # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
         copies = [o for o in walk(func.body) if isinstance(o, Copy)]
         self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
+        # Numbers that producers tell the others.
+        producers = [o for o in walk(func.body) if isinstance(o, Scope) and o.name == "producer"]
+        stores = [o for x in producers for o in walk(x.body) if isinstance(o, Store)]
+        self.told = {self.root[o.dest] for o in stores if o.dest in self.root} & self.rings
         arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
         expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
         self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
@@ -138,8 +143,8 @@ class _Program:
                     left.append(o.stage)
                 case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
                     left += [v for v in o.operands if v not in getattr(o, "coords", ())]
-                case Store() if o.dest.buffer.space == "local":
-                    stores.setdefault(o.dest, []).append(o.value)
+                case Store() if self.is_known(o.dest):
+                    stores.setdefault(self.root.get(o.dest, o.dest), []).append(o.value)
         found: set[Value] = set()
         while left:
             v = left.pop()
@@ -147,12 +152,17 @@ class _Program:
                 continue
             found.add(v)
             made = self.defs.get(v)
-            if isinstance(made, Load) and made.source in stores:
-                left += (*stores[made.source], made.source)
+            if isinstance(made, Load) and (held := self.root.get(made.source, made.source)) in stores:
+                left += (*stores[held], held)
             if made is not None and not made.region_fields:
                 left += made.operands
             left += carried.get(v, ())
         return found
+
+    def is_known(self, v: Value) -> bool:
+        """Whether what is stored there is executed as it is: in a variable, or where a producer
+        tells it."""
+        return v.buffer.space == "local" or self.root.get(v) in self.told
 
     def ops(self, block: Block) -> tuple[Op, ...]:
         """What has to be executed of `block`."""
@@ -167,8 +177,8 @@ class _Program:
         if o.region_fields:
             inside = any(self.ops(region) for region in o.regions)
             return inside or any(r in self.wanted for r in o.results)
-        if isinstance(o, Store) and o.dest.buffer.space == "local":
-            return o.dest in self.wanted
+        if isinstance(o, Store) and self.is_known(o.dest):
+            return self.root.get(o.dest, o.dest) in self.wanted
         if isinstance(o, RingStage):
             return self.root[o.result] in self.rings
         if o.pure or isinstance(o, Load):
@@ -199,6 +209,8 @@ class _Machine:
         self.awaited: Counter[Stage] = Counter()  # and when somebody has waited for it
         self.turns: Counter[int] = Counter()
         self.threads: list[_Thread] = []
+        self.told: dict[Stage, int] = {}  # by a producer
+        self.counters: Counter[Value] = Counter()
 
     def run(self) -> None:
         func = self.program.func
@@ -258,6 +270,7 @@ class _Thread:
         self.seen: Counter[Stage] = Counter()  # fills that it has waited for
         self.products: list[Gemm] = []  # in flight, oldest first
         self.reading: list[set[Stage]] = []  # by each of them
+        self.telling: list[Stage] = []  # stages written that nobody has been told of
         self.started: set[Stage] = set()  # by cp.async, not committed
         self.groups: list[set[Stage]] = []  # committed, oldest first
         self.hidden: set[Stage] = set()  # come, or written, but no barrier since
@@ -303,7 +316,7 @@ class _Thread:
                     self.machine.turns[(self.group + 1) % self.program.consumer_groups] += 1
                 case MbarrierArrive():
                     if o.guard is None or self.env.get(o.guard, True):
-                        self.machine.stage(o.barrier, self.env[o.stage]).ended += 1
+                        self.arrive(self.machine.stage(o.barrier, self.env[o.stage]))
                         yield None
                 case _:
                     self.op(o)
@@ -367,7 +380,19 @@ class _Thread:
                     raise _fault(o, f"reads {o.source.name}, which nothing has set")
                 env[o.result] = self.memory[o.source]
             case Load() if o.result in self.program.wanted:
-                env[o.result] = self._somewhere(o)
+                at = self.place.get(o.source)
+                env[o.result] = self.machine.told.get(at) if at else None
+                if env[o.result] is None:
+                    env[o.result] = self._somewhere(o)
+                self.touch(o)
+            case Store() if self.program.root.get(o.dest) in self.program.told:
+                stage = self.place[o.dest]
+                self.fill(o, stage)
+                self.machine.told[stage] = env.get(o.value, 0)
+                self.telling.append(stage)
+            case Atomic():
+                env[o.result] = self.machine.counters[o.dest]
+                self.machine.counters[o.dest] += o.kind == "add"
                 self.touch(o)
             case Store() if o.dest.buffer.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
@@ -400,17 +425,29 @@ class _Thread:
         the same."""
         return int(sum(self.env.get(v, 0) for v in o.indices) + self.machine.size) % 3
 
+    def fill(self, o: Op, stage: Stage) -> None:
+        for thread in self.machine.threads:
+            if any(stage in held for held in thread.reading):
+                raise _fault(o, f"fills stage {stage[1]} while a product reads it")
+        if self.machine.awaited[stage] < self.machine.fills[stage]:
+            raise _fault(o, f"fills stage {stage[1]} again that nobody has waited for")
+        self.machine.fills[stage] += 1
+
+    def arrive(self, phases: _Phases) -> None:
+        """End a phase of a barrier, and tell who waits for it what has been written before."""
+        phases.ended += 1
+        if self.telling:
+            phases.filling = self.telling
+            for stage in self.telling:
+                self.machine.landed[stage] = self.machine.fills[stage]
+            self.telling = []
+
     def load(self, o: TmaLoad) -> None:
         stage = self.place.get(o.dest)
         phases = self.machine.stage(o.barrier, self.env[o.stage])
         if stage is not None:
             if stage not in phases.filling:
-                for thread in self.machine.threads:
-                    if any(stage in held for held in thread.reading):
-                        raise _fault(o, f"fills stage {stage[1]} while a product reads it")
-                if self.machine.awaited[stage] < self.machine.fills[stage]:
-                    raise _fault(o, f"fills stage {stage[1]} again that nobody has waited for")
-                self.machine.fills[stage] += 1
+                self.fill(o, stage)
                 phases.filling.append(stage)
         phases.bytes -= _box_bytes(o) * self.program.parts.get(o.dest, 1)
         if phases.bytes < 0:

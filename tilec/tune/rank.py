@@ -11,14 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
 from tilec.ir.ops import Alloc, For, Gemm, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
 from tilec.passes.arrange import KEPT
-from tilec.passes.block_order import can_persist
+from tilec.passes.block_order import can_persist, takes_as_they_come
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
@@ -52,6 +51,7 @@ OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup'
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
 UNEVEN = 0.75  # of what the spread of the tiles' lengths says, since blocks do not wait
+EVEN = 0.003  # of the time: wider groups that are more even by less are not worth what they read
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
@@ -335,16 +335,19 @@ class Candidate:
         """The width of rasterisation groups with which tiles of different length fall most evenly
         to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
         share fits the L2 cache."""
-        return min(
-            (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:]),
-            key=lambda g: self._uneven(plan, numbers, g),
-        )
+        widths = (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:])
+        found = {g: self._uneven(plan, numbers, g) for g in widths}
+        least = min(found, key=found.__getitem__)
+        if not takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster):
+            return least
+        # What runs at once is near in the grid as it is: the narrower, the less it reads.
+        return min(g for g, n in found.items() if n <= found[least] + EVEN)
 
     def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
         """`unevenness` of the plan's blocks with rasterisation groups of this width."""
         assert numbers.growing is not None
         blocks = multiprocessors_for(plan, self.target) * plan.residents
-        claimed = plan.specialise and plan.consumer_groups == 1 and plan.cluster == SINGLE
+        claimed = takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster)
         return unevenness(numbers.grid, *numbers.growing, blocks, group, claimed)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
