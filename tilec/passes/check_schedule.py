@@ -14,7 +14,6 @@ fault, where
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -22,12 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.clusters import cluster_of
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
-    Alloc,
     Atomic,
     Barrier,
     Binary,
@@ -48,7 +45,6 @@ from tilec.ir.ops import (
     MbarrierWait,
     OrderedArrive,
     OrderedWait,
-    Parallel,
     RingStage,
     Scope,
     Select,
@@ -56,13 +52,11 @@ from tilec.ir.ops import (
     TmaLoad,
     WgmmaWait,
     While,
-    decides,
-    handed_on,
     yielded,
 )
 from tilec.ir.semantics import INTEGERS
-from tilec.ir.types import TensorMapType
 from tilec.passes.utils.rings import waited_by_all
+from tilec.passes.utils.schedule_program import Program, box_bytes
 from tilec.target import Target
 
 SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
@@ -86,104 +80,10 @@ def check_schedule(func: Func, target: Target) -> Func:
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it
     if any(isinstance(o, asynchronous) for o in walk(func.body)):
-        program = _Program(func)
+        program = Program(func)
         for size in SIZES:
             _Machine(program, size).run()
     return func
-
-
-class _Program:
-    """The function, and of its ops those that decide what is done, and what they decide."""
-
-    def __init__(self, func: Func) -> None:
-        self.func = func
-        self.defs = defining_ops(func.body)
-        self.threads = int(func.attrs["threads"] or 0)
-        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
-        self.rings = {
-            o.result
-            for o in walk(func.body)
-            if isinstance(o, Alloc)
-            and o.type.space == "shared"
-            and o.type.stages > self.consumer_groups
-        }
-        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, RingStage)}
-        loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
-        self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
-        # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
-        copies = [o for o in walk(func.body) if isinstance(o, Copy)]
-        self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
-        # Numbers that producers tell the others.
-        producers = [o for o in walk(func.body) if isinstance(o, Scope) and o.name == "producer"]
-        stores = [o for x in producers for o in walk(x.body) if isinstance(o, Store)]
-        self.told = {self.root[o.dest] for o in stores if o.dest in self.root} & self.rings
-        arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
-        expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
-        self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
-        own: Counter[Value] = Counter()
-        for o in loads:
-            own[o.dest] += _box_bytes(o)
-        # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
-        self.parts = {o.dest: stage_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks}
-        self.stages = max((v.buffer.stages for v in self.rings), default=1)
-        self.wanted = self._wanted()
-        self.relevant: dict[Block, tuple[Op, ...]] = {}
-
-    def _wanted(self) -> set[Value]:
-        """The scalars that control flow, stages and barriers depend on."""
-        left: list[Value] = []
-        stores: dict[Value, list[Value]] = {}
-        carried: dict[Value, tuple[Value, ...]] = {}
-        for o in walk(self.func.body):
-            left += decides(o)
-            for sources, holders in handed_on(o):
-                carried.update(dict.fromkeys(holders, sources))
-            match o:
-                case RingStage():
-                    left.append(o.stage)
-                case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
-                    left += [v for v in o.operands if v not in getattr(o, "coords", ())]
-                case Store() if self.is_known(o.dest):
-                    stores.setdefault(self.root.get(o.dest, o.dest), []).append(o.value)
-        found: set[Value] = set()
-        while left:
-            v = left.pop()
-            if v in found:
-                continue
-            found.add(v)
-            made = self.defs.get(v)
-            if isinstance(made, Load) and (held := self.root.get(made.source, made.source)) in stores:
-                left += (*stores[held], held)
-            if made is not None and not made.region_fields:
-                left += made.operands
-            left += carried.get(v, ())
-        return found
-
-    def is_known(self, v: Value) -> bool:
-        """Whether what is stored there is executed as it is: in a variable, or where a producer
-        tells it."""
-        return v.buffer.space == "local" or self.root.get(v) in self.told
-
-    def ops(self, block: Block) -> tuple[Op, ...]:
-        """What has to be executed of `block`."""
-        found = self.relevant.get(block)
-        if found is None:
-            found = self.relevant[block] = tuple(o for o in block.ops if self._is_relevant(o))
-        return found
-
-    def _is_relevant(self, o: Op) -> bool:
-        if isinstance(o, Parallel):
-            return True
-        if o.region_fields:
-            inside = any(self.ops(region) for region in o.regions)
-            return inside or any(r in self.wanted for r in o.results)
-        if isinstance(o, Store) and self.is_known(o.dest):
-            return self.root.get(o.dest, o.dest) in self.wanted
-        if isinstance(o, RingStage):
-            return self.root[o.result] in self.rings
-        if o.pure or isinstance(o, Load):
-            return any(r in self.wanted for r in o.results)
-        return o.opname != "yield" and bool(o.effects())
 
 
 @dataclass
@@ -199,7 +99,7 @@ class _Phases:
 class _Machine:
     """What the scopes share."""
 
-    def __init__(self, program: _Program, size: int) -> None:
+    def __init__(self, program: Program, size: int) -> None:
         self.program = program
         self.size = size
         self.steps = 0  # of all threads
@@ -449,7 +349,7 @@ class _Thread:
             if stage not in phases.filling:
                 self.fill(o, stage)
                 phases.filling.append(stage)
-        phases.bytes -= _box_bytes(o) * self.program.parts.get(o.dest, 1)
+        phases.bytes -= box_bytes(o) * self.program.parts.get(o.dest, 1)
         if phases.bytes < 0:
             raise _fault(o, "brings more than its barrier waits for")
         if phases.bytes == 0:
@@ -510,12 +410,6 @@ class _Thread:
         """The scope's last op has been done."""
         if self.products:
             raise _fault(self.products[0], "is in flight when its scope ends")
-
-
-def _box_bytes(o: TmaLoad) -> int:
-    t = o.map.type
-    assert isinstance(t, TensorMapType)
-    return math.prod(t.box) * t.dtype.bits // 8
 
 
 def _fault(o: Op, what: str) -> InternalError:

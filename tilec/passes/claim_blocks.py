@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.ops import (
     Alloc,
@@ -27,7 +27,6 @@ from tilec.ir.ops import (
     For,
     Load,
     MbarrierArrive,
-    MbarrierInit,
     MbarrierInitFence,
     RingStage,
     Scope,

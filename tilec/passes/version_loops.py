@@ -136,9 +136,7 @@ class _Guarded:
         """The loop's indices that `v` is made of."""
         return {a for a in self.o.body.args if a in self.known.facts.origins.of(v)}
 
-    def by_side(
-        self, guard: Select, conds: list[Value], met: list[Value], found: Block
-    ) -> Block:
+    def by_side(self, guard: Select, conds: list[Value], met: list[Value], found: Block) -> Block:
         """For tiles that a mask cuts on one side of several, as a window does: where all conditions
         but that side's hold for the whole tile, the loop asks for it alone; else for all. Sides
         are what both a row and a column decide. A bound of the columns is asked for once a column:

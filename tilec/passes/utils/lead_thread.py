@@ -101,10 +101,10 @@ class LeadThread:
                 made.append(replace(o, body=replace(o.body, ops=body)))
             elif isinstance(o, While) and self._repeated(o):
                 flush()
-                body = self._told(o, lead)
-                if body is None:
+                told = self._told(o, lead)
+                if told is None:
                     return None
-                made.append(replace(o, body=body))
+                made.append(replace(o, body=told))
             elif isinstance(o, Atomic):
                 flush()
                 made.append(_given(o, lead))
@@ -158,9 +158,7 @@ def _given(o: Atomic, lead: Value) -> Op:
     some.emit(Yield, own.results)
     none.emit(Yield, (none.value(Const, 0, o.result.dtype),))
     types = (o.result.type,)
-    return replace(
-        If(lead, some.block(), none.block(), types, loc=o.loc), results=o.results
-    )
+    return replace(If(lead, some.block(), none.block(), types, loc=o.loc), results=o.results)
 
 
 def _guarded(ops: Iterable[Op], lead: Value) -> Op:
