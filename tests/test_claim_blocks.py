@@ -46,10 +46,11 @@ def test_only_uneven_tiles_are_taken(causal: bool, words: dict[str, Any], claime
 
 
 def test_who_can_ask() -> None:
-    assert takes_as_they_come(True, 1, (1, 1, 1))
-    assert not takes_as_they_come(False, 1, (1, 1, 1))
-    assert not takes_as_they_come(True, 2, (1, 1, 1))
-    assert not takes_as_they_come(True, 1, (2, 1, 1))
+    assert takes_as_they_come(True, 1, (1, 1, 1), 1)
+    assert not takes_as_they_come(False, 1, (1, 1, 1), 1)
+    assert not takes_as_they_come(True, 2, (1, 1, 1), 1)
+    assert not takes_as_they_come(True, 1, (2, 1, 1), 1)
+    assert not takes_as_they_come(True, 1, (1, 1, 1), 2)
 
 
 @pytest.mark.parametrize(("length", "resident"), [(300, 2), (100, 8)])

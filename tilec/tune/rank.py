@@ -338,16 +338,21 @@ class Candidate:
         widths = (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:])
         found = {g: self._uneven(plan, numbers, g) for g in widths}
         least = min(found, key=found.__getitem__)
-        if not takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster):
+        if not self._as_they_come(plan):
             return least
         # What runs at once is near in the grid as it is: the narrower, the less it reads.
         return min(g for g, n in found.items() if n <= found[least] + EVEN)
+
+    def _as_they_come(self, plan: Plan) -> bool:
+        return takes_as_they_come(
+            plan.specialise, plan.consumer_groups, plan.cluster, plan.residents
+        )
 
     def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
         """`unevenness` of the plan's blocks with rasterisation groups of this width."""
         assert numbers.growing is not None
         blocks = multiprocessors_for(plan, self.target) * plan.residents
-        claimed = takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster)
+        claimed = self._as_they_come(plan)
         return unevenness(numbers.grid, *numbers.growing, blocks, group, claimed)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
