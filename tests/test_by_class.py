@@ -77,6 +77,7 @@ REASONS = {
     "passes/utils/restage.py": LOWERING,
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
+    "passes/utils/schedule_program.py": VALUES,
     "passes/utils/consumer_groups.py": SELECTION,
     "passes/widen_copies.py": SELECTION,
     "passes/unroll_loads.py": LOWERING,

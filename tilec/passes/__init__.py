@@ -22,6 +22,7 @@ from tilec.passes.check_barriers import check_barriers
 from tilec.passes.check_consumer_groups import check_consumer_groups
 from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
+from tilec.passes.claim_blocks import claim_blocks
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
@@ -128,6 +129,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (arrange, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
+    (claim_blocks, "SCHEDULED"),
     (exchange_partial_sums, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
