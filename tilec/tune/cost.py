@@ -22,7 +22,7 @@ from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
-from tilec.tune.plans import GROUP_ROWS, GROUP_THREADS
+from tilec.tune.plans import GROUP_THREADS
 from tilec.tune.work import Numbers
 
 MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait for nothing
@@ -77,6 +77,7 @@ EARLY = 1.25  # iterations for which overlapped products hold a stage, about
 # Of what a warpgroup computes beside products the part that nothing hides; each further warpgroup
 # leaves as much of it: measured .4, .17, .07 and .03 (an H100, attention of 64 numbers a head).
 EXPOSED = 0.42
+OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
 BARRIER = 98  # clocks from an arrival in shared memory to who waits (H200, measured alone)
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
@@ -275,10 +276,10 @@ def _busy(
         mixed = n.mixed.vector / s.vector
         return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
     if plan.overlap or plan.residents > 1:
-        rows = min((p.op.shape[0] for p, _ in n.products), default=GROUP_ROWS)
-        groups = max(1, min(threads // GROUP_THREADS, rows // GROUP_ROWS)) * together
-        exposed = EXPOSED**groups * min(loop.compute, loop.vector)
-        return max(max(loop.compute, loop.vector) + exposed + inside, loop.from_cache)
+        groups = max(1, threads // GROUP_THREADS) * together
+        compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
+        exposed = EXPOSED**groups * min(compute, loop.vector)
+        return max(max(compute, loop.vector) + exposed + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
