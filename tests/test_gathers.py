@@ -74,7 +74,8 @@ def scalar_loads(ptx: str) -> int:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "dilation", "pad", "depth"),
-    [(16, 3, 1, 1, 1, 32), (8, 3, 2, 1, 0, 32), (32, 2, 1, 2, 3, 16), (5, 3, 1, 1, 1, 32), (24, 1, 1, 1, 0, 32)],
+    [(16, 3, 1, 1, 1, 32), (8, 3, 2, 1, 0, 32), (32, 2, 1, 2, 3, 16), (5, 3, 1, 1, 1, 32),
+     (24, 1, 1, 1, 0, 32)],
 )  # fmt: skip
 def test_convolutions(
     channels: int, kernel: int, stride: int, dilation: int, pad: int, depth: int, target: str

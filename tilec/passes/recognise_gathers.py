@@ -11,7 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Builder, Func, Op, Region, Value, clone, inputs, rewrite, upstream, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Region,
+    Value,
+    clone,
+    inputs,
+    rewrite,
+    upstream,
+    walk,
+)
 from tilec.ir.effects import is_clonable
 from tilec.ir.ops import (
     Assume,

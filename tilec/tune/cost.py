@@ -278,7 +278,7 @@ def _busy(
     if plan.overlap or plan.residents > 1:
         groups = max(1, threads // GROUP_THREADS) * together
         compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
-        exposed = EXPOSED**groups * min(compute, loop.vector)
+        exposed = math.pow(EXPOSED, groups) * min(compute, loop.vector)
         return max(max(compute, loop.vector) + exposed + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
     return max(own, loop.from_cache) / (plan.split * plan.parts)
