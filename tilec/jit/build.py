@@ -99,7 +99,9 @@ def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...
             continue
         extent, per = p.value.buffer.shape[-1], a.row * 8 // p.value.dtype.bits
         size = next((q.value for q in func.params if q.value.name == extent), None)
-        begins = all(isinstance(s, str) or s * p.value.dtype.bits % 128 == 0 for s in a.strides[:-1])
+        begins = all(
+            isinstance(s, str) or s * p.value.dtype.bits % 128 == 0 for s in a.strides[:-1]
+        )
         if a.name not in key.packed and size in behind and per > 1 and begins:
             found[str(extent)] = max(per, found.get(str(extent), 1))
     return tuple(found.items())
