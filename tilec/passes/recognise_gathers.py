@@ -40,7 +40,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, INT32, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.loop_body import Mask, masked_loads
+from tilec.passes.utils.masked_loads import Mask, masked_loads
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, MemoryFacts
 from tilec.target import Target
 
