@@ -5,7 +5,8 @@ Before: copies marked `ahead` remain where the producer warps did not take them.
 
 - *asynchronous* (all copies "cp_async"): `stages - 1` copies are in flight; an iteration waits
   for the oldest, meets the other threads, starts the copy that is `stages - 1` iterations away
-  and computes (a product that threads need not wait for is started first, and runs meanwhile);
+  and computes (where places are computed, a product that threads need not wait for is started
+  first, and runs meanwhile);
 - *through registers* (anything else): an iteration loads the next tile into fragments, computes on
   this one, then stores the fragments into the other stage (or, where there is one stage only,
   into the same after a barrier).
@@ -33,6 +34,7 @@ from tilec.ir.ops import (
     CpAsyncCommit,
     CpAsyncWait,
     For,
+    Gather,
     Gemm,
     ProxyFence,
     RingStage,
@@ -77,6 +79,7 @@ class _Expander:
         self.threads = int(func.attrs["threads"])
         self.realigner = Realigner(func, self.threads, target)
         self.barrier = meeting(func)
+        self.gathered = {o.result for o in walk(func.body) if isinstance(o, Gather)}
         self.rings = 0
         self.in_place: set[int] = set()  # lines of copies that do not run ahead after all
 
@@ -182,7 +185,7 @@ class _Expander:
         only_if(ahead, ahead.value(Compare, "lt", following, loop.hi), inner.ops)
         ahead.emit(CpAsyncCommit)
         rest = Builder(loop.loc)
-        sum_of = _last_sum(loop)
+        sum_of = _last_sum(loop) if self._computes_places(copies) else set()
         self._body(rest, loop, copies, stage, sum_of)
         behind = 0
         for n, o in enumerate(rest.ops):
@@ -194,6 +197,11 @@ class _Expander:
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
+
+    def _computes_places(self, copies: list[Copy]) -> bool:
+        """Whether it takes threads long to say where the copies come from. (Whether others should
+        be started behind a product, too, nobody has measured.)"""
+        return any(o.source.buffer in self.gathered for o in copies)
 
     def _through_registers(
         self, loop: For, copies: list[Copy], tiles: dict[Value, Tile]

@@ -267,12 +267,9 @@ class LoopBody:
                 self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
     def _masks(self, o: Select) -> bool:
-        """Whether the choice of 0 in the place of a loaded element is made by not loading it: its
-        condition is the same for all elements that are loaded at once."""
-        mask, arg = self.masked.get(o), self._arg
-        if mask is None or self.width == 1 or arg is None:
-            return mask is not None
-        return all(map(self.known.neighbours(arg, self.width).same, mask.conds))
+        """Whether the choice of 0 in the place of a loaded element is made by not loading it, as
+        cp.async does: its condition is the same for all that one brings (`recognise_gathers`)."""
+        return bool(self.past) and o in self.masked
 
     def _mask(self, o: ElementAccess, env: Substitution) -> list[Value]:
         """The conditions under which elements are loaded."""
