@@ -574,6 +574,17 @@ CASES: dict[str, tuple[str, str, str]] = {
         "math.sqrt: ValueError: math domain error",
         "known at compile time",
     ),
+    "an atomic of a whole tensor in T.Parallel": (
+        "for q in T.Parallel(8):\n    T.atomic_add(A, q)  #!",
+        "is A (global (M, K)",
+        "name the element",
+    ),
+    "a wave of nothing": (
+        "for q in T.Persistent([4], 0, 2):  #!\n    pass",
+        "wave_size of T.Persistent is 0",
+        "leave it out",
+    ),
+    "an int no float holds": ("x = f + 10**400  #!", "is larger than any float32", "T.infinity"),
     "a call of None": ("T.use_swizzle(4)()  #!", "is None; it cannot be called", "kernels call"),
     "a buffer in a text": ('x = A in "A"  #!', "A (global", "may hold"),
     "input": ("x = input()  #!", "input cannot be called in a kernel", "as a parameter"),

@@ -16,13 +16,14 @@ from test_lowering import matmul_text
 
 import tilec
 import tilec.language as T
-from tilec.codegen.assemble import Assembled
+from tilec.codegen import emit
+from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
 from tilec.ir.errors import CompileWarning, InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
-from tilec.jit.attempts import _with_producers
+from tilec.jit.attempts import Attempts, _with_producers
 from tilec.jit.simulate import launch_of, records_for
 from tilec.passes.utils.distribution import covering
 from tilec.passes.utils.registers import (
@@ -101,6 +102,31 @@ def test_another_split_is_of_the_registers_that_the_block_was_launched_with(bloc
     assert shares["producer"] == producer
     assert 2 * shares["consumer"] + producer <= 3 * at_launch(384 * blocks, SM90)
     assert _with_producers(changed, SM90, producer) is None, "nobody has more"
+
+
+@pytest.mark.parametrize("said", [0, 1], ids=["shares", "and the user's own"])
+@pytest.mark.parametrize("producer", [FEWEST, AMPLE])
+def test_another_split_is_the_code_that_would_be_made_anew(monkeypatch, producer, said):
+    """LLVM works again only where a user's assembly says what tilec's does."""
+    monkeypatch.setenv("TILEC_PTXAS", "off")
+    func = first_fit(parse_func(matmul_text(128, 64, 32, 2, 256, 0, 1)), SM90)
+    changed = _with_producers(func, SM90, producer)
+    assert changed is not None
+    tried = Attempts(SM90)
+    made = tried.make(None, func)
+    if said:
+        text = f"{made.llvm_text}; {tried._shares(func)[0]}\n"
+        made = replace(made, llvm_text=text)
+    worked = []
+
+    def assembled(text, target):
+        worked.append(text)
+        return assemble(text, target)
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", assembled)
+    again, anew = tried._shared_out(made, changed), assemble(emit(changed, SM90), SM90)
+    assert again.llvm_text == anew.llvm_text and again.asm == anew.asm != made.assembled.asm
+    assert len(worked) == said
 
 
 def shared_runs():
@@ -313,6 +339,12 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
         told = (f"{spilled} bytes spilled",) if spilled else ()
         return Assembled(text, target, b"", spilled_bytes=spilled, advisories=told)
 
+    def with_instructions(made, others):
+        text = made.llvm_text
+        for own, other in others.items():
+            text = text.replace(own, other)
+        return assemble(text, made.target)
+
     @tilec.kernel
     def kernel(
         A: T.Tensor((128, K), "float16"),
@@ -330,7 +362,9 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
                 T.gemm(a, b, acc)
             T.copy(acc, C)
 
-    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", assemble)
+    attempts = sys.modules["tilec.jit.attempts"]
+    monkeypatch.setattr(attempts, "assemble", assemble)
+    monkeypatch.setattr(attempts, "with_instructions", with_instructions)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
     specs = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
     specs.append(tilec.spec((128, 128), "float32"))

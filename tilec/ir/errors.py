@@ -130,8 +130,8 @@ class _Short(reprlib.Repr):
         text = repr(x)
         return text if len(text) <= 90 else f"{text[:60]}… ({len(x)} characters)"
 
-    def repr_type(self, x: type, level: int) -> str:
-        return f"the class {x.__qualname__}"
+    def repr1(self, x: object, level: int) -> str:
+        return f"the class {x.__qualname__}" if isinstance(x, type) else super().repr1(x, level)
 
     def repr_int(self, x: int, level: int) -> str:
         return str(x) if abs(x) < 10**40 else f"an int of {digits(x)} digits"
