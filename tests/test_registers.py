@@ -399,8 +399,50 @@ def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
 
 
 def test_more_than_any_assembler_takes_is_still_an_error():
-    with pytest.raises(ResourceError, match="takes 1024 registers of each of 128 threads"):
-        big_tile(128, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
+    with pytest.raises(ResourceError, match="takes 2048 registers of each of 64 threads"):
+        big_tile(64, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
+    specs = [tilec.spec((512, 512), "float16")] * 2
+    with pytest.raises(ResourceError, match="takes 1024 registers of each of 32 threads"):
+        large_product.compile(*specs, tilec.spec((512, 512), "float32"), target="cuda:sm_80")
+
+
+@tilec.kernel
+def large_product(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 256), T.ceildiv(M, 128), threads=32) as (bx, by):
+        a = T.alloc_shared((128, 32), "float16")
+        b = T.alloc_shared((32, 256), "float16")
+        acc = T.alloc_fragment((128, 256), "float32")
+        T.clear(acc)
+        for k in T.serial(T.ceildiv(K, 32)):
+            T.copy(A[by * 128, k * 32], a)
+            T.copy(B[k * 32, bx * 256], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 128, bx * 256])
+
+
+@tilec.kernel
+def largest_of_rows(A: T.Tensor((128, 128), "int64"), B: T.Tensor((128,), "int64")):
+    """One of TileLang's tests: 1024 registers for each thread."""
+    with T.Kernel(1, threads=32):
+        x = T.alloc_fragment((128, 128), "int64")
+        y = T.alloc_fragment((128,), "int64")
+        T.copy(A, x)
+        T.reduce_absmax(x, y, dim=1)
+        T.copy(y, B)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+def test_a_fragment_of_a_thousand_registers(rng, target):
+    a = rng.integers(-(2**60), 2**60, (128, 128))
+    b = np.zeros(128, np.int64)
+    with pytest.warns(CompileWarning, match="kept in memory, which is slow"):
+        largest_of_rows.compile(a, b, target=target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)
+        assert not tilec.simulate(largest_of_rows, a, b, target=target).findings
+    np.testing.assert_array_equal(b, np.abs(a).max(1))
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
+from tilec.ir.faults import told_as_internal
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import CompiledKernel, require_memory, returned, stream_handle
@@ -477,7 +478,8 @@ class Kernel(Launchable):
                 "call it, or compile it, again",
             )
         func = self.choices.traced(revision.signature, key)
-        return build.compile_variant(revision.signature, key, func, plan)
+        with told_as_internal("compiling this kernel", revision.signature.loc):
+            return build.compile_variant(revision.signature, key, func, plan)
 
 
 def _target_of(device: str, index: int) -> str:

@@ -21,6 +21,7 @@ from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
+from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Print
 from tilec.ir.pdl import first_of_all
@@ -67,7 +68,9 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
-    func = split_at_grid_sync(resolve_views(trace(signature, known)))
+    func = trace(signature, known)
+    with told_as_internal("preparing this kernel", signature.loc):
+        func = split_at_grid_sync(resolve_views(func))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):

@@ -102,7 +102,11 @@ class Candidate:
 
     @cached_property
     def _taken(self) -> tuple[Func, Wanted]:
-        return take_wanted(self.func)
+        func, wanted = take_wanted(self.func)
+        threads, size = func.attrs.get("threads"), self.target.warp_size
+        if threads and self.target.max_threads > 1:  # as the passes have it: whole warps
+            func = func.with_attrs(threads=-(-threads // size) * size)
+        return func, wanted
 
     @cached_property
     def _facts(self) -> Facts:
