@@ -270,11 +270,15 @@ def _arranged_text(
 ) -> Iterator[str]:
     """How the iterations of a loop overlap, as a table: its statements in the order in which an
     iteration of the steady state does them; those of stage 1 are of the iteration before."""
-    units = ", ".join(f"{unit} {n}" for unit, n in a.bounds)
-    most = "stream" if a.stream == a.clocks else max(a.bounds, key=lambda x: x[1])[0]
+    units = ", ".join(f"{unit} {n}" for unit, n in a.units)
+    bounds = ", ".join(f"{what} {n}" for what, n in a.bounds)
+    most = max(a.bounds, key=lambda x: x[1])[0]
     yield f"line {line}: iterations overlap; {a.registers} registers of a thread hold fragments"
     yield f"  clocks of an iteration: {units}; one warpgroup's stream {a.stream}"
-    yield f"  ({a.in_order} in the order of the source); bound by {most}"
+    yield f"  ({a.in_order} in the order of the source)"
+    yield f"  no fewer for: {bounds}; bound by {most}"
+    yield f"  versions: {', '.join(f'{name} {n}' for name, n in a.versions)}"
+    yield from _second_text(a, statements)
     yield "  stage  line  statement"
     waits = dict(a.waits)
     started = [n for n in a.order if statements[n][1].startswith("gemm")]
@@ -285,6 +289,31 @@ def _arranged_text(
             notes.append("takes the turn" if n == started[0] else "passes the turn on")
         more = f" ({'; '.join(notes)})" if notes else ""
         yield f"  {a.stage[n]:5}  {at:4}  {what}{more}"
+
+
+def _second_text(a: Arrangement, statements: Sequence[tuple[int, str]]) -> Iterator[str]:
+    """The best of the other orders: what it does otherwise, and why it lost."""
+    fit, too_large = a.others
+    if too_large:
+        yield f"  {too_large} other orders take too many registers"
+    b = a.second
+    if b is None:
+        yield "  no other order is legal" + (" and fits" if too_large else "")
+        return
+    moved = [
+        f"{what} in stage {y}" for (_, what), x, y in zip(statements, a.stage, b.stage) if x != y
+    ]
+    if not moved:
+        at = next(n for n, (x, y) in enumerate(zip(a.order, b.order)) if x != y)
+        moved = [f"{statements[b.order[at]][1]} before {statements[a.order[at]][1]}"]
+    reasons = [
+        (b.clocks > 1.01 * a.clocks, f"an iteration takes {b.clocks} clocks, not {a.clocks}"),
+        (a.turns and not b.turns, "its products are no run for which warpgroups take turns"),
+        (b.stream > a.stream, f"one warpgroup's stream takes {b.stream} clocks, not {a.stream}"),
+        (b.registers > a.registers, f"it takes {b.registers} registers"),
+    ]
+    why = next((text for holds, text in reasons if holds), "it is as good, and comes later")
+    yield f"  best of {fit} others: {', '.join(moved)}: {why}"
 
 
 def _arguments(signature: Signature, key: SpecialisationKey, func: Func) -> list[Argument]:

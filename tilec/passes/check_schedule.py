@@ -431,8 +431,8 @@ class _Thread:
             v = e.region.buffer
             if v is not chained and self._is_in_flight(v, e.writes):
                 raise _fault(x, f"touches {v.name} while a product in flight uses it")
-            stage = self.place.get(v)
-            if stage is None or stage[0] not in self.program.rings:
+            stage = self.place.get(v, (v, 0))  # a ring itself is its first stage
+            if stage[0] not in self.program.rings:
                 continue
             if e.reads:
                 self._read(x, stage)

@@ -10,6 +10,9 @@ Before: copies marked `ahead` remain where the producer warps did not take them.
   this one, then stores the fragments into the other stage (or, where there is one stage only,
   into the same after a barrier).
 
+Where products overlap, the first or the last iteration stands beside its loop: there a copy is
+waited for where it stands.
+
 The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside
 it."""
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeGuard
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.layout import Layout, blocked
@@ -54,7 +58,11 @@ def expand_pipeline(func: Func, target: Target) -> Func:
             return expander.expand(o)
         return None
 
-    func = func.with_body(rewrite(func.body, visit))
+    def at_once(o: Op) -> None | Op:
+        return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
+
+    # What is left stands beside its loop: of an iteration that others overlap.
+    func = func.with_body(rewrite(rewrite(func.body, visit), at_once))
     if expander.in_place:
         ahead = tuple(x for x in func.attrs["ahead"] if x[0] not in expander.in_place)
         why = "its tile does not divide among the threads, and would fill their registers"
@@ -96,9 +104,7 @@ class _Expander:
         subst = _at_stage(b, copies, zero)
 
         def here(o: Op) -> Op | None:
-            if isinstance(o, Copy) and o.ahead:
-                return replace(o, ahead=False, engine="threads")
-            return None
+            return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
 
         body = rewrite(loop.body, here, subst)
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
@@ -133,7 +139,7 @@ class _Expander:
         rest = Block((), loop.body.ops[:-1])
 
         def start(o: Op) -> None | Op | list[Op]:
-            if isinstance(o, Copy) and o.ahead:
+            if _is_ahead(o):
                 return []
             if isinstance(o, Gemm) and o.c in in_flight:
                 return replace(o, asynchronous=True)
@@ -296,6 +302,10 @@ class _Waiting:
         for copy in self.aligned:
             ops = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
             into.ops += rewrite(Block((), tuple(ops)), to_shared).ops
+
+
+def _is_ahead(o: Op) -> TypeGuard[Copy]:
+    return isinstance(o, Copy) and o.ahead
 
 
 def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:
