@@ -42,6 +42,7 @@ REASONS = {
     "frontend/updates.py": VALUES,
     "ir/element_loops.py": LOWERING,
     "jit/performance.py": TELLS,
+    "passes/arrange.py": SELECTION,
     "passes/check_schedule.py": VALUES,
     "passes/cluster_split_k.py": SELECTION,
     "passes/convert_fragments.py": LOWERING,
