@@ -6,16 +6,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import scalar_jit as jit
+from mpmath import mpf
 
 import tilec
 import tilec.language as T
 from tilec.ir import types as t
-
-mpmath = pytest.importorskip("mpmath")
-mpf = mpmath.mpf
 
 N = T.dynamic("N")
 SPREAD = 300

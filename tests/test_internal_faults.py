@@ -72,6 +72,32 @@ def test_of_the_users_own_code() -> None:
         raises()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_is_a_warning() -> None:
+    @tilec.kernel
+    def sums(A: T.Tensor((32, 64), "float32"), C: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=256):
+            x = T.alloc_fragment((32, 64), "float32")
+            for i, j in T.Parallel(32, 64):
+                x[i, j] = A[0, j]
+            for i in T.Parallel(32):
+                C[i] = x[i, 0] + x[i, 1]
+
+    specs = tilec.spec((32, 64), "float32"), tilec.spec((32,), "float32")
+    with pytest.raises(tilec.CompileWarning, match="test_internal_faults.py"):
+        sums.compile(*specs, target="cuda:sm_80")
+
+
+@pytest.mark.parametrize("kind", [PermissionError, MemoryError])
+def test_what_the_machine_lacks_is_no_bug(ours: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    def lacks(*_: object, **__: object) -> Any:
+        raise kind("the disk")
+
+    ours.setattr(passes, "apply", lacks)
+    with pytest.raises(kind, match="the disk"):
+        made().compile(*[tilec.spec((64,), "float32")] * 2, target="cpu")
+
+
 def test_what_a_library_raises_is_its_callers() -> None:
     with pytest.raises(ValueError), faults.told_as_internal("here", None):
         int("x")

@@ -1,9 +1,10 @@
 """Functions of float64 on GPUs, which have no instruction for any but the square root.
 
 The same reductions as in float32 (`tilec.codegen.cpu_elementary`) with longer polynomials. Against
-numbers of fifty digits the tests measure: exp, exp2, exp10, log, rsqrt, erf, sin, cos, atan2, pow
-within 2 ulp, log2, log10, log1p, sigmoid, tanh, tan within 4. Subnormals are exact to their last
-bit or two; sin, cos and tan give nan for |x| > 2**40, as in float32.
+numbers of fifty digits the tests measure, of this code run on the host: exp, exp2, exp10, log,
+rsqrt, erf, sin, cos, atan2, pow within 2 ulp, log2, log10, log1p, sigmoid, tanh, tan within 4.
+Subnormals are exact to their last bit or two; sin, cos and tan give nan for |x| > 2**40, as in
+float32.
 
 Sources: Sun's fdlibm (e_log.c, k_sin.c, k_cos.c, s_atan.c) for those coefficients; exp is the
 series; those of erf are Chebyshev fits made with fifty digits.

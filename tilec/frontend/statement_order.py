@@ -52,7 +52,8 @@ def arrange(
         raise BadOrder(
             f"order of T.Pipelined has {twice} twice", "each statement needs a place of its own"
         )
-    _check_stages(body, statements, stage)
+    if stage:
+        _check_stages(body, statements, stage)
     if not order:
         return body, (), tuple(stage)
     done = _scheduled(body, statements, order, stage)
@@ -64,8 +65,8 @@ def arrange(
 
 def _check_stages(body: Block, statements: list[Op], stage: Sequence[int]) -> None:
     """Raise BadOrder where a statement works before what it needs of its own iteration."""
-    needs = _needs(body) if stage else {}
-    for i, o in enumerate(statements if stage else ()):
+    needs = _needs(body)
+    for i, o in enumerate(statements):
         for j, x in enumerate(statements[:i]):
             if _FREE < stage[i] < stage[j] and x in needs[o] and _reads_of(o, x):
                 raise BadOrder(

@@ -22,10 +22,11 @@ _LINE = "line_of_the_kernel"
 def told_as_internal(doing: str, loc: Loc | None) -> Iterator[None]:
     """Around work of tilec's on a kernel: what it raises that is not meant for users becomes an
     InternalError at the line noted with it, or else at `loc`. What code of the user's raises, which
-    tilec calls, stays as it is."""
+    tilec calls, stays as it is; and so does what is no fault of anybody's code: a warning that the
+    user's filters make an error, a machine without a file, a disk or memory."""
     try:
         yield
-    except TilecError:
+    except (TilecError, Warning, OSError, MemoryError):
         raise
     except Exception as e:
         where = _innermost(e)

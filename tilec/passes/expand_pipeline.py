@@ -60,11 +60,8 @@ def expand_pipeline(func: Func, target: Target) -> Func:
             return expander.expand(o)
         return None
 
-    def at_once(o: Op) -> None | Op:
-        return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
-
     # What is left stands beside its loop: of an iteration that others overlap.
-    func = func.with_body(rewrite(rewrite(func.body, visit), at_once))
+    func = func.with_body(rewrite(rewrite(func.body, visit), _at_once))
     if expander.in_place:
         ahead = tuple(x for x in func.attrs["ahead"] if x[0] not in expander.in_place)
         why = "its tile does not divide among the threads, and would fill their registers"
@@ -106,10 +103,7 @@ class _Expander:
         zero = const(b, 0)
         subst = _at_stage(b, copies, zero)
 
-        def here(o: Op) -> Op | None:
-            return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
-
-        body = rewrite(loop.body, here, subst)
+        body = rewrite(loop.body, _at_once, subst)
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
         return b.ops
 
@@ -333,6 +327,11 @@ def _last_sum(loop: For) -> set[Value]:
     if last is None or not last.is_asynchronous or sum(o.c is last.c for o in products) > 1:
         return set()
     return {last.c}
+
+
+def _at_once(o: Op) -> Op | None:
+    """A copy that runs ahead as one that its threads make where it stands."""
+    return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
 
 
 def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:
