@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
+from tilec.passes.utils.orders import START
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.plans import GROUP_THREADS
@@ -31,6 +32,7 @@ OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
 IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
+ONE_GROUP = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
@@ -46,7 +48,11 @@ NARROW_TURN, NARROW_WARP, NARROW_WAIT = 380, 16, 3.5
 WAITING = 1.33  # registers that a thread takes for one that waits: guards, masks, addresses
 SQUEEZED = 0.75  # of the registers that a thread takes do, where that makes room for another block
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
+FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
 OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
+# Of the latency, until a slot is full again: what is on its way is close behind. Neighbours of a
+# cluster wait until all of them have read a slot.
+REFILL, REFILL_CLUSTER = 1.0, 1.4
 # Clocks of an iteration that the matrix unit stands still; in a cluster, if the block has no second
 # warpgroup that goes on while neighbours free a slot.
 WAIT, WAIT_CLUSTER = 16, 70
@@ -74,11 +80,9 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
-# Of what a warpgroup computes beside products the part that nothing hides; each further warpgroup
-# leaves as much of it: measured .4, .17, .07 and .03 (an H100, attention of 64 numbers a head).
-EXPOSED = 0.42
 OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
-BARRIER = 98  # clocks from an arrival in shared memory to who waits (H200, measured alone)
+IN_TURN = 1.12  # how much longer threads compute whose groups wait for each other's products
+ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
 
@@ -143,8 +147,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     if plan.persistent:
         waves = math.ceil(blocks / (multiprocessors * resident)) * resident
     loop = _loop(n, plan, made, threads, resident, waves, target)
-    together = min(plan.residents, max(1.0, blocks / multiprocessors))
-    busy = _busy(n, plan, made, threads, loop, together, s) / s.clock
+    busy = _busy(n, plan, made, threads, loop, s) / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
@@ -245,15 +248,16 @@ def _loop(
             turn = (turn + NARROW_WAIT * made.waiting) / min(resident, waves)
         compute += (NARROW_ACCESS * made.narrow / target.warp_size + turn) * n.iterations
         compute *= 1 + SPILLED * max(0, made.lacking)
-    asked = from_l2 / s.l2
+    asked = max(from_l2 / s.l2, n.loaded / FILL)
     if made.narrow and not plan.specialise:
         asked = 0.0  # the cache keeps up with them
     if plan.specialise:
         asked += n.outside / OUTSIDE
         # A slot is free one iteration after it was read, and full again a latency later; where
         # products overlap, as soon as its own one has read it.
+        refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
         held = (EARLY if plan.overlap else 2) * compute
-        turn = held + asked + s.latency * s.clock * n.iterations
+        turn = held + asked + refill * s.latency * s.clock * n.iterations
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
     flight = max(made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1), threads * 64)
@@ -261,25 +265,25 @@ def _loop(
     return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
 
 
-def _busy(
-    n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, together: float, s: Speeds
-) -> float:
+def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:
     """Clocks of a block's loops. Groups that take turns do so for whole loops: one hides what
     another does behind its own; blocks of one multiprocessor hide it at any time. In a loop where
     threads wait for products, so does the tensor core, but for what other warpgroups of the group
     have to do."""
     waits = 0.0
     if any(r is not None and r.warps > 1 for r in made.instrs):
-        waits = BARRIER * n.mixed.waited * GROUP_THREADS / max(threads, GROUP_THREADS)
+        waits = START * n.mixed.waited * GROUP_THREADS / max(threads, GROUP_THREADS)
     inside = DIRECT * n.mixed.stored / s.l2 + waits
     if plan.consumer_groups > 1:
         mixed = n.mixed.vector / s.vector
         return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
     if plan.overlap or plan.residents > 1:
-        groups = max(1, threads // GROUP_THREADS) * together
+        alone = ALONE * min(loop.compute, loop.vector) if threads <= GROUP_THREADS else 0.0
+        alone /= plan.residents  # shared among them,
+        alone /= plan.residents if plan.overlap else 1  # and hidden by the others
+        vector = loop.vector * (IN_TURN if threads > GROUP_THREADS else 1.0)
         compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
-        exposed = math.pow(EXPOSED, groups) * min(compute, loop.vector)
-        return max(max(compute, loop.vector) + exposed + inside, loop.from_cache)
+        return max(max(compute, vector) + alone + inside, loop.from_cache)
     own = loop.compute + loop.vector + inside
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
@@ -348,7 +352,7 @@ def _efficiency(
 ) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     if plan.consumer_groups > 1:
-        found *= PING_PONG if results > 1 else 1.0
+        found *= PING_PONG if results > 1 else ONE_GROUP
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits

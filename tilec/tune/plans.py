@@ -25,8 +25,6 @@ from tilec.tune.work import is_mixed
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
-GROUP_ROWS = 64  # of a product, that a warpgroup has at once
-WIDE_THREADS = (384, 512)  # three or four warpgroups, tried for loops that overlap
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
@@ -238,11 +236,7 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     largest = _largest_product(func)
     if not largest:
         return (None,)
-    usual = (256, 128) if largest > 128 * 128 else (128, 256)
-    # Where threads compute with what products give, as many warpgroups as have 64 rows of it.
-    rows = max((o.shape[0] for o in walk(func.body) if isinstance(o, Gemm)), default=0)
-    more = GROUP_THREADS * rows // GROUP_ROWS
-    return (*usual, more) if may_overlap(func) and more in WIDE_THREADS else usual
+    return (256, 128) if largest > 128 * 128 else (128, 256)
 
 
 @functools.lru_cache(maxsize=8)

@@ -41,13 +41,7 @@ from tilec.tune.cost import (
     multiprocessors_for,
 )
 from tilec.tune.footprint import Footprint, footprint
-from tilec.tune.plans import (
-    PARTS,
-    WIDE_THREADS,
-    has_pipelined_product,
-    may_overlap,
-    plans,
-)
+from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.work import Numbers, Values, Work, is_mixed, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
@@ -258,8 +252,6 @@ class Candidate:
         beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
         # What is done with them in the loop is counted (`_held`), and by `arrange`.
         beside = KEPT if may_overlap(self.func) else beside
-        if plan.overlap and (threads in WIDE_THREADS or plan.residents > 1):
-            sums = made.registers  # too few for what is live at one place to take another's
         if sums + beside > limit and self.target.has("setmaxnreg"):
             return (
                 f"accumulators take {sums} registers of each thread, what is done "
