@@ -18,6 +18,7 @@ from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Const
+from tilec.ir.ops.gather import Places
 from tilec.ir.printer import FieldForm, Opaque, op_form
 from tilec.ir.types import (
     SHORT_NAMES,
@@ -337,6 +338,9 @@ class _Parser:
                 made = Opaque(self.attribute())
                 self.expect(")")
                 return made
+            case "word" if self.token == "places":
+                self.take()
+                return Places(self.region())
             case "word":
                 return self.dtype(self.token)
         self.fail(f"expected an attribute, found {self.found()}")

@@ -25,9 +25,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, Param, Value
+from tilec.ir.core import Block, Func, Op, Param, Value, clone_block
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.ops import Const
+from tilec.ir.ops.gather import Places
 from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, Type, VectorType
 
 RESERVED = frozenset({"true", "false", "none", "inf", "nan"})
@@ -273,7 +274,8 @@ class _Printer:
             elif f.role != "region" and (
                 f.positional or got != f.default or type(got) is not type(f.default)
             ):
-                text = self.attribute(f.role, got)
+                text = self.places(got, indent) if isinstance(got, Places) else ""
+                text = text or self.attribute(f.role, got)
                 parts.append(text if f.positional else f"{f.name}={text}")
         line = f"{head} {', '.join(parts)}" if parts else head
         if o.results:
@@ -309,6 +311,15 @@ class _Printer:
 
     def infers(self, o: Op) -> bool:
         return tuple(o.infer()) == tuple(r.type for r in o.results)
+
+    def places(self, value: Places, indent: str) -> str:
+        """`places(%i: i32) { … }` over several lines; copies of a gather share it."""
+        outer, self.lines = self.lines, []
+        body = clone_block(value.body, {})
+        args = self.typed(body.args)
+        self.block(body, indent + "  ")
+        inner, self.lines = self.lines, outer
+        return "\n".join([f"places({args}) {{", *inner, f"{indent}}}"])
 
     def attribute(self, role: str, value: Any) -> str:
         if role == "word" and _WORD.match(value) and value not in RESERVED:
