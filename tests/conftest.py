@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import apart
+import numpy as np
 import pytest
 from assembled_once import Once
 from small_process import ALONE, MODULE, SmallProcess
@@ -149,9 +149,7 @@ def assembled() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _simulated_unassembled(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _simulated_unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only the simulator runs is not assembled either, but in every fourth test: what a kernel
     that a test compiles becomes is that test's matter."""
     whole = {"assembled", "unassembled"} & set(request.fixturenames)
