@@ -51,7 +51,7 @@ def main(shapes: tuple[tuple[int, ...], ...] = ((16, 4096), (7, 1000), (3, 1), (
     for m, n in shapes:
         x, y = random((m, n), "float16"), empty((m, n), "float16")
         hadamard(x, y)
-        want = float64(x) @ matrix(4096)[:n, :n]
+        want = float64(x) @ matrix(n)
         worst = max(worst, check(f"hadamard ({m}, {n})", y, want))
     print(f"hadamard on {WHERE}: largest relative error {worst:.1e}")
 

@@ -4,7 +4,6 @@ a GPU."""
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import gc
 import importlib.util
@@ -17,20 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apart
 import numpy as np
 import pytest
 from assembled_once import Once
 from small_process import ALONE, MODULE, SmallProcess
 
 from tilec.codegen import ptxas
-from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics, parted
-from tilec.jit import attempts
-from tilec.jit.choose import Choices
-from tilec.jit.compiled import CompiledKernel
-from tilec.jit.specialise import Asked, SpecialisationKey
-from tilec.kernel import Kernel
 from tilec.support.tools import find_ptxas
-from tilec.target import Target
 
 try:
     from hypothesis import settings
@@ -143,35 +136,25 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 def unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of numbers and of what passes make: code for GPUs is read and verified by LLVM, and
     nobody asks what ptxas or LLVM's code generator says of it, which takes half of the time of a
-    compilation. The stages that LLVM writes are there for who reads them.
-
-    Such variants are not those that other tests compile: their keys are other ones, and what is
-    chosen by what compiles well is chosen apart. Tests that run on a GPU are as they were."""
-    if request.node.get_closest_marker("gpu"):
-        return
-    compiled, chosen = Kernel.variant, Choices.key
-    apart: dict[Choices, Choices] = {}
-
-    def variant(self: Kernel, key: SpecialisationKey) -> CompiledKernel:
-        return compiled(self, dataclasses.replace(key, simulated=True))
-
-    def key(self: Choices, asked: Asked) -> SpecialisationKey:
-        if self not in apart:
-            apart[self] = Choices(self._compiled)
-        return chosen(apart[self], asked)
-
-    monkeypatch.setenv("TILEC_CACHE_DIR", os.path.join(os.environ["TILEC_CACHE_DIR"], "apart"))
-    monkeypatch.setattr(Choices, "key", key)
-    monkeypatch.setattr(Kernel, "variant", variant)
-    monkeypatch.setattr(attempts, "assemble", _verified)
+    compilation. The stages that LLVM writes are there for who reads them. Tests that run on a GPU
+    are as they were."""
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(apart.wanted, "everything", True)
+        monkeypatch.setenv("TILEC_CACHE_DIR", apart.folder())
 
 
-def _verified(text: str, target: Target) -> Assembled:
-    if target.kind == "cpu":
-        return assemble(text, target)
-    check_intrinsics(text, target)
-    _parse(parted(text)[0], None).verify()
-    return Assembled(text, target, binary=b"none")
+@pytest.fixture
+def assembled() -> None:
+    """For tests of what the simulator says of machine code."""
+
+
+@pytest.fixture(autouse=True)
+def _simulated_unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the simulator runs is not assembled either, but in every fourth test: what a kernel
+    that a test compiles becomes is that test's matter."""
+    whole = {"assembled", "unassembled"} & set(request.fixturenames)
+    if not whole and zlib.crc32(request.node.nodeid.encode()) % 4:
+        monkeypatch.setattr(apart.wanted, "simulated", True)
 
 
 @pytest.fixture(autouse=True, scope="module")

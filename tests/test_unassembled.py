@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import apart
+import numpy as np
 import pytest
 
 import tilec
@@ -46,3 +48,21 @@ def test_llvm_verifies_them(
     monkeypatch.setattr(codegen, "emit_records", broken)
     with pytest.raises((InternalError, RuntimeError), match="return|ret"):
         tilec.kernel(doubled).compile(*SPECS, target=target)
+
+
+def kinds(kernel: tilec.Kernel) -> list[bool]:
+    """Of each variant that a kernel has, whether it was assembled."""
+    return [v.binary != b"none" for v in kernel._variants.values()]
+
+
+@pytest.mark.usefixtures("assembled")
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_only_the_simulator_runs(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, arrays = tilec.kernel(doubled), [np.ones(1000, np.float32) for _ in range(2)]
+    assert tilec.simulate(kernel, *arrays, target=target).ok and kinds(kernel) == [True]
+    monkeypatch.setattr(apart.wanted, "simulated", True)
+    assert tilec.simulate(kernel, *arrays, target=target).ok and kinds(kernel) == [True]
+    other = tilec.kernel(doubled)
+    assert tilec.simulate(other, *arrays, target=target).ok and kinds(other) == [False]
+    plan = other.compile(*SPECS, target=target).plan
+    assert kinds(other) == [False, True] and {v.plan for v in other._variants.values()} == {plan}

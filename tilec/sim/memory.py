@@ -97,7 +97,7 @@ class BlockMemory:
         for i, part in enumerate(parts):
             block[:, i] = part
         data = block.view(np.uint8)
-        at = np.ascontiguousarray(np.broadcast_to(at, (lanes,)), np.int64)
+        at = np.ascontiguousarray(active.full(at), np.int64)
         if self.counts is not None:
             self.counts.threads(active, access.space, at, data.shape[1], write=True)
         regions = self._space(active, at, access)
@@ -165,16 +165,16 @@ class BlockMemory:
         for region, mine, pick in self._inside(regions, active, at, size, align or size):
             if region.shadow is not None:
                 region.note_atomic(by.part(pick), mine, size, blind)
-            for i in range(len(mine)):
-                place, n = mine[i : i + 1], i if pick is None else int(pick[i])
-                before[n] = region.storage.gather(place, size).view(dtype)[0, 0]
-                with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):
+                for i in range(len(mine)):
+                    place, n = mine[i : i + 1], i if pick is None else int(pick[i])
+                    before[n] = region.storage.gather(place, size).view(dtype)[0, 0]
                     after = combined(before[n : n + 1], *(v[n : n + 1] for v in values))
-                made = np.ascontiguousarray(after.astype(dtype)).view(np.uint8)
-                region.storage.scatter(place, made.reshape(1, size))
-                self.globals.atomics += bool(np.any(made != before[n : n + 1].view(np.uint8)))
-                if across is not None:
-                    across.atomic(self.order, int(active.lanes[n]), int(at[n]))
+                    made = np.ascontiguousarray(after.astype(dtype)).view(np.uint8)
+                    region.storage.scatter(place, made.reshape(1, size))
+                    self.globals.atomics += made.tobytes() != before[n].tobytes()
+                    if across is not None:
+                        across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before
 
     def red_add(self, active: Threads, at: Ints, values: Sequence[Any]) -> None:

@@ -139,8 +139,9 @@ class Scheduler:
         cond = operand_value(active.env, end.cond)
         if cond is None or not isinstance(cond, (np.ndarray, np.generic)):
             (cond,) = active.undefined_condition(end.inst, cond)
-        taken = bool(cond.all()) if np.ndim(cond) else bool(cond)
-        if taken or not np.any(cond):
+        true = np.count_nonzero(cond)
+        taken = true == cond.size
+        if taken or not true:
             self._follow(active, end.then if taken else end.orelse)
             return not self._arrived(active)
         group = active.group

@@ -109,7 +109,7 @@ class Shadow:
         if self._atomics:
             bad &= self._is_written(granules)
             self._against_atomics(by, granules, None)
-        if bad.any():
+        if np.count_nonzero(bad):
             self._report_after_writes(by, granules, bad, write=False)
         self._note_reads(team, granules, time, team.bits[:, None])
 
@@ -124,7 +124,7 @@ class Shadow:
         if self._atomics:
             bad &= self._is_written(granules)
             self._against_atomics(by, granules, None)
-        if bad.any():
+        if np.count_nonzero(bad):
             # A thread always has its own writes behind it; that of the others must be looked up.
             self._report_after_writes(by, granules, bad, write=False)
         every = np.bitwise_or.reduceat(team.bits, np.searchsorted(team.warps, team.members))
@@ -138,7 +138,7 @@ class Shadow:
         start = (team.rows * clocks.width)[:, None]
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind < self.w_time.take(granules)
-        if bad.any():
+        if np.count_nonzero(bad):
             bad &= ~same()[:, None]
             self._report_after_writes(by, granules, bad, write=True)
         if self.slots:
@@ -149,7 +149,7 @@ class Shadow:
         self.w_actor[granules] = actors
         self.w_time[granules] = time
         lost = self.w_actor.take(granules) != actors
-        if not lost.any():
+        if not np.count_nonzero(lost):
             return False
         several = np.isin(granules, granules[lost])
         if len(self._shared) > MOST_SHARED:
@@ -170,7 +170,7 @@ class Shadow:
             self._atomics = [(np.zeros(self.count, np.int32), nobody.copy()) for _ in range(2)]
         (times, actors), (former, others) = self._atomics
         bad = (behind <= wrote) & ((wrote > 0) | ((times.take(granules) == 0) & (not blind)))
-        if bad.any():
+        if np.count_nonzero(bad):
             self._report_after_writes(by, granules, bad, write=not blind and bool(wrote[bad].all()))
         if self.slots:
             self._against_reads(by, granules, lambda: np.zeros(1, np.bool_))
@@ -193,7 +193,7 @@ class Shadow:
         if self._atomics:
             bad &= self._is_written(granules)
             self._engine_against_atomics(by, granules, write=False)
-        if bad.any():
+        if np.count_nonzero(bad):
             self._report_engine(by, self._numbers(granules)[bad], write=False)
         slot = self._slot(True, by.engines)  # may make room in the table
         self._reads.times[slot, granules] = time
@@ -206,7 +206,7 @@ class Shadow:
         if self.slots:
             self._engine_against_reads(by, granules)
         self._engine_against_atomics(by, granules, write=True)
-        if bad.any():
+        if np.count_nonzero(bad):
             self._report_engine(by, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
         self.w_actor[granules] = by.engines
@@ -240,11 +240,11 @@ class Shadow:
         before = reads.take(at)
         reads[at] = time
         kept = before > 0
-        if kept.any():
+        if np.count_nonzero(kept):
             own = np.take_along_axis(self.clocks.known_warps(team), team.warps[:, None], 1)
             kept = before >= np.maximum(own, 1)
             # Reads of the lane's own warp that are not ordered before this one.
-            former = masks.take(at) if kept.any() else None
+            former = masks.take(at) if np.count_nonzero(kept) else None
         else:
             former = None
         masks[at] = bits
@@ -253,7 +253,7 @@ class Shadow:
         if former is None:
             return
         kept &= ((former & ~masks.take(at)) != 0) & (before > self.w_time.take(granules))
-        if kept.any():
+        if np.count_nonzero(kept):
             self._keep_old(at[kept], before[kept], former[kept])
 
     def _keep_old(self, at: Ints, time: Times, mask: NDArray[Any]) -> None:
@@ -299,7 +299,7 @@ class Shadow:
             last, who = times.take(granules), actors.take(granules)
             behind = clocks.seen.ravel().take((rows * clocks.width)[:, None] + who)
             late = (behind <= last) & (last > self.w_time.take(granules))
-            if same is not None and late.any():
+            if same is not None and np.count_nonzero(late):
                 late &= ~same()[:, None]
             lane, k = np.nonzero(late)
             for i in few(last[late]).tolist():
@@ -355,7 +355,7 @@ class Shadow:
         for reads in self._tables():
             last = reads.times[:used].take(flat, axis=1).reshape(used, *granules.shape)
             late = last >= np.maximum(known, 1)
-            if not late.any():
+            if not np.count_nonzero(late):
                 continue
             # What is older than the last write is behind that one.
             late &= (last > self.w_time.take(granules)) & ~same()[:, None]

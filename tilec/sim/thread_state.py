@@ -208,7 +208,7 @@ class ThreadState(Threads):
         def compute_one(a: Any, b: Any) -> Any:
             bad = undefined_division(inst.opcode, a, b)
             made = checked(compute, inst)(a, b)
-            if not np.any(bad):
+            if not np.count_nonzero(bad):
                 return made
             words = f"{inst.opcode} by 0, or with a result that does not fit"
             message = f"{words}: LLVM takes for granted that this is not executed"
@@ -220,7 +220,7 @@ class ThreadState(Threads):
     def assume(self, inst: Inst, cond: Any) -> None:
         """`llvm.assume`."""
         wrong = ~np.asarray(filled(cond, np.False_), np.bool_)
-        if np.any(wrong):
+        if np.count_nonzero(wrong):
             tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
 
     # --- arrays of one's own, and indices ---
@@ -234,7 +234,7 @@ class ThreadState(Threads):
         for i, n in zip(indices, extents):
             bad = bad | (i < 0) | (i >= n)
             place = place * n + i
-        if np.any(bad):
+        if np.count_nonzero(bad):
             buffers = self.block.setting.buffers
             if not any(b.stages > 1 for b in buffers if b.name == inst.buffer):
                 bad = bad & (place >= 0) & (place < math.prod(extents))

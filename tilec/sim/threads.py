@@ -86,6 +86,8 @@ class Threads:
 
     def full(self, x: Any) -> NDArray[Any]:
         """A value with one number per lane."""
+        if type(x) is np.ndarray and x.shape == self.lanes.shape:
+            return x
         return np.broadcast_to(x, self.lanes.shape)
 
     @property

@@ -394,7 +394,7 @@ def checked(compute: Callable[..., Value], i: Inst) -> Callable[..., Value]:
         result = made
         for bad, poison in tests:
             wrong = bad(*args, made)
-            if np.any(wrong):
+            if np.count_nonzero(wrong):
                 result = lost_where(result, wrong, poison)
         return result
 
