@@ -13,6 +13,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
     whole_argument,
+    wrong,
 )
 from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import eviction_policy, tile_level
@@ -376,17 +377,11 @@ def named_barrier_arrive(t: Expressions, c: Call) -> None:
     number = int_argument(t, c, "barrier_id", 1)
     threads = int_argument(t, c, "thread_count", 32)
     if number >= sync.NAMED_BARRIERS:
-        raise t.error(
-            f"barrier_id of T.named_barrier_arrive is {number}",
-            f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads",
-            c.place("barrier_id"),
-        )
+        hint = f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads"
+        raise wrong(t, c, "barrier_id", f"is {number}", hint)
     if threads % 32:
-        raise t.error(
-            f"thread_count of T.named_barrier_arrive is {threads}: whole warps of 32 threads come",
-            f"write {threads // 32 * 32}",
-            c.place("thread_count"),
-        )
+        hint = f"write {threads // 32 * 32}"
+        raise wrong(t, c, "thread_count", f"is {threads}: whole warps of 32 threads come", hint)
     t.emit(BarrierArrive, number, threads)
 
 
@@ -443,11 +438,8 @@ def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
 @builtin(T.set_max_nreg)
 def set_max_nreg(t: Expressions, c: Call) -> None:
     if c["is_inc"] not in (0, 1):
-        raise t.error(
-            f"is_inc of T.set_max_nreg is {describe(c['is_inc'])}",
-            "write 1 for more registers than before, 0 for fewer",
-            c.place("is_inc"),
-        )
+        hint = "write 1 for more registers than before, 0 for fewer"
+        raise wrong(t, c, "is_inc", f"is {describe(c['is_inc'])}", hint)
     _set_registers(t, c, bool(c["is_inc"]))
 
 

@@ -20,6 +20,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
     shape_argument,
+    wrong,
 )
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.context import ParallelScope
@@ -74,11 +75,8 @@ def alloc_reducer(t: Expressions, c: Call) -> Buffer:
 def _reducer(t: Expressions, c: Call, name: str, value: object) -> tuple[Buffer, Reducer]:
     found = t.reducers.get(value.value) if isinstance(value, Buffer) else None
     if found is None or not isinstance(value, Buffer):
-        raise t.error(
-            f"{name} of T.{c.builtin} is {describe(value)}, not a reducer",
-            'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")',
-            c.place(name),
-        )
+        hint = 'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")'
+        raise wrong(t, c, name, f"is {describe(value)}, not a reducer", hint)
     return value, found
 
 
