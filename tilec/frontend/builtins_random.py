@@ -244,7 +244,7 @@ def _open(t: Expressions, c: Call, g: Generator, scope: ParallelScope) -> Shared
         _of_thread(t, c, g, thread),
         turn,
         -(-math.prod(scope.extents) // threads),
-        aside.value(Const, 0, UINT64),
+        aside.const(0, UINT64),
         aside.emit(Const, 0, UINT64),
     )
 

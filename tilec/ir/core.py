@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import BufferType, DType, Type, scalar_type
+from tilec.ir.types import INT32, BufferType, DType, Type, scalar_type
 
 
 class Value:
@@ -337,6 +337,20 @@ class Builder:
     ) -> Value:
         """`emit` of an op with one result; returns that result."""
         return self.emit(cls, *args, name=name, loc=loc, **kwargs).result
+
+    def const(self, number: bool | int | float, dtype: DType = INT32) -> Value:
+        """A literal."""
+        return self.value(OPS["const"], number, dtype)
+
+    def binary(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
+        """A `Binary`; a number on the right is a literal of the left side's dtype."""
+        rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
+        return self.value(OPS["binary"], kind, lhs, rhs, **more)
+
+    def compare(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
+        """A `Compare`, likewise."""
+        rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
+        return self.value(OPS["compare"], kind, lhs, rhs, **more)
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

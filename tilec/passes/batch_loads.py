@@ -19,9 +19,6 @@ from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
-    Const,
     For,
     If,
     Load,
@@ -127,14 +124,14 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
     first = Value(o.body.args[0].type, o.body.args[0].name)
 
     def const(at: Builder, n: int) -> Value:
-        return at.value(Const, n, first.dtype)
+        return at.const(n, first.dtype)
 
-    end = inner.value(Binary, "add", first, const(inner, count))
-    conds = [inner.value(Compare, "le", end, o.hi)]
+    end = inner.binary("add", first, const(inner, count))
+    conds = [inner.compare("le", end, o.hi)]
     defs = {r: x for x in walk(o.body) for r in x.results}
     for number in range(count):
         at: Substitution = {}
-        at[o.body.args[0]] = inner.value(Binary, "add", first, const(inner, number))
+        at[o.body.args[0]] = inner.binary("add", first, const(inner, number))
         for p in o.body.ops:
             if isinstance(p, Parallel):
                 found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
@@ -147,7 +144,7 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
             elif not isinstance(x, Yield):
                 fast.ops.append(clone(x, at))
     fast.emit(Yield)
-    last = slow.value(Binary, "min", end, o.hi)
+    last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
     slow.emit(Yield)
     cond = conjunction(inner, conds)

@@ -28,12 +28,9 @@ from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, 
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
-    Binary,
     BlockIndex,
     Cast,
     ClusterIndex,
-    Compare,
-    Const,
     For,
     GridSize,
     If,
@@ -116,15 +113,15 @@ class _InLoop(Numbers):
             return made
         if kind in ("floordiv", "mod") and y in self.fixed and y not in self.known:
             reciprocal = self._reciprocal(y)
-            return self.b.value(Binary, kind, x, y, nonzero=True, reciprocal=reciprocal)
+            return self.b.binary(kind, x, y, nonzero=True, reciprocal=reciprocal)
         return super().op(kind, x, y)
 
     def _reciprocal(self, d: Value) -> Value:
         if d not in self.reciprocals:
             b = self.before.b
-            most = b.value(Const, 2**32 - 1, UINT32)
+            most = b.const(2**32 - 1, UINT32)
             by = b.value(Cast, self.before.op("max", d, self.before.const(1)), UINT32)
-            self.reciprocals[d] = b.value(Binary, "floordiv", most, by, nonzero=True)
+            self.reciprocals[d] = b.binary("floordiv", most, by, nonzero=True)
         return self.reciprocals[d]
 
 
@@ -195,7 +192,7 @@ def _whole_groups(
     `group`: a block cannot ask for its tiles before it knows which they are."""
     size = n.const(group)
     first, inside = at
-    whole = n.b.value(Compare, "le", n.op("add", first, size), grid[1])
+    whole = n.b.compare("le", n.op("add", first, size), grid[1])
     y = n.op("add", first, n.op("mod", inside, size))
     x = n.b.value(Select, whole, n.op("floordiv", inside, size), left[0])
     return [x, n.b.value(Select, whole, y, left[1])]
@@ -388,7 +385,7 @@ class UserGrid:
     def inside(self, b: Builder, indices: Sequence[Value]) -> Value | None:
         """Whether the block with these indices is one of the grid; None if it is known to be."""
         conds = [
-            b.value(Compare, "lt", index, extent)
+            b.compare("lt", index, extent)
             for index, extent, known in zip(
                 indices, self.extents, _divides(self.func, self.cluster)
             )
@@ -401,8 +398,8 @@ def clusters_in(b: Builder, extent: Value, cluster: int) -> Value:
     """`extent` blocks in clusters of `cluster`, rounded up."""
     if cluster == 1:
         return extent
-    up = b.value(Binary, "add", extent, b.value(Const, cluster - 1, extent.dtype))
-    return b.value(Binary, "floordiv", up, b.value(Const, cluster, extent.dtype))
+    up = b.binary("add", extent, cluster - 1)
+    return b.binary("floordiv", up, cluster)
 
 
 def is_whole(func: Func) -> bool:
@@ -420,7 +417,7 @@ def rounded_grid(func: Func) -> Block:
     for extent, c in zip(yielded(func.grid), cluster_of(func)):
         if c > 1:
             count = clusters_in(b, extent, c)
-            extent = b.value(Binary, "mul", count, b.value(Const, c, extent.dtype))
+            extent = b.binary("mul", count, c)
         extents.append(extent)
     b.emit(Yield, tuple(extents))
     return b.block()

@@ -25,12 +25,9 @@ from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Binary,
     BlockIndex,
     ClusterIndex,
     ClusterSum,
-    Compare,
-    Const,
     Copy,
     Fill,
     For,
@@ -43,7 +40,6 @@ from tilec.ir.ops import (
     constants,
     yielded,
 )
-from tilec.ir.types import INT32
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.rings import only_if
 from tilec.target import Target
@@ -97,12 +93,10 @@ class _Sharer:
         if self.split > 1:
             number = share = b.value(ClusterIndex, 0)
         if self.parts > 1:
-            share = part = top.value(
-                Binary, "mod", top.value(BlockIndex, 2), top.value(Const, self.parts, INT32)
-            )
+            share = part = top.binary("mod", top.value(BlockIndex, 2), self.parts)
             if self.split > 1:
-                before = b.value(Binary, "mul", part, b.value(Const, self.split, INT32))
-                share = b.value(Binary, "add", before, number)
+                before = b.binary("mul", part, self.split)
+                share = b.binary("add", before, number)
             place = self.place(top)
         b.ops.append(self.part(b, loop, share))
         if self.split > 1:
@@ -115,7 +109,7 @@ class _Sharer:
             rest = tuple(inner.ops)
         b.loc = after
         if self.split > 1:
-            first = b.value(Compare, "eq", number, b.value(Const, 0, number.dtype))
+            first = b.compare("eq", number, 0)
             only_if(b, first, rest)
         else:
             b.ops += rest
@@ -266,11 +260,11 @@ class _Sharer:
         b.ops += [o for o in grid.ops if not isinstance(o, Yield)]
         extents = list(yielded(grid))
         if self.parts > 1:
-            extents += [b.value(Const, 1, INT32) for _ in range(3 - len(extents))]
+            extents += [b.const(1) for _ in range(3 - len(extents))]
         for d, n in ((0, self.split), (2, self.parts)):
             if n > 1:
                 extent = extents[d]
-                extents[d] = b.value(Binary, "mul", extent, b.value(Const, n, extent.dtype))
+                extents[d] = b.binary("mul", extent, n)
         b.emit(Yield, tuple(extents))
         return b.block()
 

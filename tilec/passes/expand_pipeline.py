@@ -23,8 +23,6 @@ from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Binary,
-    Compare,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -39,7 +37,7 @@ from tilec.passes.expand_scopes import free_running
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile
-from tilec.passes.utils.rings import Position, const, meeting, only_if, ring_copies
+from tilec.passes.utils.rings import Position, meeting, only_if, ring_copies
 from tilec.passes.utils.slicing import Slice
 from tilec.passes.utils.software_pipeline import held_in_flight
 from tilec.target import Target
@@ -92,7 +90,7 @@ class _Expander:
         ahead."""
         self.in_place.update(o.loc.line for o in copies)
         b = Builder(loop.loc)
-        zero = const(b, 0)
+        zero = b.const(0)
         subst = _at_stage(b, copies, zero)
 
         def here(o: Op) -> Op | None:
@@ -160,19 +158,19 @@ class _Expander:
         index = loop.lo
         for s in range(stages - 1):
             inner = Builder(loop.loc)
-            self._copies(inner, loop, copies, index, const(inner, s))
-            only_if(b, b.value(Compare, "lt", index, loop.hi), inner.ops)
+            self._copies(inner, loop, copies, index, inner.const(s))
+            only_if(b, b.compare("lt", index, loop.hi), inner.ops)
             b.emit(CpAsyncCommit)
-            index = b.value(Binary, "add", index, loop.step)
-        distance = b.value(Binary, "sub", index, loop.lo)
+            index = b.binary("add", index, loop.step)
+        distance = b.binary("sub", index, loop.lo)
         body = Builder(loop.loc)
         stage = at.get_stage(body)
         body.emit(CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
-        following = body.value(Binary, "add", loop.body.args[0], distance)
+        following = body.binary("add", loop.body.args[0], distance)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        only_if(body, body.value(Compare, "lt", following, loop.hi), inner.ops)
+        only_if(body, body.compare("lt", following, loop.hi), inner.ops)
         body.emit(CpAsyncCommit)
         self._body(body, loop, copies, stage)
         at.advance(body, stage)
@@ -195,9 +193,9 @@ class _Expander:
         self._synchronise(first, copies, loop)
         stages = min(o.dest.buffer.buffer.stages for o in copies)
         body = Builder(loop.loc)
-        stage = at.get_stage(body) if stages > 1 else const(body, 0)
-        following = body.value(Binary, "add", loop.body.args[0], loop.step)
-        more = body.value(Compare, "lt", following, loop.hi)
+        stage = at.get_stage(body) if stages > 1 else body.const(0)
+        following = body.binary("add", loop.body.args[0], loop.step)
+        more = body.compare("lt", following, loop.hi)
         found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
         waiting.load(ahead, following, found)
@@ -209,7 +207,7 @@ class _Expander:
         self._body(body, loop, copies, stage, {o.c for o in in_flight})
         if stages == 1:
             body.emit(Barrier, *self.barrier)
-        other = body.value(Binary, "sub", const(body, 1), stage) if stages > 1 else stage
+        other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
         only_if(body, more, behind.ops)
@@ -220,7 +218,7 @@ class _Expander:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
+        only_if(b, b.compare("lt", loop.lo, loop.hi), first.ops)
         return b.ops
 
 
@@ -250,7 +248,7 @@ class _Waiting:
             t = BufferType(layout.shape, dtype, "fragment", layout=layout)
             v = o.dest.buffer
             self.staged[v] = b.value(Alloc, t, name=f"{v.name}_next")
-        self.zero = const(b, 0)
+        self.zero = b.const(0)
 
     def _copied(self, copies: list[Copy], index: Value) -> list[Op]:
         """The copies, and what they need, for the iteration `index`."""

@@ -23,7 +23,6 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     ClusterBarrier,
-    Compare,
     For,
     Gemm,
     If,
@@ -46,11 +45,7 @@ from tilec.passes.utils.rings import (
     tma_boxes,
 )
 from tilec.passes.utils.slicing import Slice
-from tilec.passes.utils.software_pipeline import (
-    SoftwarePipeline,
-    give_first_turn,
-    held_in_flight,
-)
+from tilec.passes.utils.software_pipeline import SoftwarePipeline, give_first_turn, held_in_flight
 from tilec.target import Target
 
 
@@ -319,7 +314,7 @@ class _Consumers:
             return [done]
         after = Builder(products[-1].loc)
         after.emit(WgmmaWait, 0, held_in_flight(products))
-        ran = after.value(Compare, "gt", loop.hi, loop.lo)
+        ran = after.compare("gt", loop.hi, loop.lo)
         for r in here:
             at = self.positions[r]
             r.release(after, at.before(after, at.get_stage(after)), ran)
@@ -335,7 +330,7 @@ class _Consumers:
         """Leave the iteration's products in flight; free the stages of the iteration before."""
         b.loc = products[-1].loc
         b.emit(WgmmaWait, len(products), tuple(o.c for o in products))
-        later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+        later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
             self.positions[r].advance(b, stage, phase)

@@ -14,9 +14,6 @@ from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.element_loops import as_dtype, shifted
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
-    Const,
     Copy,
     Gemm,
     Load,
@@ -65,10 +62,10 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     size = group_size(kept.dtype.bits)
 
     def number(value: int) -> Value:
-        return inner.value(Const, value, INT32)
+        return inner.const(value)
 
     def op(kind: str, x: Value, y: int) -> Value:
-        return inner.value(Binary, kind, x, number(y))
+        return inner.binary(kind, x, number(y))
 
     def element(x: Region, along: Value, transposed: bool) -> Value:
         places = (along, row) if transposed else (row, along)
@@ -79,10 +76,10 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
     word = as_dtype(inner, word, INT32)
     shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
-    pattern = inner.value(Binary, "shr", word, shift)
+    pattern = inner.binary("shr", word, shift)
     first = op("and", pattern, 3)
     place = op("mod", column, size)
-    value = inner.value(Const, 0.0 if kept.dtype.is_float else 0, kept.dtype)
+    value = inner.const(0.0 if kept.dtype.is_float else 0, kept.dtype)
     if size == 2:
         half = op("floordiv", column, 2)
         found = [(op("shr", first, 1), element(kept, half, o.transpose_a))]
@@ -94,7 +91,7 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
             (first, element(kept, pair, o.transpose_a)),
         ]
     for at, own in found:
-        value = inner.value(Select, inner.value(Compare, "eq", place, at), own, value)
+        value = inner.value(Select, inner.compare("eq", place, at), own, value)
     inner.emit(Store, made, index, value)
     inner.emit(Yield)
     b.emit(Parallel, (m, k), inner.block(index))

@@ -22,9 +22,7 @@ from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import (
     Alloc,
-    Binary,
     Cast,
-    Const,
     Extract,
     Fma,
     Gemm,
@@ -38,18 +36,11 @@ from tilec.ir.ops import (
     Wgmma,
     WgmmaWait,
 )
-from tilec.ir.types import BOOL, INT32, BufferType
+from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
-from tilec.passes.utils.operands import (
-    WGMMA_K_BYTES,
-    Operand,
-    k_bytes,
-    operand,
-    plane,
-    wgmma_reads,
-)
+from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
 from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
 
@@ -91,7 +82,7 @@ def _clear(b: Builder, c: Value) -> None:
     layout = c.buffer.layout
     assert layout is not None
     with counted(b, layout.size("reg"), "r") as (r, inner):
-        inner.emit(RegWrite, c, r, inner.value(Const, 0 if c.dtype.is_int else 0.0, c.dtype))
+        inner.emit(RegWrite, c, r, inner.const(0 if c.dtype.is_int else 0.0, c.dtype))
 
 
 # --- wgmma ---
@@ -144,7 +135,7 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         tuple(bb.units(0, s) for s in steps),
         a_transposed,
         bb.operand.mn_major,
-        b.value(Const, False, BOOL) if o.clear else o.accumulate,
+        b.const(False, BOOL) if o.clear else o.accumulate,
         *described,
     )
     if not o.asynchronous:
@@ -263,7 +254,7 @@ class _Step:
     def load(self, b: Builder, inner: Builder, step: Value) -> Value:
         """The fragment, made at `b`, whose registers `inner` fills."""
         fragment = b.value(Alloc, self.type, packed=self.pack, name=self.name)
-        k0 = Numbers(inner).op("mul", step, inner.value(Const, self.depth, INT32))
+        k0 = Numbers(inner).op("mul", step, inner.const(self.depth))
         own = self.region.buffer.dtype
         if not self._by_matrices():
             self._elements(inner, fragment, k0)
@@ -400,7 +391,7 @@ def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
             if o.c.dtype.is_float:
                 new = inner.value(Fma, x, y, old)
             else:
-                new = inner.value(Binary, "add", inner.value(Binary, "mul", x, y), old)
+                new = inner.binary("add", inner.binary("mul", x, y), old)
             inner.emit(RegWrite, o.c, r, new)
 
 

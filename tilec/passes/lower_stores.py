@@ -21,8 +21,6 @@ from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.ops import (
     Barrier,
     ClusterBarrier,
-    Compare,
-    Const,
     Copy,
     For,
     GridSync,
@@ -38,7 +36,7 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32, DType
+from tilec.ir.types import DType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.utils.building import counted, read_packed
@@ -87,7 +85,7 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     b = Builder(func.loc)
     wait = Builder(func.loc)
     wait.emit(TmaStoreWait, 0, True)
-    only_if(b, b.value(Compare, "eq", Place(b).lane, b.value(Const, 0, INT32)), wait.ops)
+    only_if(b, b.compare("eq", Place(b).lane, 0), wait.ops)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
@@ -168,7 +166,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)
-    first_lane = b.value(Compare, "eq", lane, x.const(0))
+    first_lane = b.compare("eq", lane, x.const(0))
     own_rows = x.op("mul", warp, x.const(CHUNK_ROWS))
     origin = _part(x, layout, "warp", warp)
     own_offset = shared_offset(b, staging, (own_rows, x.const(0)))

@@ -36,8 +36,6 @@ from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Compare,
-    Const,
     Copy,
     Fill,
     Gemm,
@@ -50,7 +48,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
@@ -308,7 +306,7 @@ class _Padding:
 
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
-        nothing = b.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype)
+        nothing = b.const(0.0 if v.dtype.is_float else 0, v.dtype)
         b.emit(Fill, self._grown(whole(b, v)), nothing)
         return b.ops
 
@@ -414,8 +412,6 @@ def _inside(
 ) -> Value | None:
     """Whether indices below `grown` are below `extents`; None where all of them are."""
     below = [
-        b.value(Compare, "lt", arg, b.value(Const, own, INT32))
-        for arg, own, more in zip(args, extents, grown)
-        if more > own
+        b.compare("lt", arg, own) for arg, own, more in zip(args, extents, grown) if more > own
     ]
     return conjunction(b, below)

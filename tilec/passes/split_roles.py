@@ -39,9 +39,7 @@ from tilec.ir.dependence import modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
-    Binary,
     Cast,
-    Compare,
     Copy,
     For,
     Gemm,
@@ -64,14 +62,7 @@ from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.restage import restaged
 from tilec.passes.utils.rings import only_if
-from tilec.passes.utils.role_cut import (
-    GROUP_WARPS,
-    LAST_GROUPS,
-    Cut,
-    kind_of,
-    like,
-    writes,
-)
+from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
@@ -116,7 +107,7 @@ class _Roles(Cut):
                 top.emit(MbarrierInit, v, count, slot)
         n = Numbers(top)
         trips = n.op("sub", self.loop.hi, self.loop.lo)
-        self.trips = top.value(Binary, "max", trips, n.const(0), name="trips")
+        self.trips = top.binary("max", trips, n.const(0), name="trips")
         top.emit(Scope, "first", 0, GROUP_WARPS, self._first())
         for part in range(LAST_GROUPS):
             top.emit(Scope, f"last_{part}", GROUP_WARPS * (part + 1), GROUP_WARPS, self._last(part))
@@ -147,7 +138,7 @@ class _Roles(Cut):
         t, *at = (Value(INT32_SCALAR, name) for name in ("t", "slot", "parity"))
         m = Numbers(inner)
         more = m.op("add", at[0], m.const(1))
-        wraps = inner.value(Compare, "eq", more, m.const(self.stages))
+        wraps = inner.compare("eq", more, m.const(self.stages))
         slot = inner.value(Select, wraps, m.const(0), more)
         following = slot, m.op("xor", at[1], inner.value(Cast, wraps, INT32))
         body(inner, t, (at[0], at[1]), following)
@@ -247,7 +238,7 @@ class _Roles(Cut):
                 taken, n = Builder(b.loc), Numbers(b)
                 none = n.const(0)
                 self._wait(taken, "taken", (none, none))
-                only_if(b, b.value(Compare, "eq", t, n.const(self.stages - 1)), taken.ops)
+                only_if(b, b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
@@ -276,7 +267,7 @@ class _Roles(Cut):
             scalars = self._scalars(more, self._brought_by(part), later)
             self._wait(more, "free", at)
             self._bring(more, part, later, at[0], scalars)
-            only_if(b, b.value(Compare, "lt", later, self.trips), more.ops)
+            only_if(b, b.compare("lt", later, self.trips), more.ops)
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)

@@ -31,7 +31,6 @@ from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
     Binary,
     Compare,
-    Const,
     For,
     If,
     Load,
@@ -177,7 +176,7 @@ class _Guarded:
             if slope is None and arg in self.known.facts.origins.of(cond):
                 return None
             last = slope is not None and slope > 0
-            corner[arg] = self.b.value(Const, extent - 1 if last else 0, arg.dtype)
+            corner[arg] = self.b.const(extent - 1 if last else 0, arg.dtype)
         return self.again(cond, corner)
 
     def known_before(self, v: Value) -> bool:

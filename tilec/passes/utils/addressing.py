@@ -9,16 +9,7 @@ from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, upstrea
 from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateSafeValue,
-    Binary,
-    Compare,
-    Const,
-    Lane,
-    RingStage,
-    Warp,
-)
+from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
 
 
@@ -35,7 +26,7 @@ class Numbers:
 
     def const(self, value: int) -> Value:
         if value not in self.consts:
-            made = self.b.value(Const, value, self.dtype)
+            made = self.b.const(value, self.dtype)
             self.consts[value] = made
             self.known[made] = value
         return self.consts[value]
@@ -52,9 +43,7 @@ class Numbers:
             return x
         if kind == "mul" and a == 1:
             return y
-        return self.b.value(
-            Binary, kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod")
-        )
+        return self.b.binary(kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod"))
 
     def term(self, source: Value, t: Term) -> Value:
         value = source
@@ -152,7 +141,7 @@ def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
             continue
         if not any(d.step) and d.radix > 1:
             digit = n.op("mod", n.op("floordiv", at, n.const(below)), n.const(d.radix))
-            conds.append(b.value(Compare, "eq", digit, n.const(0)))
+            conds.append(b.compare("eq", digit, n.const(0)))
         below *= d.radix
     return conds
 
@@ -161,7 +150,7 @@ def conjunction(b: Builder, conds: Sequence[Value]) -> Value | None:
     """All of them; None if there are none."""
     total: Value | None = None
     for c in conds:
-        total = c if total is None else b.value(Binary, "and", total, c)
+        total = c if total is None else b.binary("and", total, c)
     return total
 
 
@@ -187,7 +176,7 @@ class Tensors:
     def number(self, b: Builder, e: Extent, dtype: DType) -> Value:
         """An extent or stride as a value of `dtype`."""
         if isinstance(e, int):
-            return b.value(Const, e, dtype)
+            return b.const(e, dtype)
         return as_dtype(b, self.named[e], dtype)
 
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:

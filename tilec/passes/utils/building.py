@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
 from tilec.ir.element_loops import as_dtype
-from tilec.ir.ops import Alloc, Const, Copy, For, Pack, RegRead, Yield
+from tilec.ir.ops import Alloc, Copy, For, Pack, RegRead, Yield
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -18,7 +18,7 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 def whole(b: Builder, v: Value) -> Region:
     """All of an on-chip buffer."""
     shape = v.buffer.static_shape
-    return Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+    return Region(v, tuple(b.const(0) for _ in shape), shape)
 
 
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
@@ -34,7 +34,7 @@ def counted(
     index, inner = Value(ScalarType(INT32), name), Builder(b.loc)
     yield index, inner
     inner.emit(Yield)
-    bounds = (b.value(Const, n, INT32) for n in (0, count, 1))
+    bounds = (b.const(n) for n in (0, count, 1))
     b.emit(For, kind, *bounds, (), inner.block([index]))
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Const, Copy, Fill, Gemm, If, Load, Parallel, Store
-from tilec.ir.types import INT32
+from tilec.ir.ops import Copy, Fill, Gemm, If, Load, Parallel, Store
 from tilec.passes.utils.addressing import Numbers
 
 
@@ -75,7 +74,7 @@ class ColumnPart:
     def _whole(self, b: Builder, v: Value) -> Region:
         made = self.own[v]
         shape = made.buffer.static_shape
-        return Region(made, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+        return Region(made, tuple(b.const(0) for _ in shape), shape)
 
     def _columns(self, b: Builder, o: Copy, other: Region) -> Region:
         """The part of the other side of a copy, whose last dimension is the columns."""

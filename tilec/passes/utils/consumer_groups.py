@@ -22,8 +22,6 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
     ConsumerGroup,
     Copy,
     For,
@@ -37,7 +35,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.passes.utils.addressing import Numbers, narrow
-from tilec.passes.utils.rings import Position, const, only_if
+from tilec.passes.utils.rings import Position, only_if
 from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_ORDERED = 1  # named barriers below it: 0 the block's, 1 … `groups` each group's own
@@ -137,7 +135,7 @@ class ConsumerGroups:
         what its ring loops become; `positions`, where a group stands in the ring of each buffer."""
         self.positions = positions
         group = b.value(ConsumerGroup)
-        last = b.value(Compare, "eq", group, const(b, self.count - 1))
+        last = b.compare("eq", group, self.count - 1)
         pass_on = Builder(b.loc)
         pass_on.emit(OrderedArrive, self.ordered)
         only_if(b, last, pass_on.ops)
@@ -150,20 +148,20 @@ class ConsumerGroups:
         """The loop over every so-many-th iteration, from the group's first one on."""
         loop = self.loop
         number = as_dtype(b, group, loop.step.dtype)
-        first = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
+        first = b.binary("add", loop.lo, b.binary("mul", number, loop.step))
         for other in range(self.count - 1):
-            tile = b.value(Binary, "add", loop.lo, _times(b, loop.step, other))
-            exists = b.value(Compare, "lt", tile, loop.hi)
-            later = b.value(Compare, "gt", group, const(b, other))
-            exists = b.value(Binary, "and", exists, later)
+            tile = b.binary("add", loop.lo, _times(b, loop.step, other))
+            exists = b.compare("lt", tile, loop.hi)
+            later = b.compare("gt", group, other)
+            exists = b.binary("and", exists, later)
             only_if(b, exists, self._skipped(tile))
         stride = _times(b, loop.step, self.count)
         body = Builder(loop.loc)
         body.ops += own.ops[:-1]
         for ahead in range(1, self.count):
             index = loop.body.args[0]
-            tile = body.value(Binary, "add", index, _times(body, loop.step, ahead))
-            exists = body.value(Compare, "lt", tile, loop.hi)
+            tile = body.binary("add", index, _times(body, loop.step, ahead))
+            exists = body.compare("lt", tile, loop.hi)
             only_if(body, exists, self._skipped(tile))
         body.ops.append(own.ops[-1])
         return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
@@ -179,12 +177,12 @@ class ConsumerGroups:
             else:
                 b.ops += self.carried.copy(Block((), (o,)), handed)
         until = Value(group.type, "until")
-        mine = b.value(Compare, "eq", until, const(b, 0))
+        mine = b.compare("eq", until, 0)
         others = self._skipped(loop.body.args[0])
         then = Block((), (*own.ops[:-1], Yield(loc=b.loc)))
         b.emit(If, mine, then, Block((), (*others, Yield(loc=b.loc))))
-        sooner = b.value(Binary, "sub", until, const(b, 1))
-        after = b.value(Select, mine, const(b, self.count - 1), sooner)
+        sooner = b.binary("sub", until, 1)
+        after = b.value(Select, mine, b.const(self.count - 1), sooner)
         b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))
         return replace(
             loop,

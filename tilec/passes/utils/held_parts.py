@@ -14,7 +14,7 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, as_dtype, boxes, is_part_of_fragment, loop_of
-from tilec.ir.ops import Binary, Compare, Const, Load, Parallel, Store, Yield
+from tilec.ir.ops import Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import (
@@ -89,17 +89,17 @@ class _Part(LoopRegions):
             x = Value(ScalarType(INT32), f"x{len(args)}")
             args.append(x)
             places.append(x)
-            inner = b.value(Binary, "sub", as_dtype(b, x, offset.dtype), offset)
+            inner = b.binary("sub", as_dtype(b, x, offset.dtype), offset)
             known = None
             if extent > 1:
                 arg = next(left)
                 subst[arg] = as_dtype(b, inner, arg.dtype)
                 known = form.without(arg).constant
             if known != 0:
-                conds.append(b.value(Compare, "ge", inner, b.value(Const, 0, offset.dtype)))
+                conds.append(b.compare("ge", inner, 0))
             if known is None or known + extent < size:
-                conds.append(b.value(Compare, "lt", inner, b.value(Const, extent, offset.dtype)))
-        zero = b.value(Const, 0, INT32)
+                conds.append(b.compare("lt", inner, extent))
+        zero = b.const(0)
         subst |= {a: zero for a in self.o.body.args if a not in subst}
         buffers = {a.buffer for a in self.found}
 

@@ -12,10 +12,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Atomic,
-    Binary,
     CheckIndex,
-    Compare,
-    Const,
     CpAsync,
     ElementAccess,
     Extract,
@@ -34,7 +31,7 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, ScalarType
+from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
@@ -160,7 +157,7 @@ class LoopBody:
         access = self.fragments[o]
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
-        index = b.value(Binary, "add", self.first, b.value(Const, e, INT32)) if e else self.first
+        index = b.binary("add", self.first, e) if e else self.first
         straight = access.dims == tuple(range(len(self.loop.extents)))
         if not straight or access.buffer.buffer.layout != self.loop.layout:
             index = b.value(Lookup, self._table(access), index)
@@ -254,10 +251,10 @@ class LoopBody:
             index = env.get(o.indices[d], o.indices[d])
             if high and d != skip:
                 extent = self.known.tensors.number(b, t.shape[d], index.dtype)
-                conds.append(b.value(Compare, "lt", index, extent))
+                conds.append(b.compare("lt", index, extent))
             if low:
-                zero = b.value(Const, 0, index.dtype)
-                conds.append(b.value(Compare, "ge", index, zero))
+                zero = b.const(0, index.dtype)
+                conds.append(b.compare("ge", index, zero))
         return conds
 
     def _bytes(self, o: ElementAccess, width: int) -> int:
@@ -279,7 +276,7 @@ class LoopBody:
             return None
         index = group[-1].get(o.indices[-1], o.indices[-1])
         extent = self._extent(o, index, known)
-        return None if extent is None else self.b.value(Compare, "lt", index, extent)
+        return None if extent is None else self.b.compare("lt", index, extent)
 
     def _cache(self, buffer: Value) -> str:
         """What the loop's author says of L2 and this buffer."""
@@ -291,7 +288,7 @@ class LoopBody:
         safe = self.known.tensors.safe.get(o.source)
         other = None
         if guard is not None and safe is not None:
-            other = b.value(Const, safe.value, safe.dtype)
+            other = b.const(safe.value, safe.dtype)
         width = len(group)
         at, size = self._offset(o, group[0]), self._bytes(o, width)
         cache = self._cache(o.source)
@@ -381,16 +378,16 @@ class LoopBody:
         b = self.b
         inside = conjunction(b, self._guard(o, group[0], known, skip=last))
         size = o.source.dtype.bits // 8
-        whole = b.value(Const, len(group) * size, INT32)
+        whole = b.const(len(group) * size)
         valid = whole
         index = group[0].get(o.indices[-1], o.indices[-1])
         extent = self._extent(o, index, known)
         if extent is not None:
-            left = b.value(Binary, "sub", extent, index)
-            count, zero = (b.value(Const, n, left.dtype) for n in (len(group), 0))
-            left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)
+            left = b.binary("sub", extent, index)
+            count, zero = (b.const(n, left.dtype) for n in (len(group), 0))
+            left = b.binary("max", b.binary("min", left, count), zero)
             left = narrow(b, left)  # only now: it may have been far below zero
-            valid = b.value(Binary, "mul", left, b.value(Const, size, INT32))
+            valid = b.binary("mul", left, size)
         if inside is not None:
-            valid = b.value(Select, inside, valid, b.value(Const, 0, INT32))
+            valid = b.value(Select, inside, valid, b.const(0))
         return None if valid is whole else valid

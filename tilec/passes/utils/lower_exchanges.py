@@ -9,7 +9,6 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import Exchange, exchange
 from tilec.ir.ops import (
     Cast,
-    Compare,
     Copy,
     Extract,
     Lane,
@@ -37,7 +36,7 @@ def exchange_registers(o: Copy) -> list[Op]:
     n = Numbers(b)
     lane = b.value(Lane)
     highs = {
-        mask: b.value(Compare, "eq", _lane_bit(n, lane, mask), n.const(1))
+        mask: b.compare("eq", _lane_bit(n, lane, mask), n.const(1))
         for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
     }
     reader = _reader(n, lane, plan)

@@ -16,10 +16,8 @@ from tilec.ir.core import Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
-    Binary,
     ClusterCopy,
     ClusterStore,
-    Compare,
     MbarrierArrive,
     MbarrierExpect,
     MemLoad,
@@ -27,7 +25,7 @@ from tilec.ir.ops import (
 from tilec.ir.ops import ClusterSend as Send
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.utils.building import counted
-from tilec.passes.utils.rings import const, elected, only_if
+from tilec.passes.utils.rings import elected, only_if
 
 PIECE = 16  # bytes: what a bulk copy moves, and where it begins, are multiples of it
 MOST_PIECES = 64
@@ -46,10 +44,10 @@ class Part:
 
     def moved(self, b: Builder) -> Value:
         """How far that is, in elements (i32)."""
-        total = const(b, 0)
+        total = b.const(0)
         for index, step in self.steps:
-            far = b.value(Binary, "mul", narrow(b, index), const(b, step))
-            total = b.value(Binary, "add", total, far)
+            far = b.binary("mul", narrow(b, index), step)
+            total = b.binary("add", total, far)
         return total
 
 
@@ -182,7 +180,7 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
         value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
         work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
         if vectors % threads:
-            only_if(inner, inner.value(Compare, "lt", number, y.const(vectors)), work.ops)
+            only_if(inner, inner.compare("lt", number, y.const(vectors)), work.ops)
         else:
             inner.ops += work.ops
     return b.ops

@@ -11,7 +11,7 @@ from tilec.ir.core import Builder, Value
 from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.ops import Binary, Compare, Const, Reduce, Select, Unary
+from tilec.ir.ops import Reduce, Select, Unary
 from tilec.ir.types import DType
 
 
@@ -58,10 +58,10 @@ def combined_layout(result: Layout, parts: int) -> Layout:
 
 def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:
     """Two values of `o.accumulator` as one."""
-    found = b.value(Binary, o.combine, x, y)
+    found = b.binary(o.combine, x, y)
     if o.propagate_nan and x.dtype.is_float:
         for v in (x, y):
-            found = b.value(Select, b.value(Compare, "ne", v, v), v, found)
+            found = b.value(Select, b.compare("ne", v, v), v, found)
     return found
 
 
@@ -81,4 +81,4 @@ def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
     if dtype.kind == "int" and o.accumulator.kind == "uint":
         low, high = 0, -1  # which is the largest there
     value = {"max": low, "min": high, "bitand": -1}.get(o.kind, 0)
-    return b.value(Const, value, dtype)
+    return b.const(value, dtype)

@@ -21,7 +21,6 @@ from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.ops import (
     Alloc,
-    Compare,
     For,
     Gemm,
     If,
@@ -44,7 +43,7 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
     n = Numbers(b)
-    last = b.value(Compare, "ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
+    last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
     arrive = Builder(b.loc)
     arrive.emit(OrderedArrive, ORDERED, warpgroups)
     only_if(b, last, arrive.ops)
@@ -123,7 +122,7 @@ class SoftwarePipeline:
         trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), n.const(1)), loop.step)
         self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
-        runs = b.value(Compare, "gt", loop.hi, loop.lo)
+        runs = b.compare("gt", loop.hi, loop.lo)
         done = Block((), (*first.ops, rest, *between, *last.ops, Yield(loc=loop.loc)))
         none = clone_block(Block((), (*between, Yield(loc=loop.loc))), {})
         b.emit(If, runs, done, none)
@@ -137,7 +136,7 @@ class SoftwarePipeline:
         at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
         if turn is not None:
             one = Numbers(b).op("floordiv", b.value(Warp), Numbers(b).const(4))
-            at.first = b.value(Compare, "eq", one, Numbers(b).const(0))
+            at.first = b.compare("eq", one, Numbers(b).const(0))
         for o, s in self.stage.items():
             if s in indices:
                 b.loc = o.loc

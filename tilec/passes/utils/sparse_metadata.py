@@ -7,7 +7,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Value
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Digit, Layout, has_runs
-from tilec.ir.ops import Alloc, Binary, Bitcast, Cast, Const, Extract, Gemm, MemLoad, RegWrite
+from tilec.ir.ops import Alloc, Bitcast, Cast, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
@@ -123,8 +123,8 @@ def _joined(b: Builder, parts: list[Value], bits: int) -> Value:
 
 
 def _word(b: Builder, kind: str, x: Value, y: Value) -> Value:
-    return b.value(Binary, kind, x, y)
+    return b.binary(kind, x, y)
 
 
 def _by(b: Builder, kind: str, x: Value, y: int) -> Value:
-    return _word(b, kind, x, b.value(Const, y, UINT32))
+    return _word(b, kind, x, b.const(y, UINT32))

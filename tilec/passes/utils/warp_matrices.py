@@ -4,8 +4,7 @@ loads of elements elsewhere."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Op, Value
-from tilec.ir.ops import Binary, CheckIndex, Const, LdmatrixValues, Load, LoadMatrices, ThreadIndex
-from tilec.ir.types import INT32
+from tilec.ir.ops import CheckIndex, LdmatrixValues, Load, LoadMatrices, ThreadIndex
 from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts
 
@@ -17,7 +16,7 @@ _CHUNK_BITS = 128  # of a row
 def by_elements(o: LoadMatrices) -> list[Op]:
     """What `o` gives, each element by a load of its own."""
     b = Builder(o.loc)
-    lane = b.value(Binary, "mod", b.value(ThreadIndex), b.value(Const, LANES, INT32))
+    lane = b.binary("mod", b.value(ThreadIndex), LANES)
     x = Numbers(b)
     row, quarter = x.op("floordiv", lane, x.const(4)), x.op("mod", lane, x.const(4))
     results = iter(o.results)
@@ -32,7 +31,7 @@ def by_elements(o: LoadMatrices) -> list[Op]:
 
 def _moved(b: Builder, o: LoadMatrices, down: Value, right: Value) -> tuple[Value, ...]:
     *outer, row, column = (narrow(b, v) for v in o.indices)
-    there = (b.value(Binary, "add", v, by) for v, by in ((row, down), (column, right)))
+    there = (b.binary("add", v, by) for v, by in ((row, down), (column, right)))
     return (*outer, *there)
 
 
@@ -46,7 +45,7 @@ def by_ldmatrix(o: LoadMatrices, known: MemoryFacts) -> list[Op] | None:
     if known.facts.divisor(o.indices[-1]) % chunk or any(c % chunk for c in o.columns):
         return None
     b = Builder(o.loc)
-    lane = b.value(Binary, "mod", b.value(ThreadIndex), b.value(Const, LANES, INT32))
+    lane = b.binary("mod", b.value(ThreadIndex), LANES)
     x = Numbers(b)
     matrix, row = x.op("floordiv", lane, x.const(_ROWS)), x.op("mod", lane, x.const(_ROWS))
     down, right = _by_matrix(x, matrix, o.rows), _by_matrix(x, matrix, o.columns)

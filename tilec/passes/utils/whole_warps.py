@@ -19,8 +19,6 @@ from dataclasses import replace
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
     Assume,
-    Compare,
-    Const,
     DeviceAssert,
     If,
     Load,
@@ -35,7 +33,7 @@ from tilec.ir.ops import (
     WarpMma,
     Yield,
 )
-from tilec.ir.types import INT32, ScalarType
+from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of
 from tilec.ir.varying import varying
 from tilec.ir.verify import meets
@@ -96,11 +94,11 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
 
 def _guarded(o: Op, asked: int) -> list[Op]:
     b = Builder(o.loc)
-    inside = b.value(Compare, "lt", b.value(ThreadIndex), b.value(Const, asked, INT32))
+    inside = b.compare("lt", b.value(ThreadIndex), asked)
     results = tuple(Value(r.type, r.name) for r in o.results)
     done = replace(o, results=results)
     zeros = Builder(o.loc)
-    none = tuple(zeros.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in results)
+    none = tuple(zeros.const(0.0 if r.dtype.is_float else 0, r.dtype) for r in results)
     then = Block((), (done, Yield(results, loc=o.loc)))
     orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
     types = tuple(r.type for r in o.results)
