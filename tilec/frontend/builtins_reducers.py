@@ -28,8 +28,8 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.core import Builder, Value, squeeze
-from tilec.ir.element_loops import as_dtype, each_element
-from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Select, Store
+from tilec.ir.element_loops import each_element
+from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Store
 from tilec.ir.types import FLOAT32, INT32, BufferType, DType
 
 KINDS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
@@ -218,9 +218,9 @@ def _combine(
         for arg, size, (d, offset) in zip(args, shape, dims):
             if d is None and size > 1:  # only there
                 at = inner.const(offset) if isinstance(offset, int) else offset.value
-                here = inner.compare("eq", arg, as_dtype(inner, at, INT32))
+                here = inner.compare("eq", arg, inner.cast(at, INT32))
                 nothing = inner.const(_neutral(kind, shares.dtype), shares.dtype)
-                share = inner.value(Select, here, share, nothing)
+                share = inner.select(here, share, nothing)
         old = inner.value(Load, reducer, args)
         inner.emit(Store, reducer, args, inner.binary(KINDS[kind], old, share))
 

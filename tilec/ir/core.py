@@ -19,115 +19,12 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import INT32, BufferType, DType, Type, scalar_type
-
-
-class Value:
-    """An SSA value: the result of one op, a block argument, or a parameter. Compared by
-    identity."""
-
-    __slots__ = ("name", "type")
-
-    def __init__(self, type: Type, name: str = "") -> None:
-        self.type = type
-        self.name = name
-
-    @property
-    def dtype(self) -> DType:
-        """Element type of a scalar, vector or buffer value."""
-        try:  # asked millions of times: cheaper than a look for what is nearly always there
-            dtype: DType | None = self.type.dtype
-        except AttributeError:
-            dtype = None
-        if dtype is None:
-            raise InternalError(f"%{self.name}: {self.type} has no element type")
-        return dtype
-
-    @property
-    def buffer(self) -> BufferType:
-        """The type, which must be a buffer's."""
-        if not isinstance(self.type, BufferType):
-            raise InternalError(f"%{self.name} is {self.type}, not a buffer")
-        return self.type
-
-    def __repr__(self) -> str:
-        return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
-
-
-def squeeze(extents: Iterable[int]) -> tuple[int, ...]:
-    """`extents` without its ones."""
-    return tuple(e for e in extents if e != 1)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Region:
-    """A box of a buffer: one offset (a scalar) per dimension, and one compile-time extent each;
-    without them, somewhere in the buffer."""
-
-    buffer: Value
-    offsets: tuple[Value, ...] = ()
-    extents: tuple[int, ...] = ()
-
-    @property
-    def dtype(self) -> DType:
-        return self.buffer.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The extents without ones."""
-        return squeeze(self.extents)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
-        return self.extents == self.buffer.buffer.shape
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Effect:
-    """One thing that an op does.
-
-    `kind`: "read", "write", or "update" a region, the last being both at once (an accumulation);
-    "allocate" a buffer; "describe" it, or the kernel, for the compiler; "order" what threads or
-    engines do before and after; "output", what is seen outside of the kernel by other ways than
-    its tensors. `engine`: who accesses the region: "threads", or "cp_async", "tma", "wgmma", which
-    are not in order with them. `private`: each warp has a part of the region for itself, and keeps
-    its accesses in order."""
-
-    kind: str
-    region: Region | None = None
-    engine: str = "threads"
-    private: bool = False
-
-    @property
-    def buffer(self) -> Value | None:
-        return self.region.buffer if self.region else None
-
-    @property
-    def reads(self) -> bool:
-        return self.kind in ("read", "update")
-
-    @property
-    def writes(self) -> bool:
-        return self.kind in ("write", "update")
-
-    @property
-    def is_once(self) -> bool:
-        """Whether one thread must do it for all that hold the same elements (replicas): done again
-        it would change memory, or be seen, again. Registers are each thread's own."""
-        if self.region is None or self.kind != "update":
-            return self.kind == "output"
-        return self.region.buffer.buffer.space not in ("fragment", "local")
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether it can be seen from outside of the block of threads."""
-        if self.region is None or not self.writes:
-            return self.kind == "output"
-        return self.region.buffer.buffer.space == "global"
-
-
-Effects = tuple[Effect, ...]
+from tilec.ir.types import INT32, DType, Type, scalar_type
+from tilec.ir.values import Effect as Effect
+from tilec.ir.values import Effects as Effects
+from tilec.ir.values import Region as Region
+from tilec.ir.values import Value as Value
+from tilec.ir.values import squeeze as squeeze
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -351,6 +248,23 @@ class Builder:
         """A `Compare`, likewise."""
         rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
         return self.value(OPS["compare"], kind, lhs, rhs, **more)
+
+    def select(self, cond: Value, on_true: Value, on_false: Value, **more: Any) -> Value:
+        """A `Select`."""
+        return self.value(OPS["select"], cond, on_true, on_false, **more)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """`value` as `dtype`; no op where it is."""
+        return value if value.dtype == dtype else self.value(OPS["cast"], value, dtype)
+
+    def zero(self, dtype: DType) -> Value:
+        """The number 0 of a dtype."""
+        return self.const(0.0 if dtype.is_float else 0, dtype)
+
+    def only_if(self, cond: Value, ops: Iterable[Op]) -> None:
+        """The ops where `cond` holds."""
+        end = OPS["yield"](loc=self.loc)
+        self.emit(OPS["if"], cond, Block((), (*ops, end)), Block((), (OPS["yield"](loc=self.loc),)))
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

@@ -14,29 +14,14 @@ from typing import Any
 from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import (
-    Atomic,
-    AtomicTile,
-    Cast,
-    Copy,
-    Fill,
-    For,
-    Load,
-    Parallel,
-    Store,
-    Yield,
-)
+from tilec.ir.ops import Atomic, AtomicTile, Copy, Fill, For, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, DType, ScalarType
 from tilec.ir.uniformity import Level, Uniformity
 
 
-def as_dtype(b: Builder, value: Value, dtype: DType) -> Value:
-    return value if value.dtype == dtype else b.value(Cast, value, dtype)
-
-
 def shifted(b: Builder, offset: Value, index: Value) -> Value:
     """`offset + index`, in the dtype of the offset."""
-    return b.binary("add", offset, as_dtype(b, index, offset.dtype))
+    return b.binary("add", offset, b.cast(index, offset.dtype))
 
 
 class Iteration:
@@ -61,7 +46,7 @@ class Iteration:
         self.b.emit(Store, r.buffer, indices, self.cast(value, r.dtype))
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        return as_dtype(self.b, value, dtype)
+        return self.b.cast(value, dtype)
 
 
 Element = Callable[[Iteration, Any], None]

@@ -44,7 +44,6 @@ from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Cast,
     Fill,
     For,
     If,
@@ -205,7 +204,7 @@ class _Jumps:
                 at = outer.binary("min", at, last)
             own: Substitution = {self.n: at}
             outer.ops += [clone(x, own) for x in self.made]
-            bit = outer.value(Cast, own[self.branch.cond], UINT32)
+            bit = outer.cast(own[self.branch.cond], UINT32)
             if number:
                 bit = outer.binary("shl", bit, number)
             word = outer.binary("or", word, bit)
@@ -214,7 +213,7 @@ class _Jumps:
         count = outer.binary("min", count, BITS)
         beyond = outer.binary("sub", outer.const(BITS, dtype), count)
         every = outer.const((1 << BITS) - 1, UINT32)
-        mask = outer.binary("shr", every, outer.value(Cast, beyond, UINT32))
+        mask = outer.binary("shr", every, outer.cast(beyond, UINT32))
         word = outer.binary("and", word, mask)
         self.do(word, last)
         outer.emit(Yield)
@@ -226,7 +225,7 @@ class _Jumps:
         the next iteration as it was loaded, for whoever computes with it waits for it."""
         b, outer = Builder(self.loop.loc), self.outer
         lane = b.binary("and", b.value(Lane), BITS - 1)
-        mine = b.value(Cast, lane, self.dtype)
+        mine = b.cast(lane, self.dtype)
         last = b.binary("sub", self.loop.hi, 1)
         defs = {x.result: x for x in self.made}
         loads = [x.result for x in self.made if isinstance(x, Load)]
@@ -238,7 +237,7 @@ class _Jumps:
 
         some, none = Builder(self.loop.loc), Builder(self.loop.loc)
         some.emit(Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
-        none.emit(Yield, tuple(none.const(0.0 if v.dtype.is_float else 0, v.dtype) for v in loads))
+        none.emit(Yield, tuple(none.zero(v.dtype) for v in loads))
         some_at_all = b.compare("lt", self.loop.lo, self.loop.hi)
         types = tuple(v.type for v in loads)
         asked = b.emit(If, some_at_all, some.block(), none.block(), types)
@@ -249,8 +248,8 @@ class _Jumps:
         outer.ops += [clone(x, own) for x in upstream((self.branch.cond,), defs, held)]
         inside = outer.compare("le", at, last)
         holds = outer.binary("and", own[self.branch.cond], inside)
-        word = outer.value(Cast, holds, UINT32)
-        word = outer.binary("shl", word, outer.value(Cast, lane, UINT32))
+        word = outer.cast(holds, UINT32)
+        word = outer.binary("shl", word, outer.cast(lane, UINT32))
         for bit in range(5):
             word = outer.binary("or", word, outer.value(ShuffleXor, word, 1 << bit))
         behind = outer.binary("add", at, BITS)
@@ -264,7 +263,7 @@ class _Jumps:
         test, inner, dtype = Builder(self.loop.loc), Builder(self.loop.loc), self.dtype
         asked, left = Value(word.type, "left"), Value(word.type, "left")
         test.emit(Yield, (test.compare("ne", asked, 0),))
-        place = inner.value(Cast, inner.value(Unary, "ctz", left), dtype)
+        place = inner.cast(inner.value(Unary, "ctz", left), dtype)
         # (Not behind the last one: what is known of an index stays known.)
         at = inner.binary("min", inner.binary("add", self.start, place), last)
         own: Substitution = {self.n: at}

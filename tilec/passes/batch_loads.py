@@ -122,16 +122,12 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
         return None
     b, inner, fast, slow = (Builder(o.loc) for _ in range(4))
     first = Value(o.body.args[0].type, o.body.args[0].name)
-
-    def const(at: Builder, n: int) -> Value:
-        return at.const(n, first.dtype)
-
-    end = inner.binary("add", first, const(inner, count))
+    end = inner.binary("add", first, count)
     conds = [inner.compare("le", end, o.hi)]
     defs = {r: x for x in walk(o.body) for r in x.results}
     for number in range(count):
         at: Substitution = {}
-        at[o.body.args[0]] = inner.binary("add", first, const(inner, number))
+        at[o.body.args[0]] = inner.binary("add", first, number)
         for p in o.body.ops:
             if isinstance(p, Parallel):
                 found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
@@ -150,5 +146,5 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
     cond = conjunction(inner, conds)
     inner.emit(If, cond, fast.block(), slow.block())
     inner.emit(Yield)
-    b.emit(For, "serial", o.lo, o.hi, const(b, count), (), inner.block([first]))
+    b.emit(For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))
     return b.ops

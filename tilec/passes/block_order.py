@@ -29,13 +29,11 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
     BlockIndex,
-    Cast,
     ClusterIndex,
     For,
     GridSize,
     If,
     Parallel,
-    Select,
     UseSwizzle,
     While,
     Yield,
@@ -106,7 +104,8 @@ class _InLoop(Numbers):
         self.fixed.add(made)
         return made
 
-    def op(self, kind: str, x: Value, y: Value) -> Value:
+    def op(self, kind: str, x: Value, y: Value | int) -> Value:
+        y = y if isinstance(y, Value) else self.const(y)
         if x in self.fixed and y in self.fixed:
             made = self.before.op(kind, x, y)
             self.fixed.add(made)
@@ -120,7 +119,7 @@ class _InLoop(Numbers):
         if d not in self.reciprocals:
             b = self.before.b
             most = b.const(2**32 - 1, UINT32)
-            by = b.value(Cast, self.before.op("max", d, self.before.const(1)), UINT32)
+            by = b.cast(self.before.op("max", d, 1), UINT32)
             self.reciprocals[d] = b.binary("floordiv", most, by, nonzero=True)
         return self.reciprocals[d]
 
@@ -135,7 +134,7 @@ def _grouped(
     number = n.op("floordiv", tile, raster_group)
     first = n.op("mul", number, size)
     width = n.op("min", n.op("sub", along, first), size)
-    width = n.op("max", width, n.const(1))  # as it is; then no index can be below 0
+    width = n.op("max", width, 1)  # as it is; then no index can be below 0
     inside = n.op("mod", tile, raster_group)
     x = n.op("floordiv", inside, width)
     y = n.op("add", first, n.op("mod", inside, width))
@@ -153,8 +152,8 @@ def _backwards(
     n: Numbers, found: list[Value], grid: list[Value], backwards: frozenset[int]
 ) -> list[Value]:
     for d in backwards & {*range(len(found))}:
-        last = n.op("sub", grid[d], n.const(1))
-        found[d] = n.op("max", n.op("sub", last, found[d]), n.const(0))
+        last = n.op("sub", grid[d], 1)
+        found[d] = n.op("max", n.op("sub", last, found[d]), 0)
     return found
 
 
@@ -194,8 +193,8 @@ def _whole_groups(
     first, inside = at
     whole = n.b.compare("le", n.op("add", first, size), grid[1])
     y = n.op("add", first, n.op("mod", inside, size))
-    x = n.b.value(Select, whole, n.op("floordiv", inside, size), left[0])
-    return [x, n.b.value(Select, whole, y, left[1])]
+    x = n.b.select(whole, n.op("floordiv", inside, size), left[0])
+    return [x, n.b.select(whole, y, left[1])]
 
 
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
@@ -222,14 +221,14 @@ def _in_clusters(n: Numbers, at: list[Value], func: Func) -> list[Value]:
     made = []
     for d, (index, c) in enumerate(zip(at, cluster_of(func))):
         if c > 1:
-            first = n.op("mul", index, n.const(c))
+            first = n.op("mul", index, c)
             index = n.op("add", first, n.b.value(ClusterIndex, d))
         made.append(index)
     return made
 
 
 def _share(n: Numbers, v: Value, parts: int) -> Value:
-    return v if parts == 1 else n.op("floordiv", v, n.const(parts))
+    return v if parts == 1 else n.op("floordiv", v, parts)
 
 
 def _rounded(func: Func) -> Func:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
@@ -41,7 +40,6 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.passes.utils.addressing import Numbers
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 
@@ -105,12 +103,12 @@ class _Sharer:
             inner = Builder(loop.loc)
             last = inner.value(SumParts, sums, place, part, self.parts)
             inner.loc = after
-            only_if(inner, last, rest)
+            inner.only_if(last, rest)
             rest = tuple(inner.ops)
         b.loc = after
         if self.split > 1:
             first = b.compare("eq", number, 0)
-            only_if(b, first, rest)
+            b.only_if(first, rest)
         else:
             b.ops += rest
         b.ops += [o for o in ops[at + 1 :] if isinstance(o, Yield)]
@@ -207,12 +205,12 @@ class _Sharer:
     def part(self, b: Builder, loop: For, number: Value) -> For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
         x = Numbers(b, loop.lo.dtype)
-        mine = as_dtype(b, number, x.dtype)
-        span = x.op("max", x.op("sub", loop.hi, loop.lo), x.const(0))
-        last = x.op("sub", x.op("add", span, loop.step), x.const(1))
+        mine = b.cast(number, x.dtype)
+        span = x.op("max", x.op("sub", loop.hi, loop.lo), 0)
+        last = x.op("sub", x.op("add", span, loop.step), 1)
         trips = x.op("floordiv", last, loop.step)
         count = self.split * self.parts
-        each = x.op("floordiv", x.op("add", trips, x.const(count - 1)), x.const(count))
+        each = x.op("floordiv", x.op("add", trips, count - 1), count)
         length = x.op("mul", each, loop.step)
         lo = x.op("add", loop.lo, x.op("mul", mine, length))
         hi = x.op("min", loop.hi, x.op("add", lo, length))
@@ -231,7 +229,7 @@ class _Sharer:
         """The launch's index or size along a dimension, as if blocks did not share sums."""
         n = Numbers(b)
         by = {0: self.split, 2: self.parts}.get(dim, 1)
-        return n.op("floordiv", b.value(cls, dim), n.const(by))
+        return n.op("floordiv", b.value(cls, dim), by)
 
     def relaunched(self, top: Builder, body: Block) -> Func:
         """The function with `body`, launched with more blocks for each of the user's. `top` is what

@@ -33,7 +33,6 @@ from tilec.ir.layout import row_major
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Cast,
     ClusterBarrier,
     ClusterIndex,
     ClusterLoad,
@@ -61,7 +60,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
-from tilec.passes.utils.rings import elected, meeting, only_if
+from tilec.passes.utils.rings import elected, meeting
 from tilec.target import Target
 
 VECTOR_BITS = 128
@@ -122,7 +121,7 @@ class _Vectors:
     def registers(self, b: Builder, vector: Value, elements: int) -> list[Value]:
         """The first `elements` of a vector, and zeros behind them."""
         v = self.fragment
-        empty = b.const(0 if v.dtype.is_int else 0.0, v.dtype)
+        empty = b.zero(v.dtype)
         values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
         return values + [empty] * (self.lanes - elements)
 
@@ -215,7 +214,7 @@ class _Gather(_Exchange):
         if not self.direct:
             init.emit(MbarrierInit, self.summed, self.blocks * warps)
         init.emit(MbarrierInitFence)
-        only_if(top, elected(top), init.ops)
+        top.only_if(elected(top), init.ops)
         top.emit(ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
@@ -230,10 +229,10 @@ class _Gather(_Exchange):
             give, take = Builder(self.loc), Builder(self.loc)
             self.write(give)
             self.publish(give, self.written, 1)
-            only_if(b, b.compare("ne", number, 0), give.ops)
+            b.only_if(b.compare("ne", number, 0), give.ops)
             self.wait(take, self.written)
             self.take(take)
-            only_if(b, first, take.ops)
+            b.only_if(first, take.ops)
             return b.ops
         self.write(b)
         self.publish(b, self.written, self.blocks)
@@ -245,7 +244,7 @@ class _Gather(_Exchange):
         self.wait(take, self.summed)
         self.take(take)
         take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
-        only_if(b, first, take.ops)
+        b.only_if(first, take.ops)
         return b.ops
 
     # --- steps ---
@@ -279,7 +278,7 @@ class _Gather(_Exchange):
             # Beyond the last vector stands nothing: the last blocks may have no share.
             mine = Builder(self.loc)
             self.sum_batch(mine, p, first, min(batch, share - i), last)
-            only_if(b, b.compare("le", first, last), mine.ops)
+            b.only_if(b.compare("le", first, last), mine.ops)
 
     def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
         """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
@@ -296,7 +295,7 @@ class _Gather(_Exchange):
             store = Builder(self.loc)
             p.store(store, vector, total)
             # Beyond the last vector stands a part that its own block has yet to read.
-            only_if(b, b.compare("le", vector, last), store.ops)
+            b.only_if(b.compare("le", vector, last), store.ops)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -391,7 +390,7 @@ class _Sum(_Exchange):
     def expand(self, subst: Substitution) -> list[Op]:
         o = self.o
         b = Builder(o.loc)
-        number, part = (b.value(Cast, v, INT64) for v in (o.sum, o.part))
+        number, part = (b.cast(v, INT64) for v in (o.sum, o.part))
         starts = [self.start(b, s, number) for s in self.stored]
         for s, start in zip(self.stored, starts):
             ahead = b.binary("mul", part, s.size)
@@ -405,7 +404,7 @@ class _Sum(_Exchange):
         before = one.value(CountUp, self.counters, number, self.parts - 1)
         one.emit(DeviceFence)
         one.emit(Store, self.came, (zero,), before)
-        only_if(b, elected(b), one.ops)
+        b.only_if(elected(b), one.ops)
         came = b.value(Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
         add = Builder(o.loc)
@@ -413,7 +412,7 @@ class _Sum(_Exchange):
             add.emit(DeviceFence)
         for s, start in zip(self.stored, starts):
             self.add_up(add, s, start)
-        only_if(b, last, add.ops)
+        b.only_if(last, add.ops)
         subst[o.result] = last
         return b.ops
 
@@ -421,7 +420,7 @@ class _Sum(_Exchange):
         """This thread's first vector of the sum's first part."""
         first = b.binary("mul", number, self.parts * s.size)
         own = b.binary("mul", b.value(ThreadIndex), s.lanes)
-        return b.binary("add", first, b.value(Cast, own, INT64))
+        return b.binary("add", first, b.cast(own, INT64))
 
     def add_up(self, b: Builder, s: _Stored, start: Value) -> None:
         """The registers from all parts, a few vectors after the others. What the next step needs is

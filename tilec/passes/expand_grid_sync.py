@@ -29,12 +29,11 @@ from tilec.ir.ops import (
     GridSync,
     Pause,
     Scope,
-    Select,
     While,
     Yield,
 )
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.utils.rings import elected, only_if
+from tilec.passes.utils.rings import elected
 from tilec.target import Target
 
 
@@ -77,7 +76,7 @@ class _Meeting:
         first = top.compare("eq", sum_of, 0)
         others = top.binary("sub", self.blocks, 2)
         rest = top.binary("sub", top.const((1 << 31) - 1), others)
-        self.step = top.value(Select, first, rest, top.const(1))
+        self.step = top.select(first, rest, top.const(1))
         body = rewrite(self.func.body, lambda o: self.met(o) if isinstance(o, GridSync) else None)
         *ops, end = body.ops
         body = Block((), (*top.ops, *ops, *self.last(), end))
@@ -102,7 +101,7 @@ class _Meeting:
         if self.each:  # a barrier orders shared memory only
             b.emit(DeviceFence)
         b.emit(Barrier)
-        only_if(b, elected(b), one.ops)
+        b.only_if(elected(b), one.ops)
         b.emit(Barrier)
         if self.each:
             b.emit(DeviceFence)
@@ -115,10 +114,10 @@ class _Meeting:
         end = one.binary("sub", self.blocks, 1)
         for word in (0, 1):
             self.atomic(clear, word, "exchange", clear.const(0))
-        only_if(one, one.compare("eq", came, end), clear.ops)
+        one.only_if(one.compare("eq", came, end), clear.ops)
         if self.alone:
             return one.ops
-        only_if(b, elected(b), one.ops)
+        b.only_if(elected(b), one.ops)
         return b.ops
 
     def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:

@@ -37,7 +37,7 @@ from tilec.passes.expand_scopes import free_running
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile
-from tilec.passes.utils.rings import Position, meeting, only_if, ring_copies
+from tilec.passes.utils.rings import Position, meeting, ring_copies
 from tilec.passes.utils.slicing import Slice
 from tilec.passes.utils.software_pipeline import held_in_flight
 from tilec.target import Target
@@ -159,7 +159,7 @@ class _Expander:
         for s in range(stages - 1):
             inner = Builder(loop.loc)
             self._copies(inner, loop, copies, index, inner.const(s))
-            only_if(b, b.compare("lt", index, loop.hi), inner.ops)
+            b.only_if(b.compare("lt", index, loop.hi), inner.ops)
             b.emit(CpAsyncCommit)
             index = b.binary("add", index, loop.step)
         distance = b.binary("sub", index, loop.lo)
@@ -170,7 +170,7 @@ class _Expander:
         following = body.binary("add", loop.body.args[0], distance)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        only_if(body, body.compare("lt", following, loop.hi), inner.ops)
+        body.only_if(body.compare("lt", following, loop.hi), inner.ops)
         body.emit(CpAsyncCommit)
         self._body(body, loop, copies, stage)
         at.advance(body, stage)
@@ -199,7 +199,7 @@ class _Expander:
         found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
         waiting.load(ahead, following, found)
-        only_if(body, more, ahead.ops)
+        body.only_if(more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
@@ -210,7 +210,7 @@ class _Expander:
         other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
-        only_if(body, more, behind.ops)
+        body.only_if(more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
@@ -218,7 +218,7 @@ class _Expander:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        only_if(b, b.compare("lt", loop.lo, loop.hi), first.ops)
+        b.only_if(b.compare("lt", loop.lo, loop.hi), first.ops)
         return b.ops
 
 

@@ -41,7 +41,6 @@ from tilec.passes.utils.rings import (
     TensorMaps,
     elected,
     is_brought,
-    only_if,
     tma_boxes,
 )
 from tilec.passes.utils.slicing import Slice
@@ -80,7 +79,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         r.initialise(init)
     init.emit(MbarrierInitFence)
     maps.prefetch(init)
-    only_if(top, elected(top), init.ops)
+    top.only_if(elected(top), init.ops)
     together = ClusterBarrier if multicast.shares else Barrier
     top.emit(together)
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
@@ -209,7 +208,7 @@ def _producer(
     body = rewrite(Block((), tuple(ops)), visit)
     issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
-    only_if(outer, elected(outer), issuing)
+    outer.only_if(elected(outer), issuing)
     return outer.block()
 
 

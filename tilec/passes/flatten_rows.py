@@ -40,7 +40,6 @@ from tilec.ir.core import (
     substitute,
     walk,
 )
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -314,9 +313,9 @@ class _Flat:
         func = self.func
         b, inner = Builder(func.loc), Builder(func.loc)
         number = self._number(b)
-        up = b.binary("add", self.total.value, self._const(b, self.count - 1))
-        blocks = b.binary("floordiv", up, self._const(b, self.count))
-        self.start = inner.binary("mul", number, self._const(inner, self.count))
+        up = b.binary("add", self.total.value, self.count - 1)
+        blocks = b.binary("floordiv", up, self.count)
+        self.start = inner.binary("mul", number, self.count)
         for o in func.body.ops:
             inner.loc = o.loc
             self._op(inner, o)
@@ -332,19 +331,13 @@ class _Flat:
         """This block's number in the grid."""
         number: Value | None = None
         for dim in reversed(range(len(yielded(self.func.grid)))):
-            index = self._wide(b, b.value(BlockIndex, dim))
+            index = b.cast(b.value(BlockIndex, dim), self.found.dtype)
             if number is not None:
-                size = self._wide(b, b.value(GridSize, dim))
+                size = b.cast(b.value(GridSize, dim), self.found.dtype)
                 index = b.binary("add", b.binary("mul", number, size), index)
             number = index
         assert number is not None
         return number
-
-    def _const(self, b: Builder, n: int) -> Value:
-        return b.const(n, self.found.dtype)
-
-    def _wide(self, b: Builder, v: Value) -> Value:
-        return as_dtype(b, v, self.found.dtype)
 
     def _op(self, b: Builder, o: Op) -> None:
         o = substitute(o, self.subst)
@@ -372,7 +365,7 @@ class _Flat:
         """The loop over the tile's elements, one after the other."""
         arg = Value(ScalarType(INT32), "e")
         b = Builder(p.loc)
-        at = b.binary("add", self.start, self._wide(b, arg))
+        at = b.binary("add", self.start, b.cast(arg, self.found.dtype))
         inside = b.compare("lt", at, self.total.value)
 
         def visit(o: Op) -> None | Op | list[Op]:

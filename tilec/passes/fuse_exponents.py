@@ -18,7 +18,7 @@ import math
 from collections import Counter
 
 from tilec.ir.core import Builder, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.ops import Binary, Fma, Load, Parallel, Select, Unary, constants
+from tilec.ir.ops import Binary, Fma, Load, Parallel, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.target import Target
 
@@ -70,7 +70,7 @@ def fuse_exponents(func: Func, target: Target) -> Func:
         size = b.value(Unary, "abs", b.binary("mul", m, s))
         is_huge = b.compare("ge", size, HUGE)
         power = math.copysign(2.0 ** (math.frexp(scale)[1] - 1), scale)
-        factor = b.value(Select, is_huge, b.const(power, FLOAT32), s)
+        factor = b.select(is_huge, b.const(power, FLOAT32), s)
         less = b.value(Unary, "neg", b.binary("mul", m, factor))
         return [*b.ops, Fma(x, factor, less, results=o.results, loc=o.loc)]
 

@@ -47,7 +47,7 @@ from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.peer_copies import box_of, part_of, pieces, send, store
-from tilec.passes.utils.rings import TensorMaps, elected, only_if
+from tilec.passes.utils.rings import TensorMaps, elected
 from tilec.target import Target
 
 
@@ -68,7 +68,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
         first.ops += inits
         first.emit(MbarrierInitFence)
         lowering.maps.prefetch(first)
-        only_if(top, elected(top), first.ops)
+        top.only_if(elected(top), first.ops)
     for phase in lowering.phases.values():
         top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
         zero = top.const(0)
@@ -142,7 +142,7 @@ class _Lowering:
                     self.for_several(inner, o)
                 else:
                     self.bring(inner, o)
-                only_if(b, elected(b), inner.ops)
+                b.only_if(elected(b), inner.ops)
                 return b.ops
             case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
@@ -172,7 +172,7 @@ class _Lowering:
         for n in blocks[1:]:
             start.emit(MbarrierArrive, o.gate, told, None, start.const(n))
         self.bring(start, o, start.const(o.mask))
-        only_if(among, among.compare("eq", o.rank, first), start.ops)
+        among.only_if(among.compare("eq", o.rank, first), start.ops)
         if len(blocks) == self.blocks:
             b.ops += among.ops
             return
@@ -196,7 +196,7 @@ class _Lowering:
             inner.emit(TmaStore, map, coords, o.source.buffer, where, None, o.eviction_policy)
         inner.emit(TmaStoreCommit)
         inner.emit(TmaStoreWait, 0, True)
-        only_if(b, elected(b), inner.ops)
+        b.only_if(elected(b), inner.ops)
         return b.ops
 
     def boxes(

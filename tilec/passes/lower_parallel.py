@@ -55,7 +55,6 @@ from tilec.passes.utils.addressing import (
 from tilec.passes.utils.held_once import held_once
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
-from tilec.passes.utils.rings import only_if
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
 
@@ -165,7 +164,7 @@ class Lowering:
         else:
             inner = Builder(p.loc)
             self._tested(inner, p, layout, place, None)
-            only_if(b, replica, inner.ops)
+            b.only_if(replica, inner.ops)
         factor = _factor(p) if self.roles else None
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 
@@ -255,7 +254,7 @@ class Lowering:
             body.op(o, envs)
         cond = None if nearest else conjunction(inner, inside)
         if cond is not None:
-            only_if(inner, cond, work.ops)
+            inner.only_if(cond, work.ops)
         elif not nearest:
             inner.ops += work.ops
         inner.emit(Yield)
@@ -294,7 +293,7 @@ def _unless_one(factor: Value, ops: list[Op]) -> list[Op]:
     one = b.const(1.0, factor.dtype)
     held = (b.const(r) for r in range(layout.size("reg")))
     tests = [b.compare("ne", b.value(RegRead, factor, r), one) for r in held]
-    only_if(b, functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
+    b.only_if(functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
     return b.ops
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
-from tilec.ir.element_loops import as_dtype, carried, each_element, shifted
-from tilec.ir.ops import Alloc, Copy, Load, Scan, Select, Store
+from tilec.ir.element_loops import carried, each_element, shifted
+from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import whole
 from tilec.target import Target
@@ -130,7 +130,7 @@ class _Rows:
             zero = b.const(0)
             earlier = b.value(Load, totals, (*row, piece))
             is_first = b.compare("eq", piece, zero)
-            first = b.value(Select, is_first, first, self._combined(b, earlier, first))
+            first = b.select(is_first, first, self._combined(b, earlier, first))
         self._store(b, row, begin, first)
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
@@ -152,11 +152,11 @@ class _Rows:
 
     def _element(self, b: Builder, row: Sequence[Value], k: Value) -> Value:
         value = b.value(Load, self.source.buffer, self._place(b, self.source, row, k))
-        return as_dtype(b, value, self.o.accumulator)
+        return b.cast(value, self.o.accumulator)
 
     def _store(self, b: Builder, row: Sequence[Value], k: Value, value: Value) -> None:
         place = self._place(b, self.dest, row, k)
-        b.emit(Store, self.dest.buffer, place, as_dtype(b, value, self.dest.dtype))
+        b.emit(Store, self.dest.buffer, place, b.cast(value, self.dest.dtype))
 
     def _place(self, b: Builder, r: Region, row: Sequence[Value], k: Value) -> tuple[Value, ...]:
         """The indices of the row's element number `k` in the scan's order."""

@@ -25,7 +25,6 @@ from tilec.ir.ops import (
     For,
     If,
     Load,
-    Select,
     Shuffle,
     ShuffleXor,
     Store,
@@ -109,7 +108,7 @@ class _Masks:
         then, orelse = Builder(ops[0].loc), Builder(ops[0].loc)
         then.ops += [clone(o, self.subst) for o in ops]
         then.emit(Yield, tuple(self.copy(r) for r in needed))
-        zeros = (orelse.const(0.0 if r.dtype.is_float else 0, r.dtype) for r in needed)
+        zeros = (orelse.zero(r.dtype) for r in needed)
         orelse.emit(Yield, tuple(zeros))
         types = tuple(r.type for r in needed)
         done = self.b.emit(If, mask, then.block(), orelse.block(), types, loc=ops[0].loc)
@@ -160,7 +159,7 @@ class _Masks:
         cond = self.copy(o.cond)
         then = self.block(o.then, self.both(mask, cond))
         orelse = self.block(o.orelse, self.both(mask, self.b.value(Unary, "not", cond)))
-        return [self.b.value(Select, cond, x, y) for x, y in zip(then, orelse)]
+        return [self.b.select(cond, x, y) for x, y in zip(then, orelse)]
 
     def both(self, mask: Value | None, cond: Value) -> Value:
         return cond if mask is None else self.b.binary("and", mask, cond)
@@ -184,7 +183,7 @@ class _Masks:
         after = self.block(o.body, mine)
         if isinstance(o, For):
             after.insert(0, self.b.binary("add", args[0], self.copy(o.step)))
-        after = [self.b.value(Select, mine, new, old) for new, old in zip(after, args)]
+        after = [self.b.select(mine, new, old) for new, old in zip(after, args)]
         self.b.emit(Store, left, (zero,), zero)
         self.b.emit(Yield, (self.vote(o, after, mine, left, zero, one), *after))
         body, self.b = self.b.block(before), outer

@@ -43,7 +43,6 @@ from tilec.ir.ops import (
     Parallel,
     Print,
     Reduce,
-    Select,
     Store,
     Yield,
 )
@@ -54,7 +53,6 @@ from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.reductions import neutral
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
@@ -306,7 +304,7 @@ class _Padding:
 
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
-        nothing = b.const(0.0 if v.dtype.is_float else 0, v.dtype)
+        nothing = b.zero(v.dtype)
         b.emit(Fill, self._grown(whole(b, v)), nothing)
         return b.ops
 
@@ -384,7 +382,7 @@ class _Padding:
                 inside = _inside(inner, at, o.source.extents, source.extents)
                 assert inside is not None
                 own, other = inner.value(Load, v, at), neutral(inner, o, v.dtype)
-                inner.emit(Store, held, at, inner.value(Select, inside, own, other))
+                inner.emit(Store, held, at, inner.select(inside, own, other))
             source = whole(b, held)
         if dest.buffer in self.shapes:
             dest = self._grown(dest)
@@ -402,7 +400,7 @@ class _Padding:
         cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
-        only_if(b, cond, (x for x in o.body.ops if not isinstance(x, Yield)))
+        b.only_if(cond, (x for x in o.body.ops if not isinstance(x, Yield)))
         b.emit(Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 

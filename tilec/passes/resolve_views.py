@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, as_dtype, in_turn, is_private, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Atomic,
     Bitcast,
-    Cast,
     Copy,
     Gemm,
     If,
@@ -32,7 +31,6 @@ from tilec.ir.ops import (
     LoadMatrices,
     Reduce,
     Scan,
-    Select,
     Store,
     View,
     Yield,
@@ -220,16 +218,16 @@ class _Views:
             for k in range(times):
                 at = b.binary("add", first, k)
                 part = b.value(Load, root, self.indices(b, root.buffer.shape, at))
-                part = b.value(Cast, _as(b, part, own), word)
+                part = b.cast(_as(b, part, own), word)
                 shift = b.const(k * own.bits, word)
                 value = b.binary("or", value, b.binary("shl", part, shift))
         else:
             count = b.const(root.dtype.bits // dtype.bits, place.dtype)
             at = b.binary("floordiv", place, count)
             whole = _as(b, b.value(Load, root, self.indices(b, root.buffer.shape, at)), own)
-            part = b.value(Cast, b.binary("mod", place, count), own)
+            part = b.cast(b.binary("mod", place, count), own)
             shift = b.binary("mul", part, dtype.bits)
-            value = b.value(Cast, b.binary("shr", whole, shift), _bits(dtype))
+            value = b.cast(b.binary("shr", whole, shift), _bits(dtype))
         return self._inside(b, inside, _as(b, value, dtype))
 
     def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
@@ -237,8 +235,8 @@ class _Views:
         if inside is None:
             return value
         dtype = value.dtype
-        zero = b.const(0.0 if dtype.is_float else 0, dtype)
-        return b.value(Select, inside, value, zero)
+        zero = b.zero(dtype)
+        return b.select(inside, value, zero)
 
     def store(self, b: Builder, v: Value, indices: Sequence[Value], value: Value) -> None:
         root = self.source[v]
@@ -261,7 +259,7 @@ class _Views:
             for k in range(times):
                 at_k = inner.binary("add", first, k)
                 shift = inner.const(k * own.bits, word.dtype)
-                part = inner.value(Cast, inner.binary("shr", word, shift), own)
+                part = inner.cast(inner.binary("shr", word, shift), own)
                 at = self.indices(inner, root.buffer.shape, at_k)
                 inner.emit(Store, root, at, _as(inner, part, root.dtype))
         if inside is None:
@@ -286,7 +284,7 @@ class _Views:
         fresh = tuple(Value(r.type, r.name) for r in o.results)
         done = replace(done, results=fresh)
         zeros = Builder(o.loc)
-        none = tuple(zeros.const(0.0 if r.dtype.is_float else 0, r.dtype) for r in fresh)
+        none = tuple(zeros.zero(r.dtype) for r in fresh)
         then = Block((), (done, Yield(fresh, loc=o.loc)))
         orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
         types = tuple(r.type for r in fresh)
@@ -327,7 +325,7 @@ class _Views:
             place: Value = b.const(0)
             for d in of_view:
                 extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
-                wide = as_dtype(b, place, extent.dtype)
+                wide = b.cast(place, extent.dtype)
                 place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])

@@ -39,7 +39,6 @@ from tilec.ir.dependence import modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
-    Cast,
     Copy,
     For,
     Gemm,
@@ -48,7 +47,6 @@ from tilec.ir.ops import (
     MbarrierWait,
     ProxyFence,
     Scope,
-    Select,
     SetRegisters,
     TmaCopy,
     WgmmaWait,
@@ -61,7 +59,6 @@ from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.restage import restaged
-from tilec.passes.utils.rings import only_if
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
@@ -137,10 +134,10 @@ class _Roles(Cut):
         n, inner = Numbers(b), Builder(self.loop.loc)
         t, *at = (Value(INT32_SCALAR, name) for name in ("t", "slot", "parity"))
         m = Numbers(inner)
-        more = m.op("add", at[0], m.const(1))
+        more = m.op("add", at[0], 1)
         wraps = inner.compare("eq", more, m.const(self.stages))
-        slot = inner.value(Select, wraps, m.const(0), more)
-        following = slot, m.op("xor", at[1], inner.value(Cast, wraps, INT32))
+        slot = inner.select(wraps, m.const(0), more)
+        following = slot, m.op("xor", at[1], inner.cast(wraps, INT32))
         body(inner, t, (at[0], at[1]), following)
         inner.emit(Yield, following)
         none, block = n.const(0), inner.block([t, *at])
@@ -198,7 +195,7 @@ class _Roles(Cut):
             if not self.is_late(o):
                 b.ops.append(clone(o, {}))
         if vectors:  # what they are in the end, for what stands behind the loop
-            self._wait(b, "free", (stage, n.op("xor", parity, n.const(1))))
+            self._wait(b, "free", (stage, n.op("xor", parity, 1)))
             for v in vectors:
                 self._hand_on(b, v, stage)
             self._arrive(b, "ready", stage)
@@ -231,14 +228,14 @@ class _Roles(Cut):
             if self.is_late(o):
                 b.ops += columns.statement(o, {})
         n = Numbers(b)
-        ahead = n.op("min", self.trips, n.const(self.stages))
+        ahead = n.op("min", self.trips, self.stages)
 
         def begin(b: Builder, t: Value) -> None:
             if self.lent:
                 taken, n = Builder(b.loc), Numbers(b)
                 none = n.const(0)
                 self._wait(taken, "taken", (none, none))
-                only_if(b, b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
+                b.only_if(b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
@@ -262,12 +259,12 @@ class _Roles(Cut):
                         else:
                             b.ops.append(y)
             self._arrive(b, "free", at[0])
-            later = n.op("add", t, n.const(self.stages))
+            later = n.op("add", t, self.stages)
             more = Builder(self.loop.loc)
             scalars = self._scalars(more, self._brought_by(part), later)
             self._wait(more, "free", at)
             self._bring(more, part, later, at[0], scalars)
-            only_if(b, b.compare("lt", later, self.trips), more.ops)
+            b.only_if(b.compare("lt", later, self.trips), more.ops)
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)
@@ -401,5 +398,5 @@ def _columns(b: Builder, r: Region, lo: int, hi: int, rows: bool = False) -> Reg
         return r
     n = Numbers(b, r.offsets[at].dtype)
     offsets, extents = list(r.offsets), list(r.extents)
-    offsets[at], extents[at] = n.op("add", offsets[at], n.const(lo)), hi - lo
+    offsets[at], extents[at] = n.op("add", offsets[at], lo), hi - lo
     return replace(r, offsets=tuple(offsets), extents=tuple(extents))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.core import Builder, Func, Op, Region, rewrite
-from tilec.ir.ops import Alloc, Cast, Copy, Fill, Reduce
+from tilec.ir.ops import Alloc, Copy, Fill, Reduce
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.utils.building import counted, whole
@@ -73,7 +73,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
         offsets, extents = [*o.source.offsets], [*o.source.extents]
         first = inner.binary("mul", number, length)
         if offsets[o.dim].dtype != INT32:
-            first = inner.value(Cast, first, offsets[o.dim].dtype)
+            first = inner.cast(first, offsets[o.dim].dtype)
         offsets[o.dim] = inner.binary("add", offsets[o.dim], first)
         extents[o.dim] = length
         part = Region(o.source.buffer, tuple(offsets), tuple(extents))

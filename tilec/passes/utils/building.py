@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.ops import Alloc, Copy, For, Pack, RegRead, Yield
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
@@ -61,4 +60,4 @@ def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: 
     """Registers of a fragment, side by side in a vector if they are several, as `dtype`."""
     parts = tuple(b.value(RegRead, fragment, r) for r in registers)
     value = b.value(Pack, parts) if len(parts) > 1 else parts[0]
-    return as_dtype(b, value, dtype)
+    return b.cast(value, dtype)

@@ -84,7 +84,7 @@ class ColumnPart:
         if other.extents[-1] != mine.extents[-1] or other.buffer.buffer.space != "global":
             raise self.refuse(o, "the other side is no tensor with the same columns")
         n = Numbers(b, last.dtype)
-        moved = n.op("add", last, n.const(self.number * width))
+        moved = n.op("add", last, self.number * width)
         return replace(
             other, offsets=(*other.offsets[:-1], moved), extents=(*other.extents[:-1], width)
         )
@@ -109,7 +109,7 @@ class ColumnPart:
         part = Value(index.type, index.name)
         top = Builder(o.loc)
         n = Numbers(top)
-        whole = n.op("add", part, n.const(self.number * width))
+        whole = n.op("add", part, self.number * width)
 
         def visit(x: Op) -> None | Op:
             match x:

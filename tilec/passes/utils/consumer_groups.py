@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_clonable
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
@@ -29,13 +28,12 @@ from tilec.ir.ops import (
     OrderedArrive,
     OrderedWait,
     RingStage,
-    Select,
     While,
     Yield,
     yielded,
 )
 from tilec.passes.utils.addressing import Numbers, narrow
-from tilec.passes.utils.rings import Position, only_if
+from tilec.passes.utils.rings import Position
 from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_ORDERED = 1  # named barriers below it: 0 the block's, 1 … `groups` each group's own
@@ -138,7 +136,7 @@ class ConsumerGroups:
         last = b.compare("eq", group, self.count - 1)
         pass_on = Builder(b.loc)
         pass_on.emit(OrderedArrive, self.ordered)
-        only_if(b, last, pass_on.ops)
+        b.only_if(last, pass_on.ops)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)
@@ -147,14 +145,14 @@ class ConsumerGroups:
     def _own_only(self, b: Builder, group: Value, own: Block) -> For:
         """The loop over every so-many-th iteration, from the group's first one on."""
         loop = self.loop
-        number = as_dtype(b, group, loop.step.dtype)
+        number = b.cast(group, loop.step.dtype)
         first = b.binary("add", loop.lo, b.binary("mul", number, loop.step))
         for other in range(self.count - 1):
             tile = b.binary("add", loop.lo, _times(b, loop.step, other))
             exists = b.compare("lt", tile, loop.hi)
             later = b.compare("gt", group, other)
             exists = b.binary("and", exists, later)
-            only_if(b, exists, self._skipped(tile))
+            b.only_if(exists, self._skipped(tile))
         stride = _times(b, loop.step, self.count)
         body = Builder(loop.loc)
         body.ops += own.ops[:-1]
@@ -162,7 +160,7 @@ class ConsumerGroups:
             index = loop.body.args[0]
             tile = body.binary("add", index, _times(body, loop.step, ahead))
             exists = body.compare("lt", tile, loop.hi)
-            only_if(body, exists, self._skipped(tile))
+            body.only_if(exists, self._skipped(tile))
         body.ops.append(own.ops[-1])
         return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
 
@@ -182,7 +180,7 @@ class ConsumerGroups:
         then = Block((), (*own.ops[:-1], Yield(loc=b.loc)))
         b.emit(If, mine, then, Block((), (*others, Yield(loc=b.loc))))
         sooner = b.binary("sub", until, 1)
-        after = b.value(Select, mine, b.const(self.count - 1), sooner)
+        after = b.select(mine, b.const(self.count - 1), sooner)
         b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))
         return replace(
             loop,
@@ -264,11 +262,11 @@ def _brings(loop: For) -> bool:
 
 def _times(b: Builder, v: Value, factor: int) -> Value:
     n = Numbers(b, v.dtype)
-    return n.op("mul", v, n.const(factor))
+    return n.op("mul", v, factor)
 
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:
     """How many iterations a loop has."""
     n = Numbers(b, lo.dtype)
-    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), n.const(1))
-    return narrow(b, n.op("max", n.op("floordiv", up, step), n.const(0)))
+    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), 1)
+    return narrow(b, n.op("max", n.op("floordiv", up, step), 0))

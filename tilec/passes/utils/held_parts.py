@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, as_dtype, boxes, is_part_of_fragment, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
@@ -25,7 +25,6 @@ from tilec.passes.utils.accesses import (
 )
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.regions import LoopRegions
-from tilec.passes.utils.rings import only_if
 
 
 def over_all(func: Func, held: Collection[Value]) -> Func:
@@ -89,11 +88,11 @@ class _Part(LoopRegions):
             x = Value(ScalarType(INT32), f"x{len(args)}")
             args.append(x)
             places.append(x)
-            inner = b.binary("sub", as_dtype(b, x, offset.dtype), offset)
+            inner = b.binary("sub", b.cast(x, offset.dtype), offset)
             known = None
             if extent > 1:
                 arg = next(left)
-                subst[arg] = as_dtype(b, inner, arg.dtype)
+                subst[arg] = b.cast(inner, arg.dtype)
                 known = form.without(arg).constant
             if known != 0:
                 conds.append(b.compare("ge", inner, 0))
@@ -114,7 +113,7 @@ class _Part(LoopRegions):
         if cond is None:
             b.ops += acts
         else:
-            only_if(b, cond, acts)
+            b.only_if(cond, acts)
         b.emit(Yield)
         made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))
         return [*self.hoisted, made]

@@ -27,7 +27,6 @@ from tilec.ir.ops import (
     Parallel,
     RegRead,
     RegWrite,
-    Select,
     Store,
     Yield,
 )
@@ -35,7 +34,6 @@ from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
-from tilec.passes.utils.rings import only_if
 
 
 class LoopBody:
@@ -94,7 +92,7 @@ class LoopBody:
                 for env in envs:
                     done = [clone(o, env)]
                     if self.replica is not None and any(e.is_once for e in o.effects()):
-                        only_if(self.b, self.replica, done)
+                        self.b.only_if(self.replica, done)
                     else:
                         self.b.ops += done
 
@@ -389,5 +387,5 @@ class LoopBody:
             left = narrow(b, left)  # only now: it may have been far below zero
             valid = b.binary("mul", left, size)
         if inside is not None:
-            valid = b.value(Select, inside, valid, b.const(0))
+            valid = b.select(inside, valid, b.const(0))
         return None if valid is whole else valid

@@ -43,8 +43,8 @@ def store_matrices(o: Copy) -> list[Op]:
     with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
         x = Numbers(inner)
         per = 2 * access.count
-        first = x.op("mul", g, x.const(per))
-        registers = [x.op("add", first, x.const(e)) for e in range(per)]
+        first = x.op("mul", g, per)
+        registers = [x.op("add", first, e) for e in range(per)]
         values = tuple(
             read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
             for e in range(0, per, 2)

@@ -25,7 +25,6 @@ from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
-    Cast,
     Copy,
     Extract,
     If,
@@ -36,7 +35,6 @@ from tilec.ir.ops import (
     RegRead,
     RegWrite,
     RingStage,
-    Select,
     Store,
     Unary,
     Yield,
@@ -52,7 +50,6 @@ from tilec.passes.utils.addressing import (
 )
 from tilec.passes.utils.building import copy_whole, counted
 from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load
@@ -218,7 +215,7 @@ class Realigner:
                     n, value = b.const(per * number + e), b.value(Extract, got, e)
                     if there is not None:
                         end = b.value(RegRead, held.ends[v], n)
-                        value = b.value(Select, there, value, end)
+                        value = b.select(there, value, end)
                     b.emit(RegWrite, elements[v], n, value)
             copy_whole(b, elements[v], dest[v], engine="threads", vector=1)
 
@@ -268,7 +265,7 @@ class Realigner:
     @staticmethod
     def _first(b: Builder, part: _Part) -> Value:
         """The offset at which the first piece of a part begins."""
-        return b.binary("sub", part.offset, b.value(Cast, part.skip, INT64))
+        return b.binary("sub", part.offset, b.cast(part.skip, INT64))
 
     def _in_memory(self, b: Builder, o: Copy, part: _Part) -> Value:
         """Whether the row of a part exists, and its two pieces lie in the memory of the tensor."""
@@ -302,7 +299,7 @@ class Realigner:
         """What is `made`, where not all pieces lie in memory."""
         reachable = conjunction(b, found.reachable)
         assert reachable is not None
-        only_if(b, b.value(Unary, "not", reachable), made.ops)
+        b.only_if(b.value(Unary, "not", reachable), made.ops)
 
     def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -330,9 +327,9 @@ class Realigner:
                     place = iter((*part.place[:-1], column))
                     index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
                     inner.emit(Store, dest[o.dest.buffer], index, value)
-                only_if(stores, wanted, inner.ops)
+                stores.only_if(wanted, inner.ops)
             assert some is not None
-            only_if(body, some, loads.ops + stores.ops)
+            body.only_if(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
@@ -389,7 +386,7 @@ class Realigner:
         if t.align >= PIECE:
             return inside
         first = self.tensors.offset(b, t, r.offsets)
-        skip = b.value(Cast, b.value(Misaligned, r.buffer, first), INT64)
+        skip = b.cast(b.value(Misaligned, r.buffer, first), INT64)
         return b.binary("and", inside, b.compare("ge", first, skip))
 
     def _last(self, b: Builder, o: Copy) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Builder, Op, Region, Value
-from tilec.ir.element_loops import as_dtype, carried, each_element, element_indices, shifted
+from tilec.ir.element_loops import carried, each_element, element_indices, shifted
 from tilec.ir.ops import Alloc, Load, Reduce, Store
 from tilec.ir.types import BufferType
 from tilec.passes.utils.reductions import combine, taken
@@ -43,8 +43,8 @@ def reduction_loops(o: Reduce) -> list[Op]:
         place = _place(inner, o.dest, [a for a, e in zip(args, kept) if e != 1])
         if not o.clear:
             old = inner.value(Load, o.dest.buffer, place)
-            value = combine(inner, o, as_dtype(inner, old, o.accumulator), value)
-        inner.emit(Store, o.dest.buffer, place, as_dtype(inner, value, o.dest.dtype))
+            value = combine(inner, o, inner.cast(old, o.accumulator), value)
+        inner.emit(Store, o.dest.buffer, place, inner.cast(value, o.dest.dtype))
     return b.ops
 
 

@@ -8,10 +8,9 @@ whoever took part has it, so that loops over both need no exchange."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Value
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.ops import Reduce, Select, Unary
+from tilec.ir.ops import Reduce, Unary
 from tilec.ir.types import DType
 
 
@@ -61,13 +60,13 @@ def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:
     found = b.binary(o.combine, x, y)
     if o.propagate_nan and x.dtype.is_float:
         for v in (x, y):
-            found = b.value(Select, b.compare("ne", v, v), v, found)
+            found = b.select(b.compare("ne", v, v), v, found)
     return found
 
 
 def taken(b: Builder, o: Reduce, x: Value) -> Value:
     """An element as it takes part."""
-    x = as_dtype(b, x, o.accumulator)
+    x = b.cast(x, o.accumulator)
     return b.value(Unary, "abs", x) if o.kind.startswith("abs") else x
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tilec.ir.core import (
-    Block,
     Builder,
     Func,
     Op,
@@ -25,11 +24,9 @@ from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
-    Cast,
     Copy,
     For,
     Gemm,
-    If,
     Lane,
     Load,
     MbarrierArrive,
@@ -38,12 +35,10 @@ from tilec.ir.ops import (
     MbarrierWait,
     PrefetchMap,
     RingStage,
-    Select,
     Store,
     TmaLoad,
     Warp,
     WarpSync,
-    Yield,
 )
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
 from tilec.passes.utils.addressing import narrow
@@ -118,20 +113,11 @@ def _without_stray(func: Func) -> Func:
     return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
 
-def const(b: Builder, value: int) -> Value:
-    return b.const(value)
-
-
 def meeting(func: Func) -> tuple[int, int]:
     """Number and threads of the barrier at which the threads of the user's program meet: the
     block's (0, 0), or, where there are producer warps beside them, one of their own."""
     threads = int(func.attrs["threads"] or 0)  # 0: the CPU's code generator chooses
     return (1, threads) if int(func.attrs.get("launch_threads", threads)) != threads else (0, 0)
-
-
-def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
-    """The ops where `cond` holds."""
-    b.emit(If, cond, Block((), (*ops, Yield(loc=b.loc))), Block((), (Yield(loc=b.loc),)))
 
 
 def elected(b: Builder, every_warps: int = 0, lanes: int = 1) -> Value:
@@ -176,15 +162,15 @@ class Position:
         """The stage before `stage`."""
         at_start = b.compare("eq", stage, 0)
         less = b.binary("sub", stage, 1)
-        return b.value(Select, at_start, b.const(self.stages - 1), less)
+        return b.select(at_start, b.const(self.stages - 1), less)
 
     def advance(self, b: Builder, stage: Value, phase: Value | None = None) -> None:
         zero = b.const(0)
         following = b.binary("add", stage, 1)
         wrap = b.compare("eq", following, self.stages)
-        b.emit(Store, self.stage, (zero,), b.value(Select, wrap, zero, following))
+        b.emit(Store, self.stage, (zero,), b.select(wrap, zero, following))
         if phase is not None:
-            turned = b.binary("xor", phase, b.value(Cast, wrap, INT32))
+            turned = b.binary("xor", phase, b.cast(wrap, INT32))
             b.emit(Store, self.phase, (zero,), turned)
 
     def skip(self, b: Builder, count: Value) -> None:
@@ -239,7 +225,7 @@ class Ring:
         wait = Builder(b.loc) if only is not None else b
         wait.emit(MbarrierWait, self.full, stage, at.get_phase(b))
         if only is not None:
-            only_if(b, only, wait.ops)
+            b.only_if(only, wait.ops)
         return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:

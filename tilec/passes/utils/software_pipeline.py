@@ -34,7 +34,7 @@ from tilec.ir.ops import (
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import FIRST_ORDERED
-from tilec.passes.utils.rings import Position, Ring, is_brought, only_if
+from tilec.passes.utils.rings import Position, Ring, is_brought
 from tilec.passes.utils.slicing import Slice
 
 ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
@@ -46,7 +46,7 @@ def give_first_turn(b: Builder, warpgroups: int) -> None:
     last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
     arrive = Builder(b.loc)
     arrive.emit(OrderedArrive, ORDERED, warpgroups)
-    only_if(b, last, arrive.ops)
+    b.only_if(last, arrive.ops)
 
 
 def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
@@ -119,7 +119,7 @@ class SoftwarePipeline:
         self._iteration(steady, {0: index, 1: before}, self.turn)
         steady.emit(Yield)
         n = Numbers(last, loop.lo.dtype)
-        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), n.const(1)), loop.step)
+        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), 1), loop.step)
         self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
         runs = b.compare("gt", loop.hi, loop.lo)
@@ -135,7 +135,7 @@ class SoftwarePipeline:
         from one to another in `turn`."""
         at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
         if turn is not None:
-            one = Numbers(b).op("floordiv", b.value(Warp), Numbers(b).const(4))
+            one = Numbers(b).op("floordiv", b.value(Warp), 4)
             at.first = b.compare("eq", one, Numbers(b).const(0))
         for o, s in self.stage.items():
             if s in indices:

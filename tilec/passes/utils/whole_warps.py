@@ -98,7 +98,7 @@ def _guarded(o: Op, asked: int) -> list[Op]:
     results = tuple(Value(r.type, r.name) for r in o.results)
     done = replace(o, results=results)
     zeros = Builder(o.loc)
-    none = tuple(zeros.const(0.0 if r.dtype.is_float else 0, r.dtype) for r in results)
+    none = tuple(zeros.zero(r.dtype) for r in results)
     then = Block((), (done, Yield(results, loc=o.loc)))
     orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
     types = tuple(r.type for r in o.results)
