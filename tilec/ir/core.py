@@ -107,12 +107,31 @@ _T = TypeVar("_T", bound=type[Op])
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def op(
-    name: str, *, pure: bool = False, effects: Effects | None = None, result: DType | None = None
+    name: str,
+    *,
+    pure: bool = False,
+    reads: str = "",
+    writes: str = "",
+    updates: str = "",
+    engine: str = "threads",
+    effects: Effects | None = None,
+    result: DType | str | None = None,
 ) -> Callable[[_T], _T]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
-    repeated. `effects`: those of every op of the class, where they do not depend on its fields;
-    `result`: so of the dtype of its one result, a scalar. Raises InternalError for a class that
-    does not say what it does."""
+    repeated. `reads`, `writes`, `updates`: the operands, by the names of their fields, to which
+    `engine` does that; `effects`: what every op of the class does besides, whatever its fields.
+    Where that does not say it, the class has a method. `result`: the dtype of its one result, a
+    scalar, or the operand whose type it has. Raises InternalError for a class that does not say
+    what it does."""
+    touched = [
+        (kind, field)
+        for kind, fields in (("read", reads), ("write", writes), ("update", updates))
+        for field in fields.split()
+    ]
+
+    def stated(o: Op) -> Effects:
+        regions = [(kind, r) for kind, field in touched for r in _boxes(getattr(o, field))]
+        return (*(Effect(kind, r, engine) for kind, r in regions), *(effects or ()))
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
@@ -127,13 +146,18 @@ def op(
                 regions.append(f.name)
             else:
                 attributes.append(f.name)
-        if effects is not None:
+        if touched:
+            setattr(cls, "effects", _once(stated))  # noqa: B010
+        elif effects is not None:
             setattr(cls, "effects", lambda o: effects)  # noqa: B010
         elif not pure and not regions:
             if cls.effects is Op.effects:
                 raise InternalError(f"{name} is not pure and does not state its effects")
             setattr(cls, "effects", _once(cls.effects))  # noqa: B010
-        if result is not None:
+        if isinstance(result, str):
+            like = operator.attrgetter(f"{result}.type")
+            setattr(cls, "infer", lambda o: (like(o),))  # noqa: B010
+        elif result is not None:
             types = (scalar_type(result),)
             setattr(cls, "infer", lambda o: types)  # noqa: B010
         cls.opname, cls.pure = name, pure
@@ -145,6 +169,13 @@ def op(
         return cls
 
     return make
+
+
+def _boxes(operand: Any) -> tuple[Region, ...]:
+    """The regions that an operand names; of a buffer, somewhere in it."""
+    if isinstance(operand, tuple):
+        return tuple(r for v in operand for r in _boxes(v))
+    return (operand if isinstance(operand, Region) else Region(operand),)
 
 
 def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
@@ -261,10 +292,17 @@ class Builder:
         """The number 0 of a dtype."""
         return self.const(0.0 if dtype.is_float else 0, dtype)
 
-    def only_if(self, cond: Value, ops: Iterable[Op]) -> None:
-        """The ops where `cond` holds."""
+    def conjunction(self, conds: Sequence[Value]) -> Value | None:
+        """All of the conditions; None if there are none."""
+        return functools.reduce(lambda x, y: self.binary("and", x, y), conds) if conds else None
+
+    def branch(self, cond: Value | None, then: Iterable[Op], orelse: Iterable[Op] = ()) -> None:
+        """The ops `then` where `cond` holds (None: it does), else `orelse`."""
+        if cond is None:
+            self.ops += then
+            return
         end = OPS["yield"](loc=self.loc)
-        self.emit(OPS["if"], cond, Block((), (*ops, end)), Block((), (OPS["yield"](loc=self.loc),)))
+        self.emit(OPS["if"], cond, Block((), (*then, end)), Block((), (*orelse, end)))
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

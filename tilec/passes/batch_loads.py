@@ -20,7 +20,6 @@ from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Alloc,
     For,
-    If,
     Load,
     Parallel,
     Shuffle,
@@ -28,7 +27,6 @@ from tilec.ir.ops import (
     WarpMma,
     Yield,
 )
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
 from tilec.target import Target
 
@@ -139,12 +137,9 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
                 fast.ops.append(clone(replace(x, inside=True), at))
             elif not isinstance(x, Yield):
                 fast.ops.append(clone(x, at))
-    fast.emit(Yield)
     last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
-    slow.emit(Yield)
-    cond = conjunction(inner, conds)
-    inner.emit(If, cond, fast.block(), slow.block())
+    inner.branch(inner.conjunction(conds), fast.ops, slow.ops)
     inner.emit(Yield)
     b.emit(For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))
     return b.ops

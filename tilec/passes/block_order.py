@@ -32,7 +32,6 @@ from tilec.ir.ops import (
     ClusterIndex,
     For,
     GridSize,
-    If,
     Parallel,
     UseSwizzle,
     While,
@@ -40,7 +39,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32, UINT32, ScalarType
-from tilec.passes.utils.addressing import Numbers, conjunction, narrow
+from tilec.passes.utils.addressing import Numbers, narrow
 from tilec.target import Target
 
 
@@ -390,7 +389,7 @@ class UserGrid:
             )
             if not known
         ]
-        return conjunction(b, conds)
+        return b.conjunction(conds)
 
 
 def clusters_in(b: Builder, extent: Value, cluster: int) -> Value:
@@ -435,8 +434,9 @@ def only_inside(ops: Sequence[Op], inside: Value | None) -> list[Op]:
 
 def _guarded(o: Op, inside: Value) -> Op:
     if _is_seen(o):
-        body = Block((), (o, Yield(loc=o.loc)))
-        return If(inside, body, Block((), (Yield(loc=o.loc),)), loc=o.loc)
+        b = Builder(o.loc)
+        b.branch(inside, [o])
+        return b.ops[0]
     if not o.regions:
         return o
     changed = {

@@ -103,12 +103,12 @@ class _Sharer:
             inner = Builder(loop.loc)
             last = inner.value(SumParts, sums, place, part, self.parts)
             inner.loc = after
-            inner.only_if(last, rest)
+            inner.branch(last, rest)
             rest = tuple(inner.ops)
         b.loc = after
         if self.split > 1:
             first = b.compare("eq", number, 0)
-            b.only_if(first, rest)
+            b.branch(first, rest)
         else:
             b.ops += rest
         b.ops += [o for o in ops[at + 1 :] if isinstance(o, Yield)]

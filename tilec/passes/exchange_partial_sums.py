@@ -214,7 +214,7 @@ class _Gather(_Exchange):
         if not self.direct:
             init.emit(MbarrierInit, self.summed, self.blocks * warps)
         init.emit(MbarrierInitFence)
-        top.only_if(elected(top), init.ops)
+        top.branch(elected(top), init.ops)
         top.emit(ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
@@ -229,10 +229,10 @@ class _Gather(_Exchange):
             give, take = Builder(self.loc), Builder(self.loc)
             self.write(give)
             self.publish(give, self.written, 1)
-            b.only_if(b.compare("ne", number, 0), give.ops)
+            b.branch(b.compare("ne", number, 0), give.ops)
             self.wait(take, self.written)
             self.take(take)
-            b.only_if(first, take.ops)
+            b.branch(first, take.ops)
             return b.ops
         self.write(b)
         self.publish(b, self.written, self.blocks)
@@ -244,7 +244,7 @@ class _Gather(_Exchange):
         self.wait(take, self.summed)
         self.take(take)
         take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
-        b.only_if(first, take.ops)
+        b.branch(first, take.ops)
         return b.ops
 
     # --- steps ---
@@ -278,7 +278,7 @@ class _Gather(_Exchange):
             # Beyond the last vector stands nothing: the last blocks may have no share.
             mine = Builder(self.loc)
             self.sum_batch(mine, p, first, min(batch, share - i), last)
-            b.only_if(b.compare("le", first, last), mine.ops)
+            b.branch(b.compare("le", first, last), mine.ops)
 
     def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
         """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
@@ -295,7 +295,7 @@ class _Gather(_Exchange):
             store = Builder(self.loc)
             p.store(store, vector, total)
             # Beyond the last vector stands a part that its own block has yet to read.
-            b.only_if(b.compare("le", vector, last), store.ops)
+            b.branch(b.compare("le", vector, last), store.ops)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -404,7 +404,7 @@ class _Sum(_Exchange):
         before = one.value(CountUp, self.counters, number, self.parts - 1)
         one.emit(DeviceFence)
         one.emit(Store, self.came, (zero,), before)
-        b.only_if(elected(b), one.ops)
+        b.branch(elected(b), one.ops)
         came = b.value(Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
         add = Builder(o.loc)
@@ -412,7 +412,7 @@ class _Sum(_Exchange):
             add.emit(DeviceFence)
         for s, start in zip(self.stored, starts):
             self.add_up(add, s, start)
-        b.only_if(last, add.ops)
+        b.branch(last, add.ops)
         subst[o.result] = last
         return b.ops
 

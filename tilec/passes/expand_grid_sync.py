@@ -101,7 +101,7 @@ class _Meeting:
         if self.each:  # a barrier orders shared memory only
             b.emit(DeviceFence)
         b.emit(Barrier)
-        b.only_if(elected(b), one.ops)
+        b.branch(elected(b), one.ops)
         b.emit(Barrier)
         if self.each:
             b.emit(DeviceFence)
@@ -114,10 +114,10 @@ class _Meeting:
         end = one.binary("sub", self.blocks, 1)
         for word in (0, 1):
             self.atomic(clear, word, "exchange", clear.const(0))
-        one.only_if(one.compare("eq", came, end), clear.ops)
+        one.branch(one.compare("eq", came, end), clear.ops)
         if self.alone:
             return one.ops
-        b.only_if(elected(b), one.ops)
+        b.branch(elected(b), one.ops)
         return b.ops
 
     def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:

@@ -159,7 +159,7 @@ class _Expander:
         for s in range(stages - 1):
             inner = Builder(loop.loc)
             self._copies(inner, loop, copies, index, inner.const(s))
-            b.only_if(b.compare("lt", index, loop.hi), inner.ops)
+            b.branch(b.compare("lt", index, loop.hi), inner.ops)
             b.emit(CpAsyncCommit)
             index = b.binary("add", index, loop.step)
         distance = b.binary("sub", index, loop.lo)
@@ -170,7 +170,7 @@ class _Expander:
         following = body.binary("add", loop.body.args[0], distance)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        body.only_if(body.compare("lt", following, loop.hi), inner.ops)
+        body.branch(body.compare("lt", following, loop.hi), inner.ops)
         body.emit(CpAsyncCommit)
         self._body(body, loop, copies, stage)
         at.advance(body, stage)
@@ -199,7 +199,7 @@ class _Expander:
         found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
         waiting.load(ahead, following, found)
-        body.only_if(more, ahead.ops)
+        body.branch(more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
@@ -210,7 +210,7 @@ class _Expander:
         other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
-        body.only_if(more, behind.ops)
+        body.branch(more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
@@ -218,7 +218,7 @@ class _Expander:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        b.only_if(b.compare("lt", loop.lo, loop.hi), first.ops)
+        b.branch(b.compare("lt", loop.lo, loop.hi), first.ops)
         return b.ops
 
 

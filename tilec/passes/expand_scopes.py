@@ -79,7 +79,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         r.initialise(init)
     init.emit(MbarrierInitFence)
     maps.prefetch(init)
-    top.only_if(elected(top), init.ops)
+    top.branch(elected(top), init.ops)
     together = ClusterBarrier if multicast.shares else Barrier
     top.emit(together)
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
@@ -208,7 +208,7 @@ def _producer(
     body = rewrite(Block((), tuple(ops)), visit)
     issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
-    outer.only_if(elected(outer), issuing)
+    outer.branch(elected(outer), issuing)
     return outer.block()
 
 

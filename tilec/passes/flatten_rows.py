@@ -319,8 +319,7 @@ class _Flat:
         for o in func.body.ops:
             inner.loc = o.loc
             self._op(inner, o)
-        nothing = Block((), (Yield(loc=func.loc),))
-        b.emit(If, b.compare("lt", number, blocks), inner.block(), nothing)
+        b.branch(b.compare("lt", number, blocks), inner.ops)
         b.emit(Yield)
         params = tuple(
             replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)

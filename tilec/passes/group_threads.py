@@ -184,12 +184,8 @@ class _Groups:
                 name = f"threads_{first * self.size}"
                 b.emit(Scope, name, first, warps, inner.block())
             else:
-                inner.emit(Yield)
-                cond = o.cond
-                then, orelse = inner.block(), Block((), (Yield(loc=o.loc),))
-                if region is o.orelse:
-                    then, orelse = orelse, then
-                b.emit(If, cond, then, orelse)
+                sides = (inner.ops, ()) if region is o.then else ((), inner.ops)
+                b.branch(o.cond, *sides)
         for place, r in zip(kept, o.results):
             zero = b.const(0)
             b.ops.append(Load(place, (zero,), results=(r,), loc=o.loc))

@@ -26,7 +26,6 @@ from tilec.ir.ops import (
     ClusterCopy,
     Copy,
     Gemm,
-    If,
     Load,
     MbarrierArrive,
     MbarrierExpectTx,
@@ -68,7 +67,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
         first.ops += inits
         first.emit(MbarrierInitFence)
         lowering.maps.prefetch(first)
-        top.only_if(elected(top), first.ops)
+        top.branch(elected(top), first.ops)
     for phase in lowering.phases.values():
         top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
         zero = top.const(0)
@@ -142,7 +141,7 @@ class _Lowering:
                     self.for_several(inner, o)
                 else:
                     self.bring(inner, o)
-                b.only_if(elected(b), inner.ops)
+                b.branch(elected(b), inner.ops)
                 return b.ops
             case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
@@ -172,15 +171,13 @@ class _Lowering:
         for n in blocks[1:]:
             start.emit(MbarrierArrive, o.gate, told, None, start.const(n))
         self.bring(start, o, start.const(o.mask))
-        among.only_if(among.compare("eq", o.rank, first), start.ops)
+        among.branch(among.compare("eq", o.rank, first), start.ops)
         if len(blocks) == self.blocks:
             b.ops += among.ops
             return
-        among.emit(Yield)
         self.bring(alone, o)
-        alone.emit(Yield)
         bit = b.binary("and", b.binary("shr", b.const(o.mask), o.rank), told)
-        b.emit(If, b.compare("eq", bit, told), among.block(), alone.block())
+        b.branch(b.compare("eq", bit, told), among.ops, alone.ops)
 
     def bring(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
         """The boxes started, by one thread, for the `blocks` of the cluster."""
@@ -196,7 +193,7 @@ class _Lowering:
             inner.emit(TmaStore, map, coords, o.source.buffer, where, None, o.eviction_policy)
         inner.emit(TmaStoreCommit)
         inner.emit(TmaStoreWait, 0, True)
-        b.only_if(elected(b), inner.ops)
+        b.branch(elected(b), inner.ops)
         return b.ops
 
     def boxes(

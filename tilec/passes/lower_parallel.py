@@ -33,7 +33,6 @@ from tilec.ir.ops import (
     Binary,
     ElementAccess,
     For,
-    If,
     Load,
     LoadMatrices,
     Lookup,
@@ -45,13 +44,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
-from tilec.passes.utils.addressing import (
-    Place,
-    conjunction,
-    coordinates,
-    unique_register,
-    unique_replica,
-)
+from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.held_once import held_once
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
@@ -164,7 +157,7 @@ class Lowering:
         else:
             inner = Builder(p.loc)
             self._tested(inner, p, layout, place, None)
-            b.only_if(replica, inner.ops)
+            b.branch(replica, inner.ops)
         factor = _factor(p) if self.roles else None
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 
@@ -195,9 +188,7 @@ class Lowering:
         one_group = sum(1 for _ in walk(p.body)) * width
         edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
-        fast.emit(Yield)
-        slow.emit(Yield)
-        b.emit(If, conjunction(b, conds), fast.block(), slow.block())
+        b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and
@@ -240,7 +231,7 @@ class Lowering:
             inside = _inside(inner, p, coords)
             own: Substitution = {}
             if nearest:
-                there = conjunction(inner, inside)
+                there = inner.conjunction(inside)
                 assert there is not None
                 own[body.inside] = there
                 _move_inside(inner, p, coords, width, dim)
@@ -252,11 +243,8 @@ class Lowering:
             if batch > 1 and isinstance(o, ElementAccess) and not isinstance(o, Load):
                 work.emit(WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
-        cond = None if nearest else conjunction(inner, inside)
-        if cond is not None:
-            inner.only_if(cond, work.ops)
-        elif not nearest:
-            inner.ops += work.ops
+        if not nearest:
+            inner.branch(inner.conjunction(inside), work.ops)
         inner.emit(Yield)
         groups, block = registers // (width * batch), inner.block([group])
         selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
@@ -293,7 +281,7 @@ def _unless_one(factor: Value, ops: list[Op]) -> list[Op]:
     one = b.const(1.0, factor.dtype)
     held = (b.const(r) for r in range(layout.size("reg")))
     tests = [b.compare("ne", b.value(RegRead, factor, r), one) for r in held]
-    b.only_if(functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
+    b.branch(functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
     return b.ops
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import each_element
-from tilec.ir.ops import For, If, Load, Print, ThreadIndex, Yield
+from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import Tensors
@@ -66,6 +66,5 @@ def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[O
     if target.max_threads == 1:
         return body.ops
     first = outer.compare("eq", outer.value(ThreadIndex), 0)
-    empty = Block((), (Yield(loc=o.loc),))
-    outer.emit(If, first, Block((), (*body.ops, Yield(loc=o.loc))), empty)
+    outer.branch(first, body.ops)
     return outer.ops

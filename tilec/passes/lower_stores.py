@@ -85,7 +85,7 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     b = Builder(func.loc)
     wait = Builder(func.loc)
     wait.emit(TmaStoreWait, 0, True)
-    b.only_if(b.compare("eq", Place(b).lane, 0), wait.ops)
+    b.branch(b.compare("eq", Place(b).lane, 0), wait.ops)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
@@ -128,7 +128,7 @@ def _read(o: Op) -> list[Op]:
     """The thread that started shared tiles waits until TMA has read them."""
     b, wait = Builder(o.loc), Builder(o.loc)
     wait.emit(TmaStoreWait, 0, True)
-    b.only_if(elected(b), wait.ops)
+    b.branch(elected(b), wait.ops)
     return b.ops
 
 
@@ -147,7 +147,7 @@ def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     send.emit(TmaStoreCommit)
     if wait:
         send.emit(TmaStoreWait, 0, True)
-    b.only_if(elected(b), send.ops)
+    b.branch(elected(b), send.ops)
     return b.ops
 
 

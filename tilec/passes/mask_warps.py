@@ -207,9 +207,6 @@ class _Masks:
             self.subst.update(zip(o.cond.args, carried))
             (again,) = self.block(o.cond, mask)
         mine = self.both(mask, again)
-        then = Builder(o.loc)
-        then.emit(Store, left, (zero,), one)
-        then.emit(Yield, ())
-        self.b.emit(If, mine, then.block(), Block((), (Yield((), loc=o.loc),)), ())
+        self.b.branch(mine, [Store(left, (zero,), one, loc=o.loc)])
         self.b.emit(WarpSync)
         return mine

@@ -49,7 +49,6 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.reductions import neutral
@@ -400,7 +399,7 @@ class _Padding:
         cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
-        b.only_if(cond, (x for x in o.body.ops if not isinstance(x, Yield)))
+        b.branch(cond, (x for x in o.body.ops if not isinstance(x, Yield)))
         b.emit(Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 
@@ -412,4 +411,4 @@ def _inside(
     below = [
         b.compare("lt", arg, own) for arg, own, more in zip(args, extents, grown) if more > own
     ]
-    return conjunction(b, below)
+    return b.conjunction(below)

@@ -26,18 +26,17 @@ from tilec.ir.ops import (
     Bitcast,
     Copy,
     Gemm,
-    If,
     Load,
     LoadMatrices,
     Reduce,
     Scan,
     Store,
     View,
-    Yield,
 )
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
+from tilec.passes.utils.building import or_zero
 from tilec.passes.utils.warp_matrices import by_elements
 
 
@@ -262,11 +261,7 @@ class _Views:
                 part = inner.cast(inner.binary("shr", word, shift), own)
                 at = self.indices(inner, root.buffer.shape, at_k)
                 inner.emit(Store, root, at, _as(inner, part, root.dtype))
-        if inside is None:
-            b.ops += inner.ops
-            return
-        inner.emit(Yield)
-        b.emit(If, inside, inner.block(), Block((), (Yield(loc=b.loc),)))
+        b.branch(inside, inner.ops)
 
     def atomic(self, o: Atomic) -> Sequence[Op]:
         root = self.source[o.dest]
@@ -279,16 +274,7 @@ class _Views:
         b = Builder(o.loc)
         at, inside = self.element(b, o.dest, o.indices)
         done = replace(o, dest=root, indices=at)
-        if inside is None:
-            return [*b.ops, done]
-        fresh = tuple(Value(r.type, r.name) for r in o.results)
-        done = replace(done, results=fresh)
-        zeros = Builder(o.loc)
-        none = tuple(zeros.zero(r.dtype) for r in fresh)
-        then = Block((), (done, Yield(fresh, loc=o.loc)))
-        orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
-        types = tuple(r.type for r in fresh)
-        return [*b.ops, If(inside, then, orelse, types, results=o.results, loc=o.loc)]
+        return [*b.ops, done if inside is None else or_zero(inside, done)]
 
     # --- tiles ---
 

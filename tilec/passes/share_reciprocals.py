@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.core import (
-    Block,
     Builder,
     Func,
     Op,
@@ -44,7 +43,6 @@ from tilec.ir.ops import (
     Const,
     Fma,
     For,
-    If,
     Load,
     Lookup,
     RegRead,
@@ -52,7 +50,6 @@ from tilec.ir.ops import (
     Store,
     Unary,
     Wgmma,
-    Yield,
     constants,
 )
 from tilec.ir.types import FLOAT32, BufferType, DType
@@ -119,12 +116,8 @@ class _Divisions:
             fits.append(b.compare("ge", d, SMALL))
             fits.append(b.compare("le", d, LARGE))
         fits += self._dividends(b)
-        good = fits[0]
-        for other in fits[1:]:
-            good = b.binary("and", good, other)
-        done = Yield(loc=self.loop.loc)
-        fast, exact = self._multiplied(near, lacking), clone(self.loop, {})
-        b.emit(If, good, Block((), (fast, done)), Block((), (exact, done)))
+        good = b.conjunction(fits)
+        b.branch(good, [self._multiplied(near, lacking)], [clone(self.loop, {})])
         return b.ops
 
     @staticmethod

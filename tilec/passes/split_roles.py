@@ -235,7 +235,7 @@ class _Roles(Cut):
                 taken, n = Builder(b.loc), Numbers(b)
                 none = n.const(0)
                 self._wait(taken, "taken", (none, none))
-                b.only_if(b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
+                b.branch(b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
@@ -264,7 +264,7 @@ class _Roles(Cut):
             scalars = self._scalars(more, self._brought_by(part), later)
             self._wait(more, "free", at)
             self._bring(more, part, later, at[0], scalars)
-            b.only_if(b.compare("lt", later, self.trips), more.ops)
+            b.branch(b.compare("lt", later, self.trips), more.ops)
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)

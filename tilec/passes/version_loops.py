@@ -42,7 +42,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
@@ -95,7 +94,7 @@ class _Guarded:
         met = [c for c in corners if c is not None]
         if len(met) != len(conds):
             return None
-        cond = conjunction(self.b, met)
+        cond = self.b.conjunction(met)
         assert cond is not None
         self.b.loc = guard.loc
         orelse = self.unchanged()
@@ -114,7 +113,7 @@ class _Guarded:
         sides = [n for n, o in enumerate(origins) if sum(a in o for a in self.o.body.args) > 1]
         for n in sides if len(sides) > 1 else ():
             b = Builder(guard.loc)
-            others = conjunction(b, met[:n] + met[n + 1 :])
+            others = b.conjunction(met[:n] + met[n + 1 :])
             assert others is not None
             b.emit(If, others, self.without(guard, conds[n]), found)
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))

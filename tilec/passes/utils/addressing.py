@@ -122,13 +122,13 @@ def unique_replica(b: Builder, layout: Layout, place: Place) -> Value | None:
     """True in the one thread among those that hold the same elements that acts for them; None if
     no element is held twice."""
     lanes = _first_of(b, layout, "lane", place.lane)
-    return conjunction(b, [*lanes, *_first_of(b, layout, "warp", place.warp)])
+    return b.conjunction([*lanes, *_first_of(b, layout, "warp", place.warp)])
 
 
 def unique_register(b: Builder, layout: Layout, register: Value) -> Value | None:
     """True in the first of a thread's registers that hold the same element; None if none is held
     twice."""
-    return conjunction(b, _first_of(b, layout, "reg", register))
+    return b.conjunction(_first_of(b, layout, "reg", register))
 
 
 def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
@@ -144,14 +144,6 @@ def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
             conds.append(b.compare("eq", digit, n.const(0)))
         below *= d.radix
     return conds
-
-
-def conjunction(b: Builder, conds: Sequence[Value]) -> Value | None:
-    """All of them; None if there are none."""
-    total: Value | None = None
-    for c in conds:
-        total = c if total is None else b.binary("and", total, c)
-    return total
 
 
 class Tensors:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
-from tilec.ir.ops import Alloc, Copy, For, Pack, RegRead, Yield
+from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -23,6 +23,17 @@ def whole(b: Builder, v: Value) -> Region:
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
+
+
+def or_zero(cond: Value, o: Op) -> Op:
+    """`o` where `cond` holds; elsewhere its results are 0."""
+    results = tuple(Value(r.type, r.name) for r in o.results)
+    zeros = Builder(o.loc)
+    none = tuple(zeros.zero(r.dtype) for r in results)
+    then = Block((), (replace(o, results=results), Yield(results, loc=o.loc)))
+    orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
+    types = tuple(r.type for r in results)
+    return If(cond, then, orelse, types, results=o.results, loc=o.loc)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ class ConsumerGroups:
         last = b.compare("eq", group, self.count - 1)
         pass_on = Builder(b.loc)
         pass_on.emit(OrderedArrive, self.ordered)
-        b.only_if(last, pass_on.ops)
+        b.branch(last, pass_on.ops)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)
@@ -152,7 +152,7 @@ class ConsumerGroups:
             exists = b.compare("lt", tile, loop.hi)
             later = b.compare("gt", group, other)
             exists = b.binary("and", exists, later)
-            b.only_if(exists, self._skipped(tile))
+            b.branch(exists, self._skipped(tile))
         stride = _times(b, loop.step, self.count)
         body = Builder(loop.loc)
         body.ops += own.ops[:-1]
@@ -160,7 +160,7 @@ class ConsumerGroups:
             index = loop.body.args[0]
             tile = body.binary("add", index, _times(body, loop.step, ahead))
             exists = body.compare("lt", tile, loop.hi)
-            body.only_if(exists, self._skipped(tile))
+            body.branch(exists, self._skipped(tile))
         body.ops.append(own.ops[-1])
         return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
 
@@ -177,8 +177,7 @@ class ConsumerGroups:
         until = Value(group.type, "until")
         mine = b.compare("eq", until, 0)
         others = self._skipped(loop.body.args[0])
-        then = Block((), (*own.ops[:-1], Yield(loc=b.loc)))
-        b.emit(If, mine, then, Block((), (*others, Yield(loc=b.loc))))
+        b.branch(mine, own.ops[:-1], others)
         sooner = b.binary("sub", until, 1)
         after = b.select(mine, b.const(self.count - 1), sooner)
         b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))

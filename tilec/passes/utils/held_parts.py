@@ -23,7 +23,6 @@ from tilec.passes.utils.accesses import (
     is_by_each_thread,
     parallel_accesses,
 )
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.regions import LoopRegions
 
 
@@ -108,12 +107,7 @@ class _Part(LoopRegions):
             return None
 
         body = rewrite(self.o.body, visit, subst)
-        cond = conjunction(b, conds)
-        acts = [x for x in body.ops if not isinstance(x, Yield)]
-        if cond is None:
-            b.ops += acts
-        else:
-            b.only_if(cond, acts)
+        b.branch(b.conjunction(conds), [x for x in body.ops if not isinstance(x, Yield)])
         b.emit(Yield)
         made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))
         return [*self.hoisted, made]

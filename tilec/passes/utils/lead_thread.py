@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Op, Value, upstream
@@ -107,11 +107,7 @@ class LeadThread:
         )
 
 
-def _guarded(ops: Iterable[Op], lead: Value) -> Op:
-    ops = tuple(ops)
+def _guarded(ops: Sequence[Op], lead: Value) -> Op:
     b = Builder(ops[0].loc)
-    b.ops += ops
-    b.emit(Yield)
-    none = Builder(ops[0].loc)
-    none.emit(Yield)
-    return If(lead, b.block(), none.block(), loc=ops[0].loc)
+    b.branch(lead, ops)
+    return b.ops[0]

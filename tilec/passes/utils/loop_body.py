@@ -32,7 +32,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
-from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
+from tilec.passes.utils.addressing import narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
 
 
@@ -92,7 +92,7 @@ class LoopBody:
                 for env in envs:
                     done = [clone(o, env)]
                     if self.replica is not None and any(e.is_once for e in o.effects()):
-                        self.b.only_if(self.replica, done)
+                        self.b.branch(self.replica, done)
                     else:
                         self.b.ops += done
 
@@ -117,7 +117,7 @@ class LoopBody:
         """A condition that holds for all neighbours if it does for the outer two: they take the
         branch together where it holds, else each for itself."""
         b, together, apart = self.b, Builder(o.loc), Builder(o.loc)
-        whole = conjunction(b, [env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
+        whole = b.conjunction([env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
         assert whole is not None
         self.b = together
         own = [dict(env) for env in envs]
@@ -282,7 +282,7 @@ class LoopBody:
 
     def _load(self, o: Load, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
-        guard = conjunction(b, self._guard(o, group[-1], known))
+        guard = b.conjunction(self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
         other = None
         if guard is not None and safe is not None:
@@ -323,7 +323,7 @@ class LoopBody:
 
     def _atomic(self, o: Atomic, group: list[Substitution], known: VectorAccess) -> None:
         env = group[0]
-        guard = conjunction(self.b, self._conditions(o, group[-1], known))
+        guard = self.b.conjunction(self._conditions(o, group[-1], known))
         if len(group) > 1:
             values = self.b.value(Pack, tuple(e.get(o.value, o.value) for e in group))
             self.b.emit(MemRed, o.dest, self._offset(o, env), values, guard)
@@ -344,7 +344,7 @@ class LoopBody:
 
     def _store(self, o: Store, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
-        guard = conjunction(b, self._conditions(o, group[-1], known))
+        guard = b.conjunction(self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
@@ -374,7 +374,7 @@ class LoopBody:
         """How many bytes of a vector lie inside the tensor; None if all of them always do."""
         last = len(o.indices) - 1
         b = self.b
-        inside = conjunction(b, self._guard(o, group[0], known, skip=last))
+        inside = b.conjunction(self._guard(o, group[0], known, skip=last))
         size = o.source.dtype.bits // 8
         whole = b.const(len(group) * size)
         valid = whole

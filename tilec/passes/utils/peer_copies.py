@@ -147,7 +147,7 @@ def send(o: ClusterCopy, found: Pieces) -> list[Op]:
         begin, end = n.op("add", source, at), n.op("add", dest, there)
         to = o.dest.buffer, end, o.block, o.barrier, o.stage
         inner.emit(Send, o.source.buffer, begin, count * size, *to)
-    b.only_if(elected(b), inner.ops)
+    b.branch(elected(b), inner.ops)
     return b.ops
 
 
@@ -174,7 +174,7 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
         value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
         work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
         if vectors % threads:
-            inner.only_if(inner.compare("lt", number, y.const(vectors)), work.ops)
+            inner.branch(inner.compare("lt", number, y.const(vectors)), work.ops)
         else:
             inner.ops += work.ops
     return b.ops
@@ -185,7 +185,7 @@ def arrive(o: ClusterCopy) -> list[Op]:
     barrier of theirs."""
     b, inner = Builder(o.loc), Builder(o.loc)
     inner.emit(MbarrierArrive, o.barrier, o.stage, None, o.block, True)
-    b.only_if(elected(b), inner.ops)
+    b.branch(elected(b), inner.ops)
     return b.ops
 
 

@@ -27,7 +27,6 @@ from tilec.ir.ops import (
     Alloc,
     Copy,
     Extract,
-    If,
     MemLoad,
     Misaligned,
     Pack,
@@ -37,17 +36,9 @@ from tilec.ir.ops import (
     RingStage,
     Store,
     Unary,
-    Yield,
 )
 from tilec.ir.types import INT64, UINT32, BufferType
-from tilec.passes.utils.addressing import (
-    Place,
-    Tensors,
-    conjunction,
-    coordinates,
-    narrow,
-    unique_replica,
-)
+from tilec.passes.utils.addressing import Place, Tensors, coordinates, narrow, unique_replica
 from tilec.passes.utils.building import copy_whole, counted
 from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
 from tilec.target import Target
@@ -160,7 +151,7 @@ class Realigner:
         reachable = [self._reachable(b, o) for o in copies]
         inside: list[Value | None] = [None for _ in copies]
         if not once:
-            inside = [conjunction(b, [r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
+            inside = [b.conjunction([r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
         return Pieces(copies, [tiles[o.dest.buffer] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, held: Held) -> None:
@@ -183,7 +174,7 @@ class Realigner:
             for e in range(tile.parts * _per_piece(o)):
                 b.emit(RegWrite, v, b.const(e), zero)
             for part in self._parts(ends, o, tile.elements.layout):
-                wanted = conjunction(ends, self._lacking(ends, o, part))
+                wanted = ends.conjunction(self._lacking(ends, o, part))
                 assert wanted is not None
                 for value in self._elements(ends, o, part, wanted):
                     n = ends.const(next(register))
@@ -276,7 +267,7 @@ class Realigner:
             b.compare("le", end, self._last(b, o)),
             *self._row_inside(b, o, part, 1),  # no row behind the last one ends before that
         ]
-        found = conjunction(b, tests)
+        found = b.conjunction(tests)
         assert found is not None
         return found
 
@@ -297,9 +288,9 @@ class Realigner:
 
     def _unless_reachable(self, b: Builder, found: Pieces, made: Builder) -> None:
         """What is `made`, where not all pieces lie in memory."""
-        reachable = conjunction(b, found.reachable)
+        reachable = b.conjunction(found.reachable)
         assert reachable is not None
-        b.only_if(b.value(Unary, "not", reachable), made.ops)
+        b.branch(b.value(Unary, "not", reachable), made.ops)
 
     def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -317,7 +308,7 @@ class Realigner:
                 there = body.compare("lt", number, tile.parts)
                 mine = unique_replica(body, layout, Place(body))
                 own = [] if mine is None else [mine]
-                wanted = conjunction(body, [there, *own, *self._lacking(body, o, part)])
+                wanted = body.conjunction([there, *own, *self._lacking(body, o, part)])
                 assert wanted is not None
                 some = wanted if some is None else body.binary("or", some, wanted)
                 inner = Builder(b.loc)
@@ -327,9 +318,9 @@ class Realigner:
                     place = iter((*part.place[:-1], column))
                     index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
                     inner.emit(Store, dest[o.dest.buffer], index, value)
-                stores.only_if(wanted, inner.ops)
+                stores.branch(wanted, inner.ops)
             assert some is not None
-            body.only_if(some, loads.ops + stores.ops)
+            body.branch(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
@@ -421,6 +412,4 @@ def _branches(b: Builder, cond: Value) -> Iterator[tuple[Builder, Builder]]:
     """Builders of what is done where `cond` holds, and where it does not."""
     sides = Builder(b.loc), Builder(b.loc)
     yield sides
-    for side in sides:
-        side.emit(Yield)
-    b.emit(If, cond, *(side.block() for side in sides))
+    b.branch(cond, *(side.ops for side in sides))

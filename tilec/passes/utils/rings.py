@@ -222,10 +222,8 @@ class Ring:
         stage."""
         assert self.full is not None
         stage = at.get_stage(b)
-        wait = Builder(b.loc) if only is not None else b
-        wait.emit(MbarrierWait, self.full, stage, at.get_phase(b))
-        if only is not None:
-            b.only_if(only, wait.ops)
+        wait = MbarrierWait(self.full, stage, at.get_phase(b), loc=b.loc)
+        b.branch(only, [wait])
         return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:

@@ -23,7 +23,6 @@ from tilec.ir.ops import (
     Alloc,
     For,
     Gemm,
-    If,
     OrderedArrive,
     OrderedWait,
     RingStage,
@@ -46,7 +45,7 @@ def give_first_turn(b: Builder, warpgroups: int) -> None:
     last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
     arrive = Builder(b.loc)
     arrive.emit(OrderedArrive, ORDERED, warpgroups)
-    b.only_if(last, arrive.ops)
+    b.branch(last, arrive.ops)
 
 
 def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
@@ -123,9 +122,8 @@ class SoftwarePipeline:
         self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
         runs = b.compare("gt", loop.hi, loop.lo)
-        done = Block((), (*first.ops, rest, *between, *last.ops, Yield(loc=loop.loc)))
-        none = clone_block(Block((), (*between, Yield(loc=loop.loc))), {})
-        b.emit(If, runs, done, none)
+        none = clone_block(Block((), tuple(between)), {}).ops
+        b.branch(runs, (*first.ops, rest, *between, *last.ops), none)
         return b.ops
 
     def _iteration(
