@@ -74,7 +74,6 @@ REASONS = {
     "passes/utils/held_parts.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
     "passes/utils/promotion.py": SELECTION,
-    "passes/utils/restage.py": LOWERING,
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
     "passes/utils/consumer_groups.py": SELECTION,

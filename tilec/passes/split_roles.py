@@ -33,21 +33,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone
+from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.dependence import modref
-from tilec.ir.errors import ResourceError
+from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.ops import (
     Alloc,
     Copy,
     For,
     Gemm,
+    Load,
     MbarrierArrive,
     MbarrierInit,
     MbarrierWait,
     ProxyFence,
     Scope,
     SetRegisters,
+    Store,
     TmaCopy,
     WgmmaWait,
     Yield,
@@ -58,7 +61,6 @@ from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
-from tilec.passes.utils.restage import restaged
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
@@ -400,3 +402,33 @@ def _columns(b: Builder, r: Region, lo: int, hi: int, rows: bool = False) -> Reg
     offsets, extents = list(r.offsets), list(r.extents)
     offsets[at], extents[at] = n.op("add", offsets[at], lo), hi - lo
     return replace(r, offsets=tuple(offsets), extents=tuple(extents))
+
+
+# --- stages of larger buffers ---
+#
+# Buffers that have become a stage of larger ones: what ops of a program by hand touch of them.
+
+
+def restaged(
+    o: Op, ring: Mapping[Value, Value], stage: Value, refuse: Callable[[Op, str], CompileError]
+) -> list[Op]:
+    """`o` where each buffer of `ring` is stage `stage` of another, whose first dimension counts
+    them. Raises the error that `refuse` makes for an op that takes such a buffer as a whole."""
+
+    def visit(x: Op) -> None | Op:
+        match x:
+            case Load(source=v) if v in ring:
+                return replace(x, source=ring[v], indices=(stage, *x.indices))
+            case Store(dest=v) if v in ring:
+                return replace(x, dest=ring[v], indices=(stage, *x.indices))
+        changed: dict[str, Any] = {}
+        for name in x.operand_fields:
+            got = getattr(x, name)
+            if isinstance(got, Region) and got.buffer in ring:
+                offsets, extents = (stage, *got.offsets), (1, *got.extents)
+                changed[name] = Region(ring[got.buffer], offsets, extents)
+            elif isinstance(got, Value) and got in ring:
+                raise refuse(x, f"{got.name} is more than one tile")
+        return replace(x, **changed) if changed else None
+
+    return list(rewrite(Block((), (o,)), visit).ops)
