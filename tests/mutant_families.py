@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mutant_overlaps import layers, perceived, perceptron
 
 import tilec
 import tilec.language as T
@@ -475,6 +476,7 @@ FAMILIES: dict[str, Family] = {
         product_kernel(consumers="pingpong"),
         SM90, operands(100, 136, 120), product,
     ),
+    "overlapped products": Family(perceptron, SM90, layers, perceived),
     "clusters with multicast": Family(
         product_kernel(cluster=(2, 1), stages=2),
         SM90, operands(50, 200, 88), product,

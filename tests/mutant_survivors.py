@@ -26,6 +26,7 @@ class Rule:
 
 
 ONE_TILE = "GEMM, TMA . wgmma|GEMM, staged TMA store|split-K.*"
+OVERLAPPED = "overlapped products"
 ONE_WARPGROUP = "GEMM, wgmma without roles|grouped, while"
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -150,6 +151,32 @@ RULES: tuple[Rule, ...] = (
             ("GEMM, MFMA", "bound off by one", "index (gt 0|lt bound)"),
             ("clusters with multicast", "bound off by one", "index lt bound"),
         ),
+    ),
+    Rule(
+        "a tile without iterations",
+        "These stand in the branch for tiles whose loop has none; the family's all have three.",
+        (
+            (OVERLAPPED, "remove mbarrier_arrive|guard removed|slot off by one",
+             "(no )?mbarrier_arrive ring0_empty stage"),
+            (OVERLAPPED, "position not advanced", "ring0_(stage|phase) not stored"),
+        ),
+    ),
+    Rule(
+        "the producer waits for the other rings, too",
+        "It brings a tile of X only when it has brought all slices of the tile before, and a slice "
+        "of W1 behind the one of W2 before: the stages of those are free when the products that "
+        "read the earlier ones have ended.",
+        (
+            (OVERLAPPED, "remove mbarrier_wait|mbarrier_(arrive too early|wait too late)",
+             "(no )?mbarrier_(wait|arrive) ring0_empty stage.*"),
+            (OVERLAPPED, "wgmma_wait too late", "wgmma_wait h behind mbarrier_arrive ring1_.*"),
+        ),
+    ),
+    Rule(
+        "a turn orders products for speed",
+        "The other warpgroup may start its products between the two of this one; what TMA brings "
+        "to them the first warpgroup has waited for by then.",
+        ((OVERLAPPED, "ordered_arrive too early", "ordered_arrive before gemm a w2"),),
     ),
 )  # fmt: skip
 

@@ -417,3 +417,18 @@ def counts_from_the_end(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32
             C[bx * BLOCK + i] = tile[-2]
         if bx == 0:
             T.fill(C[0], 7)
+
+
+def power(x, n):
+    """By squaring: calls itself as long as `n`, known at compile time, says."""
+    if n == 0:
+        return T.float32(1)
+    half = power(x, n // 2)
+    return half * half * x if n % 2 else half * half
+
+
+@program(lambda x: x**5)
+def calls_itself(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        for i in T.Parallel(BLOCK):
+            C[bx * BLOCK + i] = power(A[bx * BLOCK + i], 5)

@@ -37,12 +37,22 @@ from tilec.passes.check_schedule import check_schedule
 from tilec.tune.plans import plans
 
 arrange = importlib.import_module("tilec.passes.arrange")
+orders = importlib.import_module("tilec.passes.utils.orders")
 
 M, N, H = T.dynamic("M, N, H")
 OVERLAP = Plan("overlap", specialise=True, persistent=True, overlap=True, stages=2)
 
 
-def attention(D: int = 64, BM: int = 128, BN: int = 64, threads: int = 256, causal: bool = False):
+def attention(
+    D: int = 64,
+    BM: int = 128,
+    BN: int = 64,
+    threads: int = 256,
+    causal: bool = False,
+    **how: Any,
+):
+    """`how`: order and stage of the loop."""
+
     def main(
         Q: T.Tensor((M, D), "float16"),
         K: T.Tensor((N, D), "float16"),
@@ -63,7 +73,7 @@ def attention(D: int = 64, BM: int = 128, BN: int = 64, threads: int = 256, caus
             blocks = T.ceildiv(N, BN)
             if causal:
                 blocks = T.min(blocks, T.ceildiv((bx + 1) * BM, BN))
-            for n in T.Pipelined(blocks, num_stages=2):
+            for n in T.Pipelined(blocks, **({"num_stages": 2} | how)):
                 T.copy(K[n * BN, 0], k)
                 for i, j in T.Parallel(BM, BN):
                     seen = n * BN + j < N
@@ -243,7 +253,7 @@ def test_the_search_is_quick_and_the_same_each_time() -> None:
     took, found = [], set()
     for _ in range(3):
         start = time.process_time()
-        found.add(arrange.best.__wrapped__(graph, 204, 2)[1])
+        found.add(orders.best.__wrapped__(graph, 204, 2))
         took.append(time.process_time() - start)
     assert len(found) == 1
     assert min(took) < 0.05
@@ -258,12 +268,12 @@ def test_registers_decide() -> None:
         if isinstance(o, For) and o.kind == "pipelined"
     )
     graph = arrange._Body(loop).graph(2, SM90)
-    _, most = arrange.best(graph, 240, 2)
+    most = orders.best(graph, 240, 2)
     assert most.registers == 32 + 16 + 32  # s, p, o of 128x64 among 256 threads
-    assert arrange.best(graph, most.registers, 2) is not None
-    tight = arrange.best(graph, most.registers - 1, 2)
-    assert tight is not None and tight[1].registers < most.registers
-    assert not any(depth for _, depth in tight[1].waits)  # nothing runs beside the threads' work
+    assert orders.best(graph, most.registers, 2).order == most.order
+    tight = orders.best(graph, most.registers - 1, 2)
+    assert tight.registers < most.registers
+    assert not any(depth for _, depth in tight.waits)  # nothing runs beside the threads' work
 
 
 def test_edges_have_distances() -> None:

@@ -24,8 +24,7 @@ def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         best = arrange.best
 
         def without(*args: Any) -> Any:
-            found = best(*args)
-            return found and (found[0], replace(found[1], turns=False))
+            return replace(best(*args), turns=False)
 
         monkeypatch.setattr(arrange, "best", without)
     yield request.param

@@ -42,6 +42,23 @@ LARGER: dict[str, Any] = {  # cases for a GPU
     "vertical_slash": [(1000, [0, 3, 70, 500, 999], [0, 90, 400]), (513, [], [0])],
 }
 
+EDGES: dict[str, Any] = {  # no keys, one key, one query, rows that see nothing, ends of blocks
+    "attention_sink": [((1, 40, 0, 2, 1), 0), ((1, 1, 70, 7, 1), 0), ((1, 1, 1, 2, 1), 1)],
+    "block_sparse": [((1, 1, 1), True, 1.0), ((1, 65, 1), False, 0.0), ((1, 129, 1), True, 0.9)],
+    "flash_decoding": [([0], 2, 1, 1), ([1, 33, 500], 7, 1, 4)],
+    "gqa_fwd": [((1, 40, 0, 14, 2), True), ((2, 1, 33, 7, 1), True), ((1, 70, 3, 7, 1), True)],
+    "mha_bwd": [((1, 40, 0, 1), True), ((1, 1, 70, 1), True), ((1, 70, 3, 1), True)],
+    "mha_fwd": [
+        ((1, 40, 0, 1), {"causal": True}),
+        ((2, 1, 33, 1), {"causal": True}),
+        ((1, 70, 20, 1), {"causal": True, "window": 5, "biased": True}),
+    ],
+    "mla_decode": [([0, 0], 20, 2, 32), ([65, 1, 0], 16, 1, 64)],
+    "paged_decode": [([0], 2, 1, 1, 16), ([0, 70, 1], 14, 2, 3, 32)],
+    "varlen_fwd": [([0], [0], False), ([70, 0], [0, 5], True), ([1, 64], [1, 64], True)],
+    "vertical_slash": [(1, [0], [0]), (70, [], []), (130, [129], [129])],
+}
+
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +74,21 @@ def run(name: str, capsys: pytest.CaptureFixture[str], *cases: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_on_the_cpu(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, capsys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_edges(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, capsys, EDGES[name])
+
+
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("name", NAMES)
+def test_edges_simulated(name: str, cpu: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tilec.PerformanceWarning)  # few queries suit no TMA
+        with simulated("cuda:sm_90a") as reports:
+            importlib.import_module(name).main(EDGES[name])
+    assert reports and all(report.ok for report in reports), reports
 
 
 @pytest.mark.parametrize("dims", [(7, 5), (72, 100), (16, 256)])

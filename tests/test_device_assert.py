@@ -10,6 +10,8 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.jit.specialise import SpecialisationKey
+from tilec.kernel import Kernel
 from tilec.runtime.driver import DriverError
 
 N = T.dynamic("N")
@@ -44,6 +46,24 @@ def constants(Y: T.Tensor((1,), "int32")):
         for _ in T.serial(Y[0]):
             T.device_assert(LIMIT > 3, "this does not")
         Y[0] = 7
+
+
+@tilec.kernel
+def left_open(
+    X: T.Tensor((N, 128), "float16"),
+    Y: T.Tensor((N, 128), "float32"),
+    BM: T.constexpr = T.auto(32, 64, 128),
+):
+    with T.Kernel(T.ceildiv(N, BM), threads=128) as by:
+        x, y = T.alloc_shared((64, 128), "float16"), T.alloc_shared((BM, 64), "float16")
+        f = T.alloc_fragment((BM, 128), "float32")
+        T.device_assert(by < 9)
+        T.clear(f)
+        for k in T.Pipelined(2):
+            T.copy(X[by * BM, k * 64], y)
+            T.copy(X[k * 64, 0], x)
+            T.gemm(y, x, f)
+        T.copy(f, Y[by * BM, 0])
 
 
 def line_of(text: str) -> str:
@@ -150,6 +170,27 @@ def test_variants_are_cached_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         keys.append(bounded.key_of((X, Y), "cpu", {"most": 1.0}))
     assert keys[0] == keys[1] != keys[2]
     assert keys[1].text() != keys[2].text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_is_compiled_for_the_simulator_only_if_simulated(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    built, keys = Kernel._build, list[SpecialisationKey]()
+
+    def build(self: Kernel, key: SpecialisationKey, *args: Any) -> tilec.CompiledKernel:
+        keys.append(key)
+        return built(self, key, *args)
+
+    monkeypatch.setattr(Kernel, "_build", build)
+    left_open.clear()
+    X, Y = np.ones((256, 128), np.float16), np.zeros((256, 128), np.float32)
+    specs = tilec.spec(X.shape, "float16"), tilec.spec(Y.shape, "float32")
+    left_open.compile(*specs, target=target)
+    assert [key.simulated for key in keys] == [False]
+    assert tilec.simulate(left_open, X, Y, target=target).ok
+    assert [key.simulated for key in keys] == [False, True]
 
 
 def test_a_condition_costs_nothing_without_debugging() -> None:

@@ -136,8 +136,8 @@ def test_the_arrangement_of_overlapping_iterations_is_drawn() -> None:
     (loop,) = facts.loops
     a = loop.arranged
     assert a is not None and loop.order == list(a.order)
-    assert {unit for unit, _ in a.bounds} == {"tensor", "shared", "vector", "special"}
-    for unit, n in a.bounds:
+    assert {unit for unit, _ in a.units} == {"tensor", "shared", "vector", "special"}
+    for unit, n in a.units:
         assert round(loop.bounds[unit]) == pytest.approx(n, abs=2)
     late = {s.line for s in loop.statements if s.stage == 1}
     assert line_of("T.gemm(p, v, o") in late

@@ -146,14 +146,14 @@ def test_a_row_of_a_fragment_is_a_loop_of_one_dimension(rng: np.random.Generator
 
 def test_an_odd_tile_that_stays_is_refused_for_its_extents() -> None:
     @tilec.kernel
-    def kernel(A: T.Tensor((100, 100), "float32")):
+    def kernel(A: T.Tensor((140, 140), "float32")):
         with T.Kernel(1, threads=128):
-            x = T.alloc_fragment((100, 100), "float32")
+            x = T.alloc_fragment((140, 140), "float32")
             T.copy(A, x)
             T.print(x)
 
-    with pytest.raises(ResourceError, match="takes 625 registers") as caught:
-        kernel.compile(tilec.spec((100, 100), "float32"), target="cuda:sm_80")
+    with pytest.raises(ResourceError, match="takes 1225 registers") as caught:
+        kernel.compile(tilec.spec((140, 140), "float32"), target="cuda:sm_80")
     assert "multiples of 16" in caught.value.hint
 
 

@@ -47,7 +47,7 @@ def test_cuda_brings_the_driver_and_the_assembler() -> None:
     assert {"cuda-bindings", "nvidia-cuda-nvcc"} <= names(EXTRAS["cuda"])
     tools = {"ruff", "mypy", "pyright", "pre-commit", "pre-commit-hooks", "build"}
     assert tools <= names(EXTRAS["dev"])
-    assert {"pytest", "hypothesis"} <= names(EXTRAS["test"])
+    assert {"pytest", "hypothesis", "mpmath"} <= names(EXTRAS["test"])
 
 
 def test_pre_commit_runs_what_the_checks_run() -> None:

@@ -3,6 +3,7 @@ stages of its buffers, on three targets."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ MEASURED = {
 }
 
 
+ATTENTION = (
+    "attention_sink", "block_sparse", "flash_decoding", "gqa_fwd", "mha_bwd", "mha_fwd",
+    "mla_decode", "paged_decode", "varlen_fwd", "vertical_slash",
+)  # fmt: skip
+NO_ROOM = [("paged_decode", "hip:gfx942"), ("vertical_slash", "hip:gfx942")]  # 64 KiB shared
+
+
 def check(kernel: Any, arrays: list[Any], meta: dict[str, int], name: str) -> None:
     """Compare the configuration that is recommended with what the passes make of it."""
     found = kernel.recommend(*arrays, target=name, topk=1, **meta)
@@ -77,6 +85,18 @@ def check(kernel: Any, arrays: list[Any], meta: dict[str, int], name: str) -> No
 def test_measured_kernels_take_what_is_predicted(target: str) -> None:
     for name, (kernel, arrays) in MEASURED.items():
         check(kernel, arrays, {} if name.endswith("sums") else TILE, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_takes_what_is_predicted(name: str, target: str) -> None:
+    """The first and the last kernel of each example that the target has room for."""
+    specs = importlib.import_module(name).SPECS
+    for kernel, arrays, meta in (specs[0], specs[-1]):
+        if kernel.recommend(*arrays, target=target, topk=1, **meta):
+            check(kernel, arrays, dict(meta), target)
+        else:
+            assert (name, target) in NO_ROOM
 
 
 @pytest.mark.parametrize("target", [find_target(n) for n in TARGETS], ids=str)

@@ -16,13 +16,14 @@ from test_lowering import matmul_text
 
 import tilec
 import tilec.language as T
-from tilec.codegen.assemble import Assembled
+from tilec.codegen import emit
+from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
 from tilec.ir.errors import CompileWarning, InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
-from tilec.jit.attempts import _with_producers
+from tilec.jit.attempts import Attempts, _with_producers
 from tilec.jit.simulate import launch_of, records_for
 from tilec.passes.utils.distribution import covering
 from tilec.passes.utils.registers import (
@@ -101,6 +102,31 @@ def test_another_split_is_of_the_registers_that_the_block_was_launched_with(bloc
     assert shares["producer"] == producer
     assert 2 * shares["consumer"] + producer <= 3 * at_launch(384 * blocks, SM90)
     assert _with_producers(changed, SM90, producer) is None, "nobody has more"
+
+
+@pytest.mark.parametrize("said", [0, 1], ids=["shares", "and the user's own"])
+@pytest.mark.parametrize("producer", [FEWEST, AMPLE])
+def test_another_split_is_the_code_that_would_be_made_anew(monkeypatch, producer, said):
+    """LLVM works again only where a user's assembly says what tilec's does."""
+    monkeypatch.setenv("TILEC_PTXAS", "off")
+    func = first_fit(parse_func(matmul_text(128, 64, 32, 2, 256, 0, 1)), SM90)
+    changed = _with_producers(func, SM90, producer)
+    assert changed is not None
+    tried = Attempts(SM90)
+    made = tried.make(None, func)
+    if said:
+        text = f"{made.llvm_text}; {tried._shares(func)[0]}\n"
+        made = replace(made, llvm_text=text)
+    worked = []
+
+    def assembled(text, target):
+        worked.append(text)
+        return assemble(text, target)
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", assembled)
+    again, anew = tried._shared_out(made, changed), assemble(emit(changed, SM90), SM90)
+    assert again.llvm_text == anew.llvm_text and again.asm == anew.asm != made.assembled.asm
+    assert len(worked) == said
 
 
 def shared_runs():
@@ -313,6 +339,12 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
         told = (f"{spilled} bytes spilled",) if spilled else ()
         return Assembled(text, target, b"", spilled_bytes=spilled, advisories=told)
 
+    def with_instructions(made, others):
+        text = made.llvm_text
+        for own, other in others.items():
+            text = text.replace(own, other)
+        return assemble(text, made.target)
+
     @tilec.kernel
     def kernel(
         A: T.Tensor((128, K), "float16"),
@@ -330,7 +362,9 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
                 T.gemm(a, b, acc)
             T.copy(acc, C)
 
-    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", assemble)
+    attempts = sys.modules["tilec.jit.attempts"]
+    monkeypatch.setattr(attempts, "assemble", assemble)
+    monkeypatch.setattr(attempts, "with_instructions", with_instructions)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
     specs = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
     specs.append(tilec.spec((128, 128), "float32"))
@@ -365,8 +399,50 @@ def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
 
 
 def test_more_than_any_assembler_takes_is_still_an_error():
-    with pytest.raises(ResourceError, match="takes 1024 registers of each of 128 threads"):
-        big_tile(128, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
+    with pytest.raises(ResourceError, match="takes 2048 registers of each of 64 threads"):
+        big_tile(64, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
+    specs = [tilec.spec((512, 512), "float16")] * 2
+    with pytest.raises(ResourceError, match="takes 1024 registers of each of 32 threads"):
+        large_product.compile(*specs, tilec.spec((512, 512), "float32"), target="cuda:sm_80")
+
+
+@tilec.kernel
+def large_product(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 256), T.ceildiv(M, 128), threads=32) as (bx, by):
+        a = T.alloc_shared((128, 32), "float16")
+        b = T.alloc_shared((32, 256), "float16")
+        acc = T.alloc_fragment((128, 256), "float32")
+        T.clear(acc)
+        for k in T.serial(T.ceildiv(K, 32)):
+            T.copy(A[by * 128, k * 32], a)
+            T.copy(B[k * 32, bx * 256], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 128, bx * 256])
+
+
+@tilec.kernel
+def largest_of_rows(A: T.Tensor((128, 128), "int64"), B: T.Tensor((128,), "int64")):
+    """One of TileLang's tests: 1024 registers for each thread."""
+    with T.Kernel(1, threads=32):
+        x = T.alloc_fragment((128, 128), "int64")
+        y = T.alloc_fragment((128,), "int64")
+        T.copy(A, x)
+        T.reduce_absmax(x, y, dim=1)
+        T.copy(y, B)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+def test_a_fragment_of_a_thousand_registers(rng, target):
+    a = rng.integers(-(2**60), 2**60, (128, 128))
+    b = np.zeros(128, np.int64)
+    with pytest.warns(CompileWarning, match="kept in memory, which is slow"):
+        largest_of_rows.compile(a, b, target=target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)
+        assert not tilec.simulate(largest_of_rows, a, b, target=target).findings
+    np.testing.assert_array_equal(b, np.abs(a).max(1))
 
 
 @pytest.mark.gpu

@@ -124,6 +124,32 @@ def test_tile_words(threads):
     check(tiles(threads), a, random(19), out=[1], wanted=[wanted], rtol=1e-4)
 
 
+@pytest.mark.parametrize("threads", [1, 32, 33])
+def test_product(threads):
+    """Also of fewer threads than a warp has."""
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((32, 32), "float16"),
+        B: T.Tensor((32, 32), "float16"),
+        C: T.Tensor((32, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared((32, 32), "float16")
+            b = T.alloc_shared((32, 32), "float16")
+            c = T.alloc_fragment((32, 32), "float32")
+            T.clear(c)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c)
+            T.copy(c, C)
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (32, 32)).astype("float16") for _ in range(2))
+    wanted = a.astype("float32") @ b.astype("float32")
+    check(product, a, b, np.empty_like(wanted), out=[2], wanted=[wanted])
+
+
 def test_the_block_is_whole_warps():
     made = counted(33).compile(np.zeros(1, "i4"), np.zeros(4096, "i4"), target="cuda:sm_90a")
     assert made.resources.threads == 64

@@ -239,6 +239,41 @@ def test_one_side_of_a_mask_is_asked_for_alone(width: int, rng: np.random.Genera
         np.testing.assert_array_equal(mine["C"][:, :4], want)
 
 
+def causal(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    """What a row sees ends with it, or with the columns."""
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, total = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        T.clear(total)
+        for n in T.Pipelined(5, num_stages=0):
+            for i, j in T.Parallel(8, 4):
+                seen = n * 4 + j < N and n * 4 + j <= b * 8 + i
+                part[i, j] = T.if_then_else(seen, T.float32(1), T.float32(-1))
+            for i, j in T.Parallel(8, 4):
+                total[i, j] = total[i, j] * 3 + part[i, j]
+        for i, j in T.Parallel(8, 4):
+            C[b * 8 + i, j] = total[i, j]
+
+
+def test_two_bounds_of_a_column_are_one(rng: np.random.Generator) -> None:
+    held = arrays(rng, 5)
+    before, after = split(causal, held)
+    (loop,) = ops(after, For)
+    (whole,) = [o for o in loop.body.ops if isinstance(o, If)]
+    (masked,) = [o for o in whole.orelse.ops if isinstance(o, Parallel)]
+    (compare,) = conditions(masked)
+    assert compare.kind == "le"
+    rows, columns = held["A"].shape
+    at, column = np.arange(rows)[:, None], np.arange(20)[None]
+    seen = np.where((column < columns) & (column <= at), 1.0, -1.0).reshape(rows, 5, 4)
+    want = sum(seen[:, n] * 3.0 ** (4 - n) for n in range(5))
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        np.testing.assert_array_equal(mine["C"][:, :4], want)
+
+
 def conditions(loop: Parallel) -> list[Compare]:
     """The comparisons that what an element loop chooses depends on."""
     made = {r: o for o in loop.body.ops for r in o.results}

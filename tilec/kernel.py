@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
+from tilec.ir.faults import told_as_internal
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import CompiledKernel, require_memory, returned, stream_handle
@@ -109,7 +110,7 @@ class Kernel(Launchable):
         self.pdl = pdl
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
-        self.choices = Choices(self._simulated)
+        self.choices = Choices(self._chosen)
         self._compiling: dict[SpecialisationKey, threading.Lock] = {}
         self._lock = threading.RLock()
         self._revisions: dict[str, Revision] = {}
@@ -432,7 +433,7 @@ class Kernel(Launchable):
             self._variants.clear()
             self._revisions.clear()
             self._compiling.clear()
-            self.choices = Choices(self._simulated)
+            self.choices = Choices(self._chosen)
             self._revision = self._path = self._parts = None
             self._on_grid = self._launch_on_grid
             if "__call__" in vars(type(self)):
@@ -442,14 +443,19 @@ class Kernel(Launchable):
             if alive() is None:
                 unload()
 
+    def _chosen(self, key: SpecialisationKey) -> CompiledKernel:
+        """The variant by which tiles and plans are chosen, debugging or not."""
+        key = dataclasses.replace(key, debug=False)
+        try:
+            return self.variant(key)
+        except build.OnlySimulated:
+            return self.variant(dataclasses.replace(key, simulated=True))
+
     def _simulated(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant whose records the simulator runs: it looks at assertions, debugging or not,
         and goes on behind them."""
         key = dataclasses.replace(key, debug=False)
-        try:
-            variant = self.variant(key)
-        except build.OnlySimulated:
-            return self.variant(dataclasses.replace(key, simulated=True))
+        variant = self._chosen(key)
         if variant.image.asserts and not key.simulated:
             return self.variant(dataclasses.replace(key, simulated=True))
         return variant
@@ -472,7 +478,8 @@ class Kernel(Launchable):
                 "call it, or compile it, again",
             )
         func = self.choices.traced(revision.signature, key)
-        return build.compile_variant(revision.signature, key, func, plan)
+        with told_as_internal("compiling this kernel", revision.signature.loc):
+            return build.compile_variant(revision.signature, key, func, plan)
 
 
 def _target_of(device: str, index: int) -> str:

@@ -37,6 +37,8 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> 
     """`page`: tokens of a page, or S, known at a call, for a cache that is not paged; `kind`: of
     the parts, of which one alone is the result."""
     scale = (dim + pe) ** -0.5 * LOG2_E
+    # Tokens of a tile lie in one page.
+    tokens = [n for n in (32, 64) if not isinstance(page, int) or page % n == 0]
 
     @tilec.kernel
     def mla_decode(
@@ -49,7 +51,7 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> 
         Parts: T.Tensor((B, P, H, dim), kind),
         Sums: T.Tensor((B, P, H), "float32"),
         BM: T.constexpr = T.auto(16, 64),
-        BN: T.constexpr = T.auto(32, 64),
+        BN: T.constexpr = T.auto(*tokens),
     ):
         T.pdl_sync()  # begins when the launch before it ends, but the next one not before this ends
         with T.Kernel(P, T.ceildiv(H, BM), B) as (part, by, b):

@@ -43,8 +43,11 @@ def Pipelined(
     over elements …): its place in the code, and in which stage of the pipeline it works. Copies of
     stage s run as many iterations ahead as the last stage is above s; those of the last stage do
     not. -1 leaves a statement to tilec. What one iteration computes stays as it is written: data
-    that a later stage needs decide the order. `reversible`: the iterations may run in the opposite
-    order.
+    that a later stage needs decide the order. Where products run beside what threads compute
+    (wgmma), statements of neighbouring stages are an iteration apart, in the order of `order`; a
+    PerformanceWarning says why they are not where that cannot be. Raises CompileError for lists
+    that do not fit the body, orders against data, and stages before that of what is read.
+    `reversible`: the iterations may run in the opposite order.
     """
 
 

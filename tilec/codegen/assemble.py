@@ -17,7 +17,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -166,9 +166,19 @@ def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str,
 def with_min_blocks(made: Assembled, blocks: int) -> Assembled:
     """`made`, of a CUDA target, with as few registers as let a multiprocessor hold `blocks` blocks.
     ptxas alone looks at that number: LLVM's part is not done again."""
-    text = _MIN_BLOCKS.sub(rf"\g<1>{blocks}", made.llvm_text)
-    more = Assembled(text, made.target, seconds=made.seconds)
-    more.asm = _MIN_BLOCKS.sub(rf"\g<1>{blocks}", made.asm)
+    return _respelled(made, lambda text: _MIN_BLOCKS.sub(rf"\g<1>{blocks}", text))
+
+
+def with_instructions(made: Assembled, others: Mapping[str, str]) -> Assembled:
+    """`made`, of a CUDA target, with `others` in the place of instructions that LLVM passes on as
+    they are: its part is not done again."""
+    wanted = re.compile("|".join(map(re.escape, others)))
+    return _respelled(made, lambda text: wanted.sub(lambda found: others[found[0]], text))
+
+
+def _respelled(made: Assembled, change: Callable[[str], str]) -> Assembled:
+    more = Assembled(change(made.llvm_text), made.target, seconds=made.seconds)
+    more.asm = change(made.asm)
     _finish_cuda(more, more.asm)
     return more
 

@@ -42,11 +42,11 @@ _ERF_FAR = (
     1.1231465578021016e-05, -0.000322805397445336, 0.0036424649879336357, -0.02376207523047924,
     0.10623688995838165, 0.6351513266563416, 0.12864848971366882,
 )  # fmt: skip
-_SIN = (
+SIN = (
     1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
     -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01,
 )  # fmt: skip
-_COS = (
+COS = (
     -1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07,
     2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02,
 )  # fmt: skip
@@ -188,9 +188,9 @@ class Elementary:
         n = intrinsic(fn, "rint", [self._mul(wide, 2 / math.pi)])
         r = self._reduce(wide, n, _PI_2)
         z = self._mul(r, r)
-        sine = self._mad(self._mul(self._polynomial(_SIN, z), z), r, r)
+        sine = self._mad(self._mul(self._polynomial(SIN, z), z), r, r)
         cosine = self._mad(
-            self._polynomial(_COS, z), self._mul(z, z), self._add(self._mul(z, -0.5), 1.0)
+            self._polynomial(COS, z), self._mul(z, z), self._add(self._mul(z, -0.5), 1.0)
         )
         near = convert(fn, "fptrunc", finish(sine, cosine, self._whole(n)), "float")
         return self._beyond(x, symbol, near)
@@ -275,8 +275,8 @@ class Elementary:
         low = convert(fn, "trunc", bits, "i32")
         return self.fn.add(low, -0x4B400000) if "float" in n.type else low
 
-    def _reduce(self, x: Val, n: Val, unit: tuple[float, float]) -> Val:
-        """x - n * unit, the unit given in two parts."""
+    def _reduce(self, x: Val, n: Val, unit: tuple[float, ...]) -> Val:
+        """x - n * unit, the unit given in parts."""
         for part in unit:
             x = self._mad(n, -part, x)
         return x

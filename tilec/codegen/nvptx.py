@@ -13,7 +13,7 @@ from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, launched_cluster
-from tilec.ir.core import Value
+from tilec.ir.core import Func, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     Asm,
@@ -31,10 +31,17 @@ from tilec.ir.instr.nvidia import AND_OR, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.pdl import first_of_all
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
+from tilec.target import Target
 
 DIMS = "xyz"
 WARPGROUP = 4  # warps
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
+
+
+def register_share(o: ops.Scope, func: Func, target: Target) -> Instruction:
+    """How threads of a scope of `func` come to their share of the registers."""
+    threads = int(func.attrs["launch_threads"]) * int(func.attrs.get("min_blocks", 1))
+    return sync.setmaxnreg(o.registers, o.registers > target.registers // threads // 8 * 8)
 
 
 class NvptxScalars(GpuScalars):
@@ -155,9 +162,7 @@ class NvptxEmitter(PrintingEmitter):
 
     def enter_scope(self, o: ops.Scope) -> None:
         if o.registers:
-            blocks = int(self.func.attrs.get("min_blocks", 1))
-            at_launch = self.target.registers // (self.threads * blocks) // 8 * 8
-            self.execute(sync.setmaxnreg(o.registers, o.registers > at_launch))
+            self.execute(register_share(o, self.func, self.target))
 
     def emit_barrier(self, o: ops.Barrier) -> None:
         number = self._group_id(o.id) if o.number is None else self.get(o.number)

@@ -231,7 +231,7 @@ def bounds(one: Loop) -> str:
     ]
     told = "How long an iteration of the whole block keeps each unit busy, in clocks."
     if a is not None:
-        bound = "stream" if a.stream >= max(n for _, n in a.bounds) else most
+        bound = "stream" if a.stream >= max(n for _, n in a.units) else most
         words = f"{a.stream:,} (in the order of the source {a.in_order:,})"
         rows.append(("one warpgroup's stream", bar(a.stream, longest, words)))
         told += (

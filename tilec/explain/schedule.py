@@ -24,8 +24,9 @@ from tilec.ir.dependence import ModRef, modref
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.ops import Copy, For, Gemm, Scope
 from tilec.ir.schedule import Arrangement
-from tilec.passes.arrange import DEPENDENT, START, shown_statement, statement_clocks
+from tilec.passes.arrange import shown_statement, statement_clocks
 from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.orders import DEPENDENT, START
 from tilec.target import Target
 
 ITERATIONS, ARRANGED = 6, 4  # of a loop that are drawn; of one with several products

@@ -12,7 +12,7 @@ from tilec.frontend.context import Context
 from tilec.frontend.guards import Comparison, both
 from tilec.frontend.values import Literal, Number, Scalar, describe
 from tilec.ir.affine import Affine
-from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.errors import CompileWarning, shown, warn
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
 from tilec.ir.semantics import OF_BITS
@@ -81,7 +81,11 @@ class Arithmetic(Context):
     def fitting(self, value: Literal, dtype: DType) -> Literal:
         """`value` as a number of `dtype`. Raises CompileError if it is none."""
         if dtype.is_float:
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                message = f"{shown(value)} is larger than any {dtype.name}"
+                raise self.error(message, 'write T.infinity("float32")') from None
         if dtype is BOOL:
             return bool(value)
         if isinstance(value, float) and not value.is_integer():

@@ -58,7 +58,8 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
     """The element of a global or shared buffer that is changed."""
     given = c[name].element if isinstance(c[name], Address) else c[name]
     with t.at(c.place(name)):
-        if isinstance(given, Buffer) and given.type.size == 1 and given.type.space != "local":
+        one = isinstance(given, Buffer) and all(e == 1 for e in given.type.shape)
+        if one and given.type.space != "local":
             given = Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
         if not isinstance(given, Region) or not given.is_element:
             raise t.error(

@@ -101,7 +101,8 @@ class Calls(Functions):
                 if len(args) == 3 and isinstance(args[2], Buffer):  # T.Tensor(shape, dtype, A.data)
                     return builtins_views.of_memory(self, args[2], args[0], args[1], node)
                 return self.annotation(function, args, **kwargs)
-        if getattr(builtins, getattr(function, "__name__", ""), None) is function:
+        name = getattr(function, "__name__", None)
+        if isinstance(name, str) and getattr(builtins, name, None) is function:
             return self._python_builtin(function, node)
         if isinstance(function, types.FunctionType) and function in BUILTINS:
             return self._builtin(BUILTINS[function], function, node)

@@ -478,6 +478,12 @@ class ForLoops(Loops):
                 wave: int | Scalar = self.to_index(self.emit_scalar(GridSize, 0))
             else:
                 wave = self._bound(args["wave_size"], header.place("wave_size"))
+                if isinstance(wave, int) and wave < 1:
+                    raise self.error(
+                        f"wave_size of T.Persistent is {wave}, the least is 1",
+                        "write how many blocks T.Kernel launches, or leave it out",
+                        header.place("wave_size"),
+                    )
             if total == 0:  # no tile: nothing divides by an extent that is 0
                 first, wave = 0, 1
         self._targets(node, "the domain", len(extents))

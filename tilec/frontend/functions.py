@@ -32,6 +32,10 @@ from tilec.ir.errors import CompileError
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
+MOST_DEEP = 32
+"""Calls of a traced function inside of itself."""
+
+
 class Functions(Expressions):
     """Calls what is the user's. `run_body` (a function's statements) is left to a subclass."""
 
@@ -64,10 +68,11 @@ class Functions(Expressions):
 
     def _trace_body(self, source: Source, values: Mapping[str, object]) -> object:
         """The body of a function, traced here; `values` are those of its parameters."""
-        if any(f.source.function is source.function for f in self.frames):
+        if sum(f.source.function is source.function for f in self.frames) > MOST_DEEP:
             raise self.error(
                 f"{source.name} calls itself on run-time values",
-                "write a loop: a function recurses only on what is known at compile time",
+                "write a loop: a function recurses as far as what is known at compile time says, "
+                f"{MOST_DEEP} times at most",
             )
         kept = self.loc
         references = self._references(source, values)

@@ -129,11 +129,11 @@ class Loops(Branches):
         if not order and not stage:
             return block, attributes
         try:
-            body, stages = arrange(block, order, stage)
+            body, places, stages = arrange(block, order, stage)
         except BadOrder as e:
             message, hint = e.args
             raise self.error(message, hint) from None
-        return body, {**attributes, "stage": stages}
+        return body, {**attributes, "order": places, "stage": stages}
 
     def _index(self, loop: Counted, value: Value) -> Scalar:
         lo, hi, step = loop.lo, loop.hi, loop.step

@@ -171,7 +171,11 @@ class Operators(Regions):
                     hint = "compare with each: x == 1 or x == 2"
                     message = f"{describe(left)} in {describe(right)} is not known here"
                     raise self.error(message, hint)
-                return (left in right) == isinstance(op, ast.In)
+                try:
+                    return (left in right) == isinstance(op, ast.In)
+                except TypeError:  # a list in a dict, a number in a text
+                    message = f"{describe(left)} cannot be in {describe(right)}"
+                    raise self.error(message, "look for what it may hold") from None
         kind = _COMPARE[type(op)]
         if not any(_at_run_time(v) for v in (left, right)) and not (
             is_literal(left) and is_literal(right)

@@ -5,8 +5,9 @@ newest: what stage 0 copies for iteration i + s is used by stage s for iteration
 statement's place in the code. What an iteration computes does not change: where one statement needs
 another's data in a later stage, the data decide, and only where both are in one stage is an order
 against them an error. Statements are those that act on tiles: copies, products, reductions, loops
-and branches around such; -1 leaves a statement to tilec. The idea is that of TVM's annotations
-`software_pipeline_stage` and `software_pipeline_order`."""
+and branches around such; -1 leaves a statement to tilec. Where products run beside what threads
+compute, `passes/arrange.py` keeps to both lists in the steady state. The idea is that of TVM's
+annotations `software_pipeline_stage` and `software_pipeline_order`."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class BadOrder(Exception):
 
 def arrange(
     body: Block, order: Sequence[int], stage: Sequence[int]
-) -> tuple[Block, tuple[int, ...]]:
-    """`body` with its statements in `order`, as far as their data let it, and `stage` in that
-    order; either list may be empty. Raises BadOrder."""
+) -> tuple[Block, tuple[int, ...], tuple[int, ...]]:
+    """`body` with its statements in `order`, as far as their data let it, and both lists for the
+    statements as they stand then; either may be empty. Raises BadOrder."""
     statements = acting(body)
     for name, given in (("order", order), ("stage", stage)):
         if given and len(given) != len(statements):
@@ -51,12 +52,33 @@ def arrange(
         raise BadOrder(
             f"order of T.Pipelined has {twice} twice", "each statement needs a place of its own"
         )
+    if stage:
+        _check_stages(body, statements, stage)
     if not order:
-        return body, tuple(stage)
+        return body, (), tuple(stage)
     done = _scheduled(body, statements, order, stage)
     number = {o: i for i, o in enumerate(statements)}
-    stages = tuple(stage[number[o]] for o in done if o in number) if stage else ()
-    return replace(body, ops=tuple(done)), stages
+    kept = [number[o] for o in done if o in number]
+    places = tuple(order[n] for n in kept)
+    return replace(body, ops=tuple(done)), places, tuple(stage[n] for n in kept) if stage else ()
+
+
+def _check_stages(body: Block, statements: list[Op], stage: Sequence[int]) -> None:
+    """Raise BadOrder where a statement works before what it needs of its own iteration."""
+    needs = _needs(body)
+    for i, o in enumerate(statements):
+        for j, x in enumerate(statements[:i]):
+            if _FREE < stage[i] < stage[j] and x in needs[o] and _reads_of(o, x):
+                raise BadOrder(
+                    f"stage of T.Pipelined puts statement {i} ({_name(o)}) into stage {stage[i]}, "
+                    f"before statement {j} ({_name(x)}), whose data it needs, in stage {stage[j]}",
+                    f"give statement {i} stage {stage[j]} or a later one",
+                )
+
+
+def _reads_of(o: Op, x: Op) -> bool:
+    """Whether an op reads a buffer that an earlier one writes."""
+    return not _touched(o)[0].isdisjoint(_touched(x)[1])
 
 
 def _scheduled(

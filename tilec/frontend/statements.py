@@ -24,6 +24,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.errors import CompileError
+from tilec.ir.faults import note_line
 from tilec.support.syntax import nodes
 
 # Statements that kernels do not have: what they are called, and what to write instead.
@@ -111,6 +112,9 @@ class Statements(Assignments):
             self.left_out.forget(node, self.names)
         except CompileError as e:
             note_place(e, node)
+            raise
+        except Exception as e:
+            note_line(e, self.loc)
             raise
         finally:
             self.loc = kept

@@ -19,6 +19,7 @@ from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Sca
 from tilec.frontend.whole_loop_forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.faults import told_as_internal
 from tilec.ir.ops import Yield
 from tilec.ir.pdl import PDL
 from tilec.ir.python_text import linear_text, size_text
@@ -87,7 +88,8 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
         tracer.left_out = left_out
         return tracer.run()
 
-    return trace_with_recovery(once)
+    with told_as_internal("reading this", signature.loc):
+        return trace_with_recovery(once)
 
 
 class _KernelTracer(WholeLoops):

@@ -186,7 +186,10 @@ class _Body:
     def are_apart(self, store: Store) -> bool:
         """Whether the other indices tell all iterations apart. One that nobody can compute here is
         taken to differ wherever the loop's indices in it do."""
-        known, args = self._knows(), self.loop.body.args
+        args = self.loop.body.args
+        if set(args) <= set(store.indices):
+            return True
+        known = self._knows()
         clear = [i for i in store.indices if self.sharing(i) is Sharing.NOTHING]
         unknown = [i for i in clear if known.get(i) is None and i in self.varying]
         within = {a for i in unknown for a in args if a in self.behind(i)}

@@ -108,6 +108,10 @@ class Facts(Forms):
         lo, hi = self.range(value)
         return lo if lo == hi else None
 
+    def made_by(self, value: Value) -> Op | None:
+        """The op whose result it is."""
+        return self._defined.get(value)
+
     def non_negative(self, value: Value) -> bool:
         """Whether a signed division of it may be made unsigned."""
         lo = self.range(value)[0]
@@ -251,7 +255,8 @@ class Facts(Forms):
 
     def _param(self, func: Func, p: Param) -> None:
         if p.role in ("size", "elements"):
-            self._set(p.value, (0, None))
+            multiples = dict(func.attrs.get("multiples", ()))
+            self._set(p.value, (0, None), multiples.get(p.value.name, 1))
         elif p.role == "stride":
             divisor = 1
             for q in func.params:

@@ -14,7 +14,7 @@ from tilec.ir.core import Func, Region, Value, squeeze, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
-from tilec.ir.ops import AnnotateSafeValue, Copy, constants
+from tilec.ir.ops import AnnotateSafeValue, Copy, Gather, constants
 from tilec.ir.types import BOOL, BufferType, DType
 from tilec.target import Target
 
@@ -131,7 +131,7 @@ class CopyEngines:
             and not o.coalesced_width
             and self.vector(o) * t.dtype.bits < 16 * 8
             and self.safe.zero(o.source.buffer)
-            and o.source.buffer not in self.written
+            and o.source.buffer not in self.written | self.gathered
             and not self.func.attrs.get("may_alias")
             and all(_not_negative(self.facts.range(v)[0]) for v in o.source.offsets)
         )
@@ -140,6 +140,11 @@ class CopyEngines:
     def ragged(self) -> frozenset[Value]:
         """See `ragged_tensors`."""
         return ragged_tensors(self.func)
+
+    @cached_property
+    def gathered(self) -> set[Value]:
+        """The tensors that are nowhere in memory."""
+        return {o.result for o in walk(self.func.body) if isinstance(o, Gather)}
 
     @cached_property
     def written(self) -> set[Value]:

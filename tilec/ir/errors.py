@@ -33,7 +33,9 @@ class TilecError(Exception):
             excerpt = self.loc.excerpt()
             if excerpt:
                 lines += excerpt.split("\n")
-            lines += [f"  in a macro called at {c}" for c in self.loc.chain()[1:4]]
+            calls = [*dict.fromkeys(map(str, self.loc.chain()[1:]))]  # once each, where it recurses
+            calls = calls[:2] + calls[-1:] if len(calls) > 3 else calls  # and the kernel's own
+            lines += [f"  in a macro called at {c}" for c in calls]
         lines += [f"    {row}" for row in self.table]
         if self.hint:
             lines += [f"  help: {_cut(line)}" for line in self.hint.split("\n")]
@@ -127,6 +129,9 @@ class _Short(reprlib.Repr):
     def repr_str(self, x: str, level: int) -> str:
         text = repr(x)
         return text if len(text) <= 90 else f"{text[:60]}… ({len(x)} characters)"
+
+    def repr1(self, x: object, level: int) -> str:
+        return f"the class {x.__qualname__}" if isinstance(x, type) else super().repr1(x, level)
 
     def repr_int(self, x: int, level: int) -> str:
         return str(x) if abs(x) < 10**40 else f"an int of {digits(x)} digits"

@@ -101,19 +101,37 @@ class Arrangement:
     `stage`: of each statement, how many iterations later than the first ones it is done (0 or 1).
     `waits`: (statement, n): before it at most n products are in flight. `turns`: the warpgroups of
     the scope start their products one after the other. `registers` of a thread, in fragments, at
-    most. `bounds`: clocks that an iteration of all warpgroups keeps each unit busy; `stream`: that
-    one of them takes alone, and `in_order` in the order in which the statements were written."""
+    most. `units`: clocks that an iteration of all warpgroups keeps each unit busy; `stream`: that
+    one of them takes alone, and `in_order` in the order in which the statements were written.
+
+    What is only shown: `versions`, stages of each buffer that is filled ahead; `cycle`, the fewest
+    clocks of an iteration that who waits for whom leaves, over iterations too; `ring`, that loads
+    leave with so many versions; `second`, the best of the others, and `others`, how many fit and
+    how many do not for their registers."""
 
     order: tuple[int, ...]
     stage: tuple[int, ...]
     waits: tuple[tuple[int, int], ...]
     turns: bool
     registers: int
-    bounds: tuple[tuple[str, int], ...]
+    units: tuple[tuple[str, int], ...]
     stream: int
     in_order: int
+    versions: tuple[tuple[str, int], ...] = ()
+    cycle: int = 0
+    ring: int = 0
+    second: Arrangement | None = None
+    others: tuple[int, int] = (0, 0)
 
     @property
     def clocks(self) -> int:
         """Clocks of an iteration, where the warpgroups have drifted apart."""
-        return max(self.stream, *(n for _, n in self.bounds))
+        return max(self.stream, *(n for _, n in self.units))
+
+    @property
+    def bounds(self) -> tuple[tuple[str, int], ...]:
+        """Four reasons why an iteration takes no fewer clocks: the busiest unit, cycles of who
+        waits for whom, one warpgroup's stream, loads."""
+        unit, clocks = max(self.units, key=lambda x: x[1])
+        limits = (("cycle", self.cycle), ("stream", self.stream), ("ring", self.ring))
+        return ((unit, clocks), *limits)

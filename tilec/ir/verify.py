@@ -46,6 +46,7 @@ MODULE_SPAN = {
     "scalar": ("TILE", "LOWERED"),
     "control": ("TILE", "LOWERED"),
     "tile": ("TILE", "SCHEDULED"),
+    "gather": ("TILE", "SCHEDULED"),
     "schedule": ("SCHEDULED", "LOWERED"),
     "thread": ("SCHEDULED", "LOWERED"),
     "peers": ("SCHEDULED", "LOWERED"),

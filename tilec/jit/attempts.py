@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilec import codegen
-from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
+from tilec.codegen.assemble import Assembled, assemble, with_instructions, with_min_blocks
 from tilec.codegen.foreign import without_asm
 from tilec.codegen.gpu_print import without_prints
+from tilec.codegen.nvptx import register_share
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
@@ -92,7 +93,7 @@ class Attempts:
         text = emitted[1] if emitted else codegen.emit(func, self.target)
         made = self._made.get(text) or self._assembled(plan, func, text)
         if made.resplit:  # the simulator and whoever explains it are to see what runs
-            func, emitted = made.func, codegen.emit_records(made.func, self.target)
+            func, emitted = made.func, None
         made = self._made[text] = replace(made, plan=plan, func=func, emitted=emitted)
         return made
 
@@ -125,11 +126,23 @@ class Attempts:
             func = _with_producers(made.func, self.target, producer)
             if func is None or not least.faults[0]:
                 continue
-            text = codegen.emit(func, self.target)
-            assembled = assemble(text, self.target)
-            more = replace(made, func=func, llvm_text=text, assembled=assembled, resplit=True)
+            again = self._shared_out(made, func)
+            text = again.llvm_text
+            more = replace(made, func=func, llvm_text=text, assembled=again, resplit=True)
             least = min(least, more, key=lambda a: a.faults)
         return least
+
+    def _shared_out(self, made: Attempt, func: Func) -> Assembled:
+        """The code of `func`, which is `made.func` but for its shares of the registers."""
+        own = self._shares(made.func)
+        if any(made.llvm_text.count(one) != 1 for one in own):  # the user's own say the same
+            return assemble(codegen.emit(func, self.target), self.target)
+        return with_instructions(made.assembled, dict(zip(own, self._shares(func))))
+
+    def _shares(self, func: Func) -> list[str]:
+        """The instructions by which scopes come to their registers, as LLVM passes them on."""
+        scopes = (o for o in walk(func.body) if isinstance(o, Scope) and o.registers)
+        return [register_share(o, func, self.target).asm.template for o in scopes]
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
         """How many blocks a multiprocessor should hold but does not, for its registers: what is

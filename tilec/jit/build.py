@@ -18,11 +18,12 @@ from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
-from tilec.ir.core import Func, Param, walk
+from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
+from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Print
+from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
@@ -67,11 +68,15 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
-    func = split_at_grid_sync(resolve_views(trace(signature, known)))
+    func = trace(signature, known)
+    with told_as_internal("preparing this kernel", signature.loc):
+        func = split_at_grid_sync(resolve_views(func))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
         func = func.with_attrs(dense=dense)
+    if multiples := _multiples(func, key):
+        func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
     return func.with_attrs(may_alias=True) if key.may_alias else func
@@ -81,6 +86,28 @@ def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
     rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16}
     return tuple(sorted(rows & stored(func))) if rows else ()
+
+
+def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
+    """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
+    (a power of two)."""
+    divided = (o for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS)
+    numbers = defining_ops(func.body)
+    behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
+    behind |= {o.rhs for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS}
+    found: dict[str, int] = {}
+    for p in func.params:
+        a = next((a for a in key.arguments if a.name == p.arg), None)
+        if p.role != "tensor" or a is None or a.align < 16 or len(a.shape) < 2:
+            continue
+        extent, per = p.value.buffer.shape[-1], a.row * 8 // p.value.dtype.bits
+        size = next((q.value for q in func.params if q.value.name == extent), None)
+        begins = all(
+            isinstance(s, str) or s * p.value.dtype.bits % 128 == 0 for s in a.strides[:-1]
+        )
+        if a.name not in key.packed and size in behind and per > 1 and begins:
+            found[str(extent)] = max(per, found.get(str(extent), 1))
+    return tuple(found.items())
 
 
 def _dense(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
@@ -267,11 +294,15 @@ def _arranged_text(
 ) -> Iterator[str]:
     """How the iterations of a loop overlap, as a table: its statements in the order in which an
     iteration of the steady state does them; those of stage 1 are of the iteration before."""
-    units = ", ".join(f"{unit} {n}" for unit, n in a.bounds)
-    most = "stream" if a.stream == a.clocks else max(a.bounds, key=lambda x: x[1])[0]
+    units = ", ".join(f"{unit} {n}" for unit, n in a.units)
+    bounds = ", ".join(f"{what} {n}" for what, n in a.bounds)
+    most = max(a.bounds, key=lambda x: x[1])[0]
     yield f"line {line}: iterations overlap; {a.registers} registers of a thread hold fragments"
     yield f"  clocks of an iteration: {units}; one warpgroup's stream {a.stream}"
-    yield f"  ({a.in_order} in the order of the source); bound by {most}"
+    yield f"  ({a.in_order} in the order of the source)"
+    yield f"  no fewer for: {bounds}; bound by {most}"
+    yield f"  versions: {', '.join(f'{name} {n}' for name, n in a.versions)}"
+    yield from _second_text(a, statements)
     yield "  stage  line  statement"
     waits = dict(a.waits)
     started = [n for n in a.order if statements[n][1].startswith("gemm")]
@@ -282,6 +313,31 @@ def _arranged_text(
             notes.append("takes the turn" if n == started[0] else "passes the turn on")
         more = f" ({'; '.join(notes)})" if notes else ""
         yield f"  {a.stage[n]:5}  {at:4}  {what}{more}"
+
+
+def _second_text(a: Arrangement, statements: Sequence[tuple[int, str]]) -> Iterator[str]:
+    """The best of the other orders: what it does otherwise, and why it lost."""
+    fit, too_large = a.others
+    if too_large:
+        yield f"  {too_large} other orders take too many registers"
+    b = a.second
+    if b is None:
+        yield "  no other order is legal" + (" and fits" if too_large else "")
+        return
+    moved = [
+        f"{what} in stage {y}" for (_, what), x, y in zip(statements, a.stage, b.stage) if x != y
+    ]
+    if not moved:
+        at = next(n for n, (x, y) in enumerate(zip(a.order, b.order)) if x != y)
+        moved = [f"{statements[b.order[at]][1]} before {statements[a.order[at]][1]}"]
+    reasons = [
+        (b.clocks > 1.01 * a.clocks, f"an iteration takes {b.clocks} clocks, not {a.clocks}"),
+        (a.turns and not b.turns, "its products are no run for which warpgroups take turns"),
+        (b.stream > a.stream, f"one warpgroup's stream takes {b.stream} clocks, not {a.stream}"),
+        (b.registers > a.registers, f"it takes {b.registers} registers"),
+    ]
+    why = next((text for holds, text in reasons if holds), "it is as good, and comes later")
+    yield f"  best of {fit} others: {', '.join(moved)}: {why}"
 
 
 def _arguments(signature: Signature, key: SpecialisationKey, func: Func) -> list[Argument]:
@@ -308,6 +364,7 @@ def _image(
     plan: Plan | None,
 ) -> Image:
     target, written, dense = assembled.target, stored(func), dict(final.attrs.get("dense", ()))
+    multiples = dict(func.attrs.get("multiples", ()))
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
         binary, kind = assembled.asm.encode(), "ptx"
@@ -316,7 +373,12 @@ def _image(
         symbol=final.name,
         target=target.name,
         arguments=tuple(
-            replace(a, written=a.name in written, dense=a.dense if a.name in dense else 0)
+            replace(
+                a,
+                written=a.name in written,
+                dense=a.dense if a.name in dense else 0,
+                row=a.row if a.name in written or a.shape[-1:] and a.shape[-1] in multiples else 1,
+            )
             for a in _arguments(signature, key, func)
         ),
         params=tuple(_abi_param(p) for p in final.params),

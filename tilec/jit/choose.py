@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.builtins.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
+from tilec.ir.faults import told_as_internal
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
@@ -84,7 +85,7 @@ class Choices:
 
         chosen = self._made.get((base, where))
         if chosen is None:
-            with collector_paused():
+            with collector_paused(), told_as_internal("choosing its schedule", asked.signature.loc):
                 with self._lock:  # for which another thread may have had it
                     chosen = self._made.get((base, where))
                     choices = [chosen] if chosen else self._choose(base, where, asked)

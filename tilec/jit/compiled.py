@@ -362,7 +362,7 @@ class CompiledKernel(Launchable):
                     f"divisible by {alignment(t.pointer)}",
                     hint="compile it for a specification of such an array, or pass a copy",
                 )
-            if a.written and row_fact(t, a.align) < a.row:
+            if row_fact(t, a.align) < a.row:
                 raise LaunchError(
                     f"{a.name}: this variant was compiled for rows of whole 16 bytes with gaps "
                     f"behind them, got rows of {t.shape[-1]} elements",

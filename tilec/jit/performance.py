@@ -54,6 +54,7 @@ class Watch:
     def warn(self, func: Func, final: Func, target: Target) -> None:
         """Warn of what is slow in `func`, as it was traced, which became `final`."""
         _warn_of_serial(func, final)
+        _warn_of_stages(func, final)
         _warn_of_atomics(func, final)
         if target.kind == "cpu":  # threads are loops there, and registers memory
             return
@@ -223,6 +224,20 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
                     "its fragments are held so: copy them to shared memory first, or give the loop "
                     "a layout, T.Parallel(…, loop_layout=…)",
                 )
+
+
+def _warn_of_stages(func: Func, final: Func) -> None:
+    """Warn where the author put what a loop's threads do into stages, and they are not."""
+    why = dict(final.attrs.get("not_held", ()))
+    for loop in walk(func.body) if why else ():
+        if isinstance(loop, For) and loop.kind == "pipelined" and loop.loc.line in why:
+            warn(
+                PerformanceWarning,
+                "stage puts what threads do into several stages, but each iteration of this loop "
+                f"ends before the next one begins: {why[loop.loc.line]}",
+                loop.loc,
+                "leave stage out: tilec then overlaps what it finds to fit",
+            )
 
 
 def _warn_of_atomics(func: Func, final: Func) -> None:

@@ -22,6 +22,7 @@ from tilec.passes.check_barriers import check_barriers
 from tilec.passes.check_consumer_groups import check_consumer_groups
 from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
+from tilec.passes.claim_blocks import claim_blocks
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
@@ -55,6 +56,7 @@ from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
@@ -90,6 +92,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (expand_sparse, "TILE"),  # extents are final; what comes of it is an ordinary product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
     (lower_prints, "TILE"),
+    (recognise_gathers, "TILE"),  # tiles have their final extents: what is behind them is not 0
 )
 
 THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)
@@ -126,6 +129,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (arrange, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
+    (claim_blocks, "SCHEDULED"),
     (exchange_partial_sums, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too

@@ -19,36 +19,40 @@ for all else and `KEPT` that ptxas wants free. The best one has the least clocks
 busy longest, a unit of the multiprocessor or the stream of one warpgroup; of those within 1 % the
 ones in which warpgroups can take turns, then with the shortest stream.
 
+What the user has said by T.Pipelined(order=, stage=) of these statements holds: two with stages of
+their own are so far apart, two with places follow one another so. Where that cannot be,
+`attrs["not_held"]` says why: (line of the loop, reason).
+
 Rau, "Iterative Modulo Scheduling", MICRO 1994, has the frame; Shah et al., "FlashAttention-3",
 2024, the overlap of a softmax with products and the turns of warpgroups."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
-from tilec.ir.dependence import Edge, ModRef, disturbs, edges, live_at_once, modref
+from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.ops import Binary, For, Gemm, If, Parallel, Reduce, Unary
+from tilec.ir.memory import stage_bytes
+from tilec.ir.ops import Binary, Copy, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
+from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.orders import Graph, Node, best
 from tilec.passes.utils.registers import budget
 from tilec.passes.utils.rings import is_brought
 from tilec.passes.utils.slicing import is_separable
 from tilec.target import Target
 
 KEPT = 4  # registers of a thread beside those of `RESERVED` that ptxas wants free
-MOST_NODES = 12  # more keep their author's order
-START = 60  # clocks from a product's start, or its end, to what waits for it
-DEPENDENT = 20  # clocks until a statement's first result is there
 QUAD = 58  # clocks of an exchange among the lanes that hold a row
 GAIN = 0.97  # of the clocks of a warpgroup's stream: more is not worth it
+OTHER = "the schedule has no products beside what threads compute"
 SMALL = 4  # registers of a fragment that `RESERVED` covers
 HALF_RATE = ("max", "min")
 SPECIAL = ("exp", "exp2", "log", "log2", "log10", "tanh", "rsqrt", "sqrt", "sin", "cos")
@@ -58,26 +62,34 @@ def arrange(func: Func, target: Target) -> Func:
     """See the module's opening. `attrs["arranged"]` lists for each loop (line, arrangement, its
     statements: (line, what it is)). Raises ResourceError where the plan wants iterations to overlap
     and no loop has a legal form, or none gains by it."""
-    if not func.attrs.get("overlap"):
+    if not func.attrs.get("overlap") and not target.has("wgmma"):
         return func.with_body(rewrite(func.body, _in_order))
-    warps = int(func.attrs["threads"]) // target.warp_size
+    groups = int(func.attrs["threads"]) // target.warp_size // 4
     blocks = int(func.attrs.get("min_blocks", 1))
     limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
+    if not func.attrs.get("overlap"):
+        asked = [o for o in walk(func.body) if isinstance(o, For) and asks_to_overlap(o)]
+        bodies = {o.loc.line: _Body(o) for o in asked}
+        left = tuple(
+            (line, why if isinstance(why := b.best(groups, limit, target), str) and why else OTHER)
+            for line, b in bodies.items()
+            if b.products > 1
+        )
+        func = func.with_attrs(not_held=left) if left else func
+        return func.with_body(rewrite(func.body, _in_order))
     why = "no T.Pipelined holds several products that run beside the threads"
     found: dict[Op, Arrangement] = {}
+    not_held: list[tuple[int, str]] = []
     for o in walk(func.body):
         if isinstance(o, For) and o.kind == "pipelined":
             body = _Body(o)
-            if body.refusal is None:
-                chosen = best(body.graph(warps // 4, target), limit, warps // 4)
-                if chosen is not None and chosen[1].stream < GAIN * chosen[1].in_order:
-                    found[o] = body.of_statements(chosen)
-                elif chosen is not None:
-                    why = "no product has to be waited for that could run beside threads"
-                else:
-                    why = f"its fragments take more than {limit} registers while products overlap"
-            else:
-                why = body.refusal or why
+            chosen = body.best(groups, limit, target)
+            if isinstance(chosen, Arrangement):
+                found[o] = chosen
+                continue
+            why = chosen or why
+            if asks_to_overlap(o) and body.products > 1:
+                not_held.append((o.loc.line, why))
     if not found:
         raise ResourceError(
             f"iterations of {func.name} cannot overlap: {why}", func.loc, "leave overlap out"
@@ -91,7 +103,17 @@ def arrange(func: Func, target: Target) -> Func:
     shown = tuple(
         (o.loc.line, a, tuple(map(shown_statement, acting(o.regions[0])))) for o, a in found.items()
     )
+    func = func.with_attrs(not_held=tuple(not_held)) if not_held else func
     return func.with_body(rewrite(func.body, visit)).with_attrs(arranged=shown)
+
+
+def asks_to_overlap(loop: For) -> bool:
+    """Whether the user has put what a loop's threads do into several stages."""
+    every = acting(loop.body)
+    if loop.kind != "pipelined" or len(loop.stage) != len(every):
+        return False
+    brought = (isinstance(o, Copy) and o.source.buffer.buffer.space == "global" for o in every)
+    return len({s for s, copy in zip(loop.stage, brought) if s >= 0 and not copy}) > 1
 
 
 def shown_statement(o: Op) -> tuple[int, str]:
@@ -108,40 +130,6 @@ def _in_order(o: Op) -> None | Op:
     return None
 
 
-@dataclass(frozen=True)
-class Node:
-    """Statements that are done one behind the other. `clocks` by unit, for one warpgroup's part;
-    `uses`: what they do to the buffers, which are numbered; `held`: of a product, the fragments
-    that are in flight with it."""
-
-    statements: tuple[int, ...]
-    product: bool
-    clocks: tuple[tuple[str, float], ...]
-    uses: tuple[tuple[int, ModRef], ...]
-    held: tuple[int, ...] = ()
-
-    @functools.cached_property
-    def time(self) -> float:
-        """Clocks of one warpgroup alone."""
-        return max((n for _, n in self.clocks), default=0.0)
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The nodes of a loop, the edges between them, the registers of each buffer in a thread, and
-    sets of nodes of one stage (they read what one wait covers)."""
-
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    registers: tuple[int, ...]
-    together: tuple[tuple[int, ...], ...]
-
-    def disturbs(self, n: int, product: int) -> bool:
-        """Whether a node may not be done while a product is in flight."""
-        a, b = self.nodes[n], self.nodes[product]
-        return disturbs(dict(a.uses), dict(b.uses), a.product)
-
-
 class _Body:
     """The statements of a loop that may be arranged: all but the copies that producers bring.
     `refusal`: why they may not ("": the loop has no products of the kind)."""
@@ -152,12 +140,41 @@ class _Body:
         self.statements = [o for o in self.every if not is_brought(o)]
         self.numbers = [self.every.index(o) for o in self.statements]
         self.uses = [modref(o, covered) for o in self.statements]
+        inside = (x for o in self.statements for x in walk(Block((), (o,))))
+        self.products = sum(isinstance(o, Gemm) and o.is_asynchronous for o in inside)
+        self.asked = self._asked()
         self.refusal = self._refusal()
+
+    def _asked(self) -> list[tuple[int, int]]:
+        """The user's stage and place of each statement, counted from the first ones; -1 where he
+        leaves it open."""
+        every = range(len(self.every))
+        given = (self.loop.stage, self.loop.order)
+        lists = [x if len(x) == len(self.every) else [-1 for _ in every] for x in given]
+        stage, place = ([x[n] for n in self.numbers] for x in lists)
+        first = min((s for s in stage if s >= 0), default=0)
+        ranks = {p: i for i, p in enumerate(sorted(p for p in place if p >= 0))}
+        return [(s - first if s >= 0 else -1, ranks.get(p, -1)) for s, p in zip(stage, place)]
+
+    def best(self, groups: int, limit: int, target: Target) -> Arrangement | str:
+        """The loop's best arrangement, or why it has none ("": it holds no products of the
+        kind)."""
+        if self.refusal is not None:
+            return self.refusal
+        graph = self.graph(groups, target)
+        chosen = best(graph, limit, groups)
+        if isinstance(chosen, Arrangement):
+            if graph.is_asked or chosen.stream < GAIN * chosen.in_order:
+                return self.of_statements(graph, chosen)
+            return "no product has to be waited for that could run beside threads"
+        if chosen or not graph.is_asked:
+            return f"its fragments take more than {limit} registers while products overlap"
+        return "what its statements owe one another leaves no such order and stage"
 
     def _refusal(self) -> str | None:
         inside = [x for o in self.statements for x in walk(Block((), (o,)))]
         products = [o for o in inside if isinstance(o, Gemm)]
-        if sum(o.is_asynchronous for o in products) < 2 or self.statements == self.every:
+        if self.products < 2 or self.statements == self.every:
             return ""
         if not all(o.is_asynchronous and o in self.statements for o in products):
             return "not all of its products stand at the top of the loop and run beside threads"
@@ -168,6 +185,11 @@ class _Body:
             return "one of its statements orders threads, or is a loop"
         if not is_separable(self.loop.body, self.statements):
             return "what a statement needs cannot be computed for another iteration"
+        for name, given in (("stage", self.loop.stage), ("order", self.loop.order)):
+            if given and len(given) != len(self.every):
+                return f"tilec has added statements to its body, and {name} counts the author's"
+        if max(s for s, _ in self.asked) > 1:
+            return "its stages are further apart than neighbouring iterations"
         return None
 
     def graph(self, groups: int, target: Target) -> Graph:
@@ -190,9 +212,9 @@ class _Body:
             if isinstance(first, Gemm):
                 mine = (first.c, first.a.buffer, first.b.buffer)
                 held = tuple(buffers.index(v) for v in mine if v.buffer.space == "fragment")
-            nodes.append(
-                Node(tuple(group), bool(held), tuple(clocks.items()), tuple(uses.items()), held)
-            )
+            asked = self.asked[group[0]]
+            done = tuple(clocks.items()), tuple(uses.items())
+            nodes.append(Node(tuple(group), bool(held), *done, held, *asked))
         ends = ((of[e.source], of[e.sink], e) for e in found)
         between = {Edge(u, v, e.distance, e.kind): None for u, v, e in ends if u != v}
         readers = (
@@ -201,7 +223,21 @@ class _Body:
             if v.buffer.space == "shared"
         )
         registers = tuple(map(_registers, buffers))
-        return Graph(tuple(nodes), tuple(between), registers, tuple(readers))
+        loads = tuple(
+            (
+                tuple(of[n] for n, s in enumerate(self.uses) if v in s),
+                t.stages,
+                _load_clocks(t, target),
+            )
+            for v, t in self._brought()
+        )
+        return Graph(tuple(nodes), tuple(between), registers, tuple(readers), loads)
+
+    def _brought(self) -> list[tuple[Value, BufferType]]:
+        """The buffers that are filled ahead."""
+        found = (o for n, o in enumerate(self.every) if n not in self.numbers)
+        copies = (x for o in found for x in walk(Block((), (o,))) if isinstance(x, Copy))
+        return [(v, v.buffer) for v in dict.fromkeys(o.dest.buffer for o in copies)]
 
     def _merged(self, found: Sequence[Edge]) -> list[list[int]]:
         """Neighbouring statements of threads that are behind and in front of the same products, or
@@ -217,6 +253,7 @@ class _Body:
         of: list[set[int]] = []
         for n, mine in enumerate(near):
             alike = groups and not products[n] and not products[groups[-1][0]]
+            alike = alike and self._adjoin(n - 1, n)
             if alike and (not mine or not of[-1] or mine == of[-1]):
                 groups[-1].append(n)
                 of[-1] |= mine
@@ -225,9 +262,13 @@ class _Body:
                 of.append(set(mine))
         return groups
 
-    def of_statements(self, found: tuple[Graph, Arrangement]) -> Arrangement:
+    def _adjoin(self, u: int, v: int) -> bool:
+        """Whether the user lets one statement follow right behind another."""
+        (stage, place), (other, behind) = self.asked[u], self.asked[v]
+        return stage == other and (behind == place + 1 if place >= 0 else behind < 0)
+
+    def of_statements(self, graph: Graph, a: Arrangement) -> Arrangement:
         """An arrangement of nodes as one of all the loop's statements, the copies first."""
-        graph, a = found
         stage = [0] * len(self.every)
         for node, at in zip(graph.nodes, a.stage):
             for n in node.statements:
@@ -235,7 +276,10 @@ class _Body:
         copies = [n for n in range(len(stage)) if n not in self.numbers]
         order = [self.numbers[n] for i in a.order for n in graph.nodes[i].statements]
         waits = tuple((self.numbers[graph.nodes[i].statements[0]], k) for i, k in a.waits)
-        return replace(a, order=(*copies, *order), stage=tuple(stage), waits=waits)
+        second = a.second and self.of_statements(graph, a.second)
+        versions = tuple((v.name, t.stages) for v, t in self._brought())
+        made = replace(a, order=(*copies, *order), stage=tuple(stage), waits=waits)
+        return replace(made, second=second, versions=versions)
 
 
 def _then(a: ModRef, b: ModRef) -> ModRef:
@@ -251,6 +295,11 @@ def _registers(v: Value) -> int:
         return 0
     count = -(-t.layout.size("reg") * t.dtype.bits // 32)
     return count if count > SMALL else 0
+
+
+def _load_clocks(t: BufferType, target: Target) -> int:
+    """From asking for a tile to having it."""
+    return round(target.speeds.latency * target.speeds.clock + stage_bytes(t) / target.speeds.l2)
 
 
 # --- clocks ---------------------------------------------------------------------------------------
@@ -324,164 +373,3 @@ def _elementwise(o: Parallel, vector: float, special: float) -> dict[str, float]
         elif isinstance(x, Unary) and x.kind in SPECIAL:
             clocks["special"] += count / special
     return clocks
-
-
-# --- the search -----------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=256)
-def best(graph: Graph, limit: int, groups: int) -> tuple[Graph, Arrangement] | None:
-    """The best legal arrangement of the nodes for so many warpgroups, whose threads have `limit`
-    registers for fragments; None if none is legal."""
-    written = tuple(range(len(graph.nodes)))
-    in_order = _stream(graph, written, (), at_once=True)
-    bounds = _bounds(graph, groups)
-    found: list[Arrangement] = []
-    for stage in _stages(graph):
-        for order in _orders(graph, stage):
-            waits = _waits(graph, order)
-            registers = _most_live(graph, order, waits)
-            if registers <= limit:
-                at = [n for n, i in enumerate(order) if graph.nodes[i].product]
-                turns = groups > 1 and max(stage) > 0 and at[-1] - at[0] == len(at) - 1
-                stream = _stream(graph, order, waits)
-                found.append(
-                    Arrangement(order, stage, waits, turns, registers, bounds, stream, in_order)
-                )
-    if not found:
-        return None
-    least = min(a.clocks for a in found)
-    close = [a for a in found if a.clocks <= 1.01 * least]
-    chosen = min(close, key=lambda a: (not a.turns, a.stream, a.registers))
-    return graph, chosen
-
-
-def _stages(graph: Graph) -> Iterator[tuple[int, ...]]:
-    """The stages of all nodes that violate no edge."""
-    count = len(graph.nodes)
-    if count > MOST_NODES:
-        yield (0,) * count
-        return
-
-    def fits(s: Sequence[int]) -> bool:
-        n = len(s)
-        for e in graph.edges:
-            if max(e.source, e.sink) < n and e.distance + s[e.sink] - s[e.source] < 0:
-                return False
-        return all(len({s[i] for i in t if i < n}) <= 1 for t in graph.together)
-
-    def extend(s: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(s) == count:
-            if min(s) == 0:
-                yield s
-            return
-        for at in (0, 1):
-            if fits((*s, at)):
-                yield from extend((*s, at))
-
-    yield from extend(())
-
-
-def _orders(graph: Graph, stage: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The orders of an iteration of the steady state: it begins with a product, or with what one
-    needs; products are done there, behind one another, or right behind what they need."""
-    nodes = graph.nodes
-    before: list[set[int]] = [set() for _ in nodes]
-    for e in graph.edges:
-        if e.distance + stage[e.sink] == stage[e.source]:
-            before[e.sink].add(e.source)
-    threads = [i for i, node in enumerate(nodes) if not node.product]
-    threads.sort(key=lambda i: (-stage[i], i))
-    if len(nodes) > MOST_NODES:
-        yield tuple(range(len(nodes)))
-        return
-
-    feeds = {u for i, node in enumerate(nodes) if node.product for u in before[i]}
-
-    def extend(done: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(done) == len(nodes):
-            yield done
-            return
-        for i, node in enumerate(nodes):
-            near = not done or nodes[done[-1]].product or done[-1] in before[i]
-            if node.product and i not in done and near and before[i].issubset(done):
-                yield from extend((*done, i))
-        begun = any(nodes[i].product for i in done)
-        left = (i for i in threads if i not in done and (begun or i in feeds))
-        ready = next((i for i in left if before[i].issubset(done)), None)
-        if ready is not None:
-            yield from extend((*done, ready))
-
-    yield from extend(())
-
-
-Waits = tuple[tuple[int, int], ...]
-
-
-def _waits(graph: Graph, order: Sequence[int]) -> Waits:
-    """(node, n): before the node at most n products are in flight."""
-    flying: list[int] = []
-    waits: list[tuple[int, int]] = []
-    for i in order:
-        node = graph.nodes[i]
-        hit = [k for k, u in enumerate(flying) if graph.disturbs(i, u)]
-        if hit:
-            flying = flying[hit[-1] + 1 :]
-            waits.append((i, len(flying)))
-        if node.product:
-            flying.append(i)
-    return tuple(waits)
-
-
-def _most_live(graph: Graph, order: Sequence[int], waits: Waits) -> int:
-    """The most registers that fragments take at any place of the steady state."""
-    reads: list[set[int]] = []
-    kills: list[set[int]] = []
-    flying: list[int] = []
-    depth = dict(waits)
-    for i in order:
-        node = graph.nodes[i]
-        uses = {v for v, a in node.uses if a.reads or not a.whole}
-        if i in depth:
-            ended = len(flying) - depth[i]
-            uses.update(v for u in flying[:ended] for v in graph.nodes[u].held)
-            flying = flying[ended:]
-        if node.product:
-            flying.append(i)
-        reads.append(uses)
-        kills.append({v for v, a in node.uses if a.whole})
-    still = {v for u in flying for v in graph.nodes[u].held}
-    reads[-1] |= still  # they are waited for at the iteration's end
-    found = live_at_once(reads, kills, (), graph.registers.__getitem__)
-    return sum(graph.registers[v] for v in found)
-
-
-def _bounds(graph: Graph, groups: int) -> tuple[tuple[str, int], ...]:
-    """Clocks that an iteration of all warpgroups keeps each unit busy."""
-    units = _sum(dict(node.clocks) for node in graph.nodes)
-    return tuple((unit, round(n * groups)) for unit, n in units.items())
-
-
-def _stream(graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False) -> int:
-    """Clocks from one iteration to the next of a warpgroup that has the machine for itself;
-    `at_once`: each product is waited for as soon as it is started."""
-    depth = dict(waits)
-    now = pipe = 0.0
-    ends: list[float] = []
-    for _ in range(3):
-        ends.append(now)
-        flying: list[float] = []
-        for i in order:
-            node = graph.nodes[i]
-            if i in depth:
-                ended = len(flying) - depth[i]
-                now = max([now, *(t + START for t in flying[:ended])])
-                flying = flying[ended:]
-            if node.product:
-                pipe = max(pipe, now + START) + node.time
-                flying.append(pipe)
-                now = pipe + START if at_once else now
-            else:
-                now += node.time + DEPENDENT
-        now = max([now, *(t + START for t in flying)])
-    return round(now - ends[-1])

@@ -132,10 +132,11 @@ class _Loops:
         return replace(block, ops=tuple(ops))
 
     def branch(self, o: For) -> If | None:
-        jumps = self.asks(o)
+        """The condition of such a loop, which one thread runs: all lanes of its warp may."""
+        jumps = self.asks(o, by_one=True)
         return jumps.branch if jumps else None
 
-    def asks(self, o: For) -> _Jumps | None:
+    def asks(self, o: For, by_one: bool = False) -> _Jumps | None:
         """What becomes of the loop, where it is one of those."""
         if o.kind not in ("serial", "pipelined") or o.inits:
             return None
@@ -152,19 +153,18 @@ class _Loops:
         defs = {r: x for x in head for r in x.results}
         used = [v for x in walk(branch.then) for v in x.operands]
         made = [*upstream((branch.cond,), defs)]
-        if not self.pays(o.body.args[0], branch, made, used):
+        if not self.pays(o.body.args[0], made, used):
+            return None
+        self.uniformity = self.uniformity or uniformity_of(self.func)
+        if not by_one and self.uniformity.level(branch.cond) is Level.THREAD:
             return None
         return _Jumps(o, branch, made, [*upstream(used, defs)])
 
-    def pays(self, n: Value, branch: If, made: list[Op], used: list[Value]) -> bool:
+    def pays(self, n: Value, made: list[Op], used: list[Value]) -> bool:
         """Whether the condition, which is computed by `made`, asks for elements of tensors in each
-        iteration, which the body does not use, too, and is the same for all threads of the
-        block."""
+        iteration, which the body does not use, too."""
         loads = {x.result for x in made if isinstance(x, Load)}
-        if not loads or not loads.isdisjoint(used) or not any(n in x.operands for x in made):
-            return False
-        self.uniformity = self.uniformity or uniformity_of(self.func)
-        return self.uniformity.level(branch.cond) is Level.BLOCK
+        return bool(loads) and loads.isdisjoint(used) and any(n in x.operands for x in made)
 
     def in_lanes(self, jumps: _Jumps) -> bool:
         """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and

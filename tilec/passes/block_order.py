@@ -294,7 +294,20 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     inner.ops += [o for o in body if not isinstance(o, Yield)]
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
-    return Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
+    made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
+    specialise = bool(func.attrs.get("specialise"))
+    groups, resident = (int(func.attrs.get(x, 1)) for x in ("consumer_groups", "min_blocks"))
+    claimed = takes_as_they_come(specialise, groups, c, resident) and bool(growing(func))
+    return made.with_attrs(claimed=True) if claimed else made
+
+
+def takes_as_they_come(
+    specialise: bool, consumer_groups: int, cluster: Dims, residents: int
+) -> bool:
+    """Whether blocks of a persistent kernel take tiles as they come (`claim_blocks`), where some
+    are longer than others: there are warps that ask while others compute. (Several blocks that
+    share a multiprocessor could, too; that has not been measured.)"""
+    return specialise and consumer_groups == 1 and cluster == SINGLE and residents == 1
 
 
 # --- clusters and the grid ---

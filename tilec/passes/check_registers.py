@@ -5,8 +5,8 @@ Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one f
 those of the accumulators and register operands of one loop's products that are live at once, take
 more registers than a thread has, less what addresses and loops need, and where the local arrays
 take more than its memory; and says what would fit. With the attribute "may_spill" (the author has
-fixed all sizes) fragments of up to `MOST_HELD` registers pass: the assembler keeps what is too much
-in memory."""
+fixed all sizes) fragments of up to `MOST_HELD` registers pass, those of products up to
+`MOST_OF_PRODUCTS`: the assembler keeps what is too much in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.registers import RESERVED, budget
 from tilec.target import Target
 
-MOST_HELD = 512
-"""Registers' worth of fragments in one thread: with more, assemblers take minutes."""
+MOST_HELD = 1024
+MOST_OF_PRODUCTS = 512
+"""Registers' worth of fragments in one thread: with more, assemblers take minutes (LLVM's for AMD
+eight for products with accumulators of 1024)."""
 
 
 def check_registers(func: Func, target: Target) -> Func:
@@ -32,17 +34,20 @@ def check_registers(func: Func, target: Target) -> Func:
     specialised = bool(func.attrs.get("specialise"))
     given = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
     own = _asked_for(func)
+    of_products = {v for o in walk(func.body) if isinstance(o, Gemm) for v in _operands(o)}
     for held in _held_sets(func):
         needed = sum(map(_registers, held))
         limit = min((own.get(o.result, given) for o in held), default=given)
-        if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
+        products = any(o.result in of_products for o in held)
+        most = MOST_OF_PRODUCTS if products else MOST_HELD
+        if needed > (most if func.attrs.get("may_spill") else limit):
             error = ResourceError(
                 f"{said_of(held, threads)}; on {target} {limit} are left for "
                 f"{'it' if len(held) == 1 else 'them'}",
                 held[0].loc,
                 _hint(held, threads, specialised, target, groups),
             )
-            error.may_spill = needed <= MOST_HELD
+            error.may_spill = needed <= most
             raise error
     return func
 
@@ -125,7 +130,11 @@ def _local_bytes(o: Alloc) -> int:
 def _of_products(loop: For | While) -> list[Value]:
     """The fragments that the products of a loop keep in registers, each once."""
     products = [o for region in loop.regions for o in walk(region) if isinstance(o, Gemm)]
-    return list(dict.fromkeys(v for o in products for v in (o.c, o.a.buffer, o.b.buffer)))
+    return list(dict.fromkeys(v for o in products for v in _operands(o)))
+
+
+def _operands(o: Gemm) -> tuple[Value, Value, Value]:
+    return o.c, o.a.buffer, o.b.buffer
 
 
 def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) -> list[Value]:

@@ -14,7 +14,6 @@ fault, where
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -22,12 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.clusters import cluster_of
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
-    Alloc,
+    Atomic,
     Barrier,
     Binary,
     Cast,
@@ -47,7 +45,6 @@ from tilec.ir.ops import (
     MbarrierWait,
     OrderedArrive,
     OrderedWait,
-    Parallel,
     RingStage,
     Scope,
     Select,
@@ -55,13 +52,11 @@ from tilec.ir.ops import (
     TmaLoad,
     WgmmaWait,
     While,
-    decides,
-    handed_on,
     yielded,
 )
 from tilec.ir.semantics import INTEGERS
-from tilec.ir.types import TensorMapType
 from tilec.passes.utils.rings import waited_by_all
+from tilec.passes.utils.schedule_program import Program, box_bytes
 from tilec.target import Target
 
 SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
@@ -85,95 +80,10 @@ def check_schedule(func: Func, target: Target) -> Func:
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it
     if any(isinstance(o, asynchronous) for o in walk(func.body)):
-        program = _Program(func)
+        program = Program(func)
         for size in SIZES:
             _Machine(program, size).run()
     return func
-
-
-class _Program:
-    """The function, and of its ops those that decide what is done, and what they decide."""
-
-    def __init__(self, func: Func) -> None:
-        self.func = func
-        self.defs = defining_ops(func.body)
-        self.threads = int(func.attrs["threads"] or 0)
-        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
-        self.rings = {
-            o.result
-            for o in walk(func.body)
-            if isinstance(o, Alloc)
-            and o.type.space == "shared"
-            and o.type.stages > self.consumer_groups
-        }
-        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, RingStage)}
-        loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
-        self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
-        # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
-        copies = [o for o in walk(func.body) if isinstance(o, Copy)]
-        self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
-        arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
-        expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
-        self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
-        own: Counter[Value] = Counter()
-        for o in loads:
-            own[o.dest] += _box_bytes(o)
-        # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
-        self.parts = {o.dest: stage_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks}
-        self.stages = max((v.buffer.stages for v in self.rings), default=1)
-        self.wanted = self._wanted()
-        self.relevant: dict[Block, tuple[Op, ...]] = {}
-
-    def _wanted(self) -> set[Value]:
-        """The scalars that control flow, stages and barriers depend on."""
-        left: list[Value] = []
-        stores: dict[Value, list[Value]] = {}
-        carried: dict[Value, tuple[Value, ...]] = {}
-        for o in walk(self.func.body):
-            left += decides(o)
-            for sources, holders in handed_on(o):
-                carried.update(dict.fromkeys(holders, sources))
-            match o:
-                case RingStage():
-                    left.append(o.stage)
-                case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
-                    left += [v for v in o.operands if v not in getattr(o, "coords", ())]
-                case Store() if o.dest.buffer.space == "local":
-                    stores.setdefault(o.dest, []).append(o.value)
-        found: set[Value] = set()
-        while left:
-            v = left.pop()
-            if v in found:
-                continue
-            found.add(v)
-            made = self.defs.get(v)
-            if isinstance(made, Load) and made.source in stores:
-                left += (*stores[made.source], made.source)
-            if made is not None and not made.region_fields:
-                left += made.operands
-            left += carried.get(v, ())
-        return found
-
-    def ops(self, block: Block) -> tuple[Op, ...]:
-        """What has to be executed of `block`."""
-        found = self.relevant.get(block)
-        if found is None:
-            found = self.relevant[block] = tuple(o for o in block.ops if self._is_relevant(o))
-        return found
-
-    def _is_relevant(self, o: Op) -> bool:
-        if isinstance(o, Parallel):
-            return True
-        if o.region_fields:
-            inside = any(self.ops(region) for region in o.regions)
-            return inside or any(r in self.wanted for r in o.results)
-        if isinstance(o, Store) and o.dest.buffer.space == "local":
-            return o.dest in self.wanted
-        if isinstance(o, RingStage):
-            return self.root[o.result] in self.rings
-        if o.pure or isinstance(o, Load):
-            return any(r in self.wanted for r in o.results)
-        return o.opname != "yield" and bool(o.effects())
 
 
 @dataclass
@@ -189,7 +99,7 @@ class _Phases:
 class _Machine:
     """What the scopes share."""
 
-    def __init__(self, program: _Program, size: int) -> None:
+    def __init__(self, program: Program, size: int) -> None:
         self.program = program
         self.size = size
         self.steps = 0  # of all threads
@@ -199,6 +109,8 @@ class _Machine:
         self.awaited: Counter[Stage] = Counter()  # and when somebody has waited for it
         self.turns: Counter[int] = Counter()
         self.threads: list[_Thread] = []
+        self.told: dict[Stage, int] = {}  # by a producer
+        self.counters: Counter[Value] = Counter()
 
     def run(self) -> None:
         func = self.program.func
@@ -258,6 +170,7 @@ class _Thread:
         self.seen: Counter[Stage] = Counter()  # fills that it has waited for
         self.products: list[Gemm] = []  # in flight, oldest first
         self.reading: list[set[Stage]] = []  # by each of them
+        self.telling: list[Stage] = []  # stages written that nobody has been told of
         self.started: set[Stage] = set()  # by cp.async, not committed
         self.groups: list[set[Stage]] = []  # committed, oldest first
         self.hidden: set[Stage] = set()  # come, or written, but no barrier since
@@ -303,7 +216,7 @@ class _Thread:
                     self.machine.turns[(self.group + 1) % self.program.consumer_groups] += 1
                 case MbarrierArrive():
                     if o.guard is None or self.env.get(o.guard, True):
-                        self.machine.stage(o.barrier, self.env[o.stage]).ended += 1
+                        self.arrive(self.machine.stage(o.barrier, self.env[o.stage]))
                         yield None
                 case _:
                     self.op(o)
@@ -367,7 +280,19 @@ class _Thread:
                     raise _fault(o, f"reads {o.source.name}, which nothing has set")
                 env[o.result] = self.memory[o.source]
             case Load() if o.result in self.program.wanted:
-                env[o.result] = self._somewhere(o)
+                at = self.place.get(o.source)
+                env[o.result] = self.machine.told.get(at) if at else None
+                if env[o.result] is None:
+                    env[o.result] = self._somewhere(o)
+                self.touch(o)
+            case Store() if self.program.root.get(o.dest) in self.program.told:
+                stage = self.place[o.dest]
+                self.fill(o, stage)
+                self.machine.told[stage] = env.get(o.value, 0)
+                self.telling.append(stage)
+            case Atomic():
+                env[o.result] = self.machine.counters[o.dest]
+                self.machine.counters[o.dest] += o.kind == "add"
                 self.touch(o)
             case Store() if o.dest.buffer.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
@@ -400,19 +325,31 @@ class _Thread:
         the same."""
         return int(sum(self.env.get(v, 0) for v in o.indices) + self.machine.size) % 3
 
+    def fill(self, o: Op, stage: Stage) -> None:
+        for thread in self.machine.threads:
+            if any(stage in held for held in thread.reading):
+                raise _fault(o, f"fills stage {stage[1]} while a product reads it")
+        if self.machine.awaited[stage] < self.machine.fills[stage]:
+            raise _fault(o, f"fills stage {stage[1]} again that nobody has waited for")
+        self.machine.fills[stage] += 1
+
+    def arrive(self, phases: _Phases) -> None:
+        """End a phase of a barrier, and tell who waits for it what has been written before."""
+        phases.ended += 1
+        if self.telling:
+            phases.filling = self.telling
+            for stage in self.telling:
+                self.machine.landed[stage] = self.machine.fills[stage]
+            self.telling = []
+
     def load(self, o: TmaLoad) -> None:
         stage = self.place.get(o.dest)
         phases = self.machine.stage(o.barrier, self.env[o.stage])
         if stage is not None:
             if stage not in phases.filling:
-                for thread in self.machine.threads:
-                    if any(stage in held for held in thread.reading):
-                        raise _fault(o, f"fills stage {stage[1]} while a product reads it")
-                if self.machine.awaited[stage] < self.machine.fills[stage]:
-                    raise _fault(o, f"fills stage {stage[1]} again that nobody has waited for")
-                self.machine.fills[stage] += 1
+                self.fill(o, stage)
                 phases.filling.append(stage)
-        phases.bytes -= _box_bytes(o) * self.program.parts.get(o.dest, 1)
+        phases.bytes -= box_bytes(o) * self.program.parts.get(o.dest, 1)
         if phases.bytes < 0:
             raise _fault(o, "brings more than its barrier waits for")
         if phases.bytes == 0:
@@ -431,8 +368,8 @@ class _Thread:
             v = e.region.buffer
             if v is not chained and self._is_in_flight(v, e.writes):
                 raise _fault(x, f"touches {v.name} while a product in flight uses it")
-            stage = self.place.get(v)
-            if stage is None or stage[0] not in self.program.rings:
+            stage = self.place.get(v, (v, 0))  # a ring itself is its first stage
+            if stage[0] not in self.program.rings:
                 continue
             if e.reads:
                 self._read(x, stage)
@@ -473,12 +410,6 @@ class _Thread:
         """The scope's last op has been done."""
         if self.products:
             raise _fault(self.products[0], "is in flight when its scope ends")
-
-
-def _box_bytes(o: TmaLoad) -> int:
-    t = o.map.type
-    assert isinstance(t, TensorMapType)
-    return math.prod(t.box) * t.dtype.bits // 8
 
 
 def _fault(o: Op, what: str) -> InternalError:

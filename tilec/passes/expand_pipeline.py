@@ -5,10 +5,14 @@ Before: copies marked `ahead` remain where the producer warps did not take them.
 
 - *asynchronous* (all copies "cp_async"): `stages - 1` copies are in flight; an iteration waits
   for the oldest, meets the other threads, starts the copy that is `stages - 1` iterations away
-  and computes;
+  and computes (where places are computed, a product that threads need not wait for is started
+  first, and runs meanwhile);
 - *through registers* (anything else): an iteration loads the next tile into fragments, computes on
   this one, then stores the fragments into the other stage (or, where there is one stage only,
   into the same after a barrier).
+
+Where products overlap, the first or the last iteration stands beside its loop: there a copy is
+waited for where it stands.
 
 The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside
 it."""
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeGuard
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.layout import Layout, blocked
@@ -27,6 +32,7 @@ from tilec.ir.ops import (
     CpAsyncCommit,
     CpAsyncWait,
     For,
+    Gather,
     Gemm,
     ProxyFence,
     RingStage,
@@ -52,7 +58,8 @@ def expand_pipeline(func: Func, target: Target) -> Func:
             return expander.expand(o)
         return None
 
-    func = func.with_body(rewrite(func.body, visit))
+    # What is left stands beside its loop: of an iteration that others overlap.
+    func = func.with_body(rewrite(rewrite(func.body, visit), _at_once))
     if expander.in_place:
         ahead = tuple(x for x in func.attrs["ahead"] if x[0] not in expander.in_place)
         why = "its tile does not divide among the threads, and would fill their registers"
@@ -67,6 +74,7 @@ class _Expander:
         self.threads = int(func.attrs["threads"])
         self.realigner = Realigner(func, self.threads, target)
         self.barrier = meeting(func)
+        self.gathered = {o.result for o in walk(func.body) if isinstance(o, Gather)}
         self.rings = 0
         self.in_place: set[int] = set()  # lines of copies that do not run ahead after all
 
@@ -93,12 +101,7 @@ class _Expander:
         zero = b.const(0)
         subst = _at_stage(b, copies, zero)
 
-        def here(o: Op) -> Op | None:
-            if isinstance(o, Copy) and o.ahead:
-                return replace(o, ahead=False, engine="threads")
-            return None
-
-        body = rewrite(loop.body, here, subst)
+        body = rewrite(loop.body, _at_once, subst)
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
         return b.ops
 
@@ -131,7 +134,7 @@ class _Expander:
         rest = Block((), loop.body.ops[:-1])
 
         def start(o: Op) -> None | Op | list[Op]:
-            if isinstance(o, Copy) and o.ahead:
+            if _is_ahead(o):
                 return []
             if isinstance(o, Gemm) and o.c in in_flight:
                 return replace(o, asynchronous=True)
@@ -168,15 +171,29 @@ class _Expander:
         body.emit(CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
         following = body.binary("add", loop.body.args[0], distance)
+        ahead = Builder(loop.loc)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        body.branch(body.compare("lt", following, loop.hi), inner.ops)
-        body.emit(CpAsyncCommit)
-        self._body(body, loop, copies, stage)
+        ahead.branch(ahead.compare("lt", following, loop.hi), inner.ops)
+        ahead.emit(CpAsyncCommit)
+        rest = Builder(loop.loc)
+        sum_of = _last_sum(loop) if self._computes_places(copies) else set()
+        self._body(rest, loop, copies, stage, sum_of)
+        behind = 0
+        for n, o in enumerate(rest.ops):
+            if isinstance(o, Gemm) and o.c in sum_of:
+                behind = n + 1
+                ahead.emit(WgmmaWait, 0, held_in_flight([o]))
+        body.ops += [*rest.ops[:behind], *ahead.ops, *rest.ops[behind:]]
         at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
+
+    def _computes_places(self, copies: list[Copy]) -> bool:
+        """Whether it takes threads long to say where the copies come from. (Whether others should
+        be started behind a product, too, nobody has measured.)"""
+        return any(o.source.buffer in self.gathered for o in copies)
 
     def _through_registers(
         self, loop: For, copies: list[Copy], tiles: dict[Value, Tile]
@@ -294,6 +311,25 @@ class _Waiting:
         for copy in self.aligned:
             ops = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
             into.ops += rewrite(Block((), tuple(ops)), to_shared).ops
+
+
+def _is_ahead(o: Op) -> TypeGuard[Copy]:
+    return isinstance(o, Copy) and o.ahead
+
+
+def _last_sum(loop: For) -> set[Value]:
+    """The sum of the last product of an iteration, if that is under way while threads start copies:
+    nothing else adds to it."""
+    products = [o for o in walk(loop.body) if isinstance(o, Gemm)]
+    last = next((o for o in reversed(loop.body.ops) if isinstance(o, Gemm)), None)
+    if last is None or not last.is_asynchronous or sum(o.c is last.c for o in products) > 1:
+        return set()
+    return {last.c}
+
+
+def _at_once(o: Op) -> Op | None:
+    """A copy that runs ahead as one that its threads make where it stands."""
+    return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
 
 
 def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:

@@ -153,6 +153,9 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
             if e.buffer in buffers
         ]
         by_group = bool(effects) and all(e.engine == "wgmma" for e in effects)
+        # Where no product may come, nothing says that all warps of a group have waited.
+        readers = (r.block.ops[i] for r in found[buffers[0]] for i in r.readers)
+        by_group = by_group and not any(_reads_if(o, buffers) for o in readers)
         every = 4 if by_group else 1
         ring = Ring(
             f"ring{len(rings)}",
@@ -168,6 +171,13 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
             span = together[0].span or (last, last)
             spans.setdefault(together[0].block, {}).setdefault(ring, []).append(span)
     return rings, spans
+
+
+def _reads_if(o: Op, buffers: Sequence[Value]) -> bool:
+    """Whether `o` reads one of the buffers under a condition in it."""
+    conditions = (x for x in walk(Block((), (o,))) if isinstance(x, If))
+    inside = (e for x in conditions for _, e in effects_in(Block((), (x,))))
+    return any(e.reads and e.buffer in buffers for e in inside)
 
 
 def _producer(

@@ -17,6 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Copy, Fill
 from tilec.ir.uniformity import Uniformity, uniformity_of
+from tilec.passes.recognise_gathers import with_places
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
@@ -56,7 +57,7 @@ def lower_copies(func: Func, target: Target) -> Func:
                 return [_loop(o, warps(o), target, uniformity)]
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.with_body(with_places(rewrite(func.body, visit)))
 
 
 def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:

@@ -337,7 +337,9 @@ def _is_long(p: Parallel, most: int) -> bool:
     selects a register."""
     assert p.layout is not None
     count = sum(1 for _ in walk(p.body))
-    return count * p.layout.size("reg") > most and not fragment_accesses(p)
+    # What cp.async brings is computed once for a vector.
+    together = leading_run(p.layout)[1] if p.engine == "cp_async" else 1
+    return count * p.layout.size("reg") > most * together and not fragment_accesses(p)
 
 
 def _registers_left(p: Parallel) -> set[Value]:

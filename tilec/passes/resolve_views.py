@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
@@ -105,6 +106,7 @@ def _narrowest_first(body: Block) -> Block:
 class _Views:
     def __init__(self, func: Func) -> None:
         self.tensors, self.uniformity = Tensors(func), uniformity_of(func)
+        self.facts = facts_of(func)
         self.source: dict[Value, Value] = {}
 
     def block(self, block: Block) -> Block:
@@ -292,7 +294,12 @@ class _Views:
             if split and root.buffer.space == "global":
                 return None  # a box may end behind a row of the view, and then is none
             if len(inner) > 1 and [r.buffer.buffer.shape[d] for d in of_view] != inner:
-                return None
+                if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
+                    return None
+                place = self.first(b, r, of_view)
+                offsets += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
+                extents += [1] * (len(of_root) - 1) + [r.extents[of_view[-1]]]
+                continue
             if len(inner) > 1:  # equal, dimension for dimension
                 pairs = iter(of_view)
                 for d in of_root:
@@ -308,16 +315,30 @@ class _Views:
                     or math.prod(_static(r.buffer.buffer.shape[d]) for d in rest) != 1
                 ):
                     return None
-            place: Value = b.const(0)
-            for d in of_view:
-                extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
-                wide = b.cast(place, extent.dtype)
-                place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
+            place = self.first(b, r, of_view)
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
                 offsets.append(place if here else b.const(0))
                 extents.append(r.extents[large[0]] if here and large else 1)
         return Region(root, tuple(offsets), tuple(extents))
+
+    def first(self, b: Builder, r: Region, of_view: Sequence[int]) -> Value:
+        """The row-major number, among some dimensions, of a box's first element."""
+        place: Value = b.const(0)
+        for d in of_view:
+            extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
+            wide = b.cast(place, extent.dtype)
+            place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
+        return place
+
+    def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:
+        """Whether of one dimension of a view, which counts through several of its buffer's, a box
+        takes a part of one row: rows are so many such parts."""
+        own = [d for d in of_view if r.buffer.buffer.shape[d] != 1]
+        if own != [of_view[-1]] or not isinstance(row, int) or row % r.extents[own[0]]:
+            return False
+        form, part = self.facts.form(r.offsets[own[0]]), r.extents[own[0]]
+        return not any(n % part for n in (form.const, *form.terms.values()))
 
     def copied(self, o: Op, subst: Substitution) -> Sequence[Op]:
         """`o` with copies of the boxes of views that it works on; what it writes goes back behind

@@ -39,11 +39,11 @@ def cache_root() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilec"
 
 
-def hash_parts(parts: Iterable[str]) -> str:
-    """A key for these texts, which no other sequence of texts has."""
+def hash_parts(parts: Iterable[str | bytes]) -> str:
+    """A key for these texts (as they are or in UTF-8), which no other sequence of texts has."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode()
+        data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
@@ -167,6 +167,12 @@ def _python_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
                 yield entry.path, facts.st_size, facts.st_mtime_ns
 
 
+def _source(path: str) -> bytes:
+    """Where in the package a Python file is, and what is in it."""
+    with open(path, "rb", buffering=0) as file:
+        return path.removeprefix(str(_PACKAGE)).encode() + b"\n" + file.read()
+
+
 def compiler_fingerprint(cache: DiskCache | None) -> str:
     """A hash of tilec's own code and of LLVM's version: two compilers with equal ones make equal
     code.
@@ -189,9 +195,8 @@ def compiler_fingerprint(cache: DiskCache | None) -> str:
             known = ""
         if len(known) == 64:
             return known
-    paths = [Path(path) for path, _, _ in sources]
-    texts = [f"{p.relative_to(_PACKAGE)}\n{p.read_text()}" for p in paths]
-    found = hash_parts([*texts, version.read_text() if version else ""])
+    texts = (_source(path) for path, _, _ in sources)
+    found = hash_parts([*texts, version.read_bytes() if version else b""])
     if cache is not None and note is not None:
         cache.write(note, found.encode())
     return found

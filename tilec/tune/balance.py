@@ -1,6 +1,9 @@
 """How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
-others (a causal mask): block j does the tiles j, j + blocks, j + 2 blocks, … in the order that
-`block_order` gives them, so it is the width of a rasterisation group that decides who gets what.
+others (a causal mask).
+
+Where blocks take tiles as they come (`claim_blocks`) only the end is uneven. Otherwise block j does
+the tiles j, j + blocks, j + 2 blocks, … in the order that `block_order` gives them, so it is the
+width of a rasterisation group that decides who gets what.
 
 Two things cost time. The block with the most work ends last. And blocks that got several long tiles
 one behind the other fall behind the others, which are then at other tiles: what neighbours share is
@@ -14,6 +17,7 @@ no longer in the L2 cache. On an H100, causal attention of 8 x 32 heads (TFLOP/s
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,18 +25,26 @@ import numpy as np
 TILE = 2.5  # iterations that a tile's beginning and end take
 SPREAD = 0.04  # how much longer it takes for each tile that blocks are apart
 LARGEST = 1 << 17  # tiles that are looked at
+AT_END = 6  # tiles of a block, the last ones, by which blocks end apart that take them as they come
 
 
-def unevenness(grid: Sequence[int], first: float, last: float, blocks: int, group: int) -> float:
+def unevenness(
+    grid: Sequence[int], first: float, last: float, blocks: int, group: int, claimed: bool
+) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and
-    longer ones come first."""
+    longer ones come first. `claimed`: blocks take them as they come."""
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
     left = np.tile(steps, y % group) if len(grid) > 2 else np.repeat(steps, y % group)
     row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
+    if claimed:
+        ends = [0.0] * blocks
+        for tile in tiles[-AT_END * blocks :].tolist():
+            heapq.heapreplace(ends, ends[0] + tile)
+        return 1 + (max(ends) - sum(ends) / blocks) * blocks / float(tiles.sum())
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)
     work[: tiles.size] = tiles

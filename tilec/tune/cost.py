@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
-from tilec.passes.arrange import START
+from tilec.passes.utils.orders import START
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.plans import GROUP_THREADS

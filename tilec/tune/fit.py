@@ -14,6 +14,7 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
+from tilec.passes.arrange import asks_to_overlap
 from tilec.passes.utils.plans import Wanted, stages_of, take_wanted, with_plan
 from tilec.target import Target
 from tilec.tune.plans import plans
@@ -57,7 +58,15 @@ def first_fit(
         return done
 
     pending = ranked if only_ranked else (*ranked, *plans(func, target, wanted))
-    done = _first(attempt, pending, func, wanted, on_plan)
+    asked = any(isinstance(o, For) and asks_to_overlap(o) for o in walk(func.body))
+    beside = [plan for plan in pending if plan.overlap and asked]  # the author's stages hold
+    try:
+        done = _first(attempt, beside or pending, func, wanted, on_plan)
+    except ResourceError:
+        others = [plan for plan in pending if plan not in beside]
+        if not beside or not others:
+            raise
+        done = _first(attempt, others, func, wanted, on_plan)
     if on_stage is not None:
         for name, stage in kept.items():
             on_stage(name, stage)

@@ -17,7 +17,7 @@ from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
 from tilec.ir.ops import Alloc, For, Gemm, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
 from tilec.passes.arrange import KEPT
-from tilec.passes.block_order import can_persist
+from tilec.passes.block_order import can_persist, takes_as_they_come
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
@@ -51,6 +51,7 @@ OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup'
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
 UNEVEN = 0.75  # of what the spread of the tiles' lengths says, since blocks do not wait
+EVEN = 0.003  # of the time: wider groups that are more even by less are not worth what they read
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
@@ -102,7 +103,11 @@ class Candidate:
 
     @cached_property
     def _taken(self) -> tuple[Func, Wanted]:
-        return take_wanted(self.func)
+        func, wanted = take_wanted(self.func)
+        threads, size = func.attrs.get("threads"), self.target.warp_size
+        if threads and self.target.max_threads > 1:  # as the passes have it: whole warps
+            func = func.with_attrs(threads=-(-threads // size) * size)
+        return func, wanted
 
     @cached_property
     def _facts(self) -> Facts:
@@ -275,8 +280,7 @@ class Candidate:
             plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
-                blocks = multiprocessors_for(plan, self.target) * plan.residents
-                uneven = unevenness(numbers.grid, *numbers.growing, blocks, plan.raster_group)
+                uneven = self._uneven(plan, numbers, plan.raster_group)
                 best = replace(best, seconds=best.seconds * (1 + UNEVEN * (uneven - 1)))
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -335,13 +339,25 @@ class Candidate:
         """The width of rasterisation groups with which tiles of different length fall most evenly
         to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
         share fits the L2 cache."""
-        assert numbers.growing is not None
-        first, last = numbers.growing
-        blocks = multiprocessors_for(plan, self.target) * plan.residents
-        return min(
-            (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:]),
-            key=lambda g: unevenness(numbers.grid, first, last, blocks, g),
+        widths = (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:])
+        found = {g: self._uneven(plan, numbers, g) for g in widths}
+        least = min(found, key=found.__getitem__)
+        if not self._as_they_come(plan):
+            return least
+        # What runs at once is near in the grid as it is: the narrower, the less it reads.
+        return min(g for g, n in found.items() if n <= found[least] + EVEN)
+
+    def _as_they_come(self, plan: Plan) -> bool:
+        return takes_as_they_come(
+            plan.specialise, plan.consumer_groups, plan.cluster, plan.residents
         )
+
+    def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
+        """`unevenness` of the plan's blocks with rasterisation groups of this width."""
+        assert numbers.growing is not None
+        blocks = multiprocessors_for(plan, self.target) * plan.residents
+        claimed = self._as_they_come(plan)
+        return unevenness(numbers.grid, *numbers.growing, blocks, group, claimed)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest

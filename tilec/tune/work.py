@@ -23,6 +23,7 @@ from tilec.ir.ops import (
     Binary,
     BlockIndex,
     For,
+    Gather,
     Gemm,
     GridSize,
     If,
@@ -33,7 +34,7 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
-from tilec.ir.types import BufferType
+from tilec.ir.types import BufferType, ScalarType
 from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE
 
@@ -332,6 +333,7 @@ class _Reader:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.origins = facts_of(work.func).origins
+        self.gathers = {o.result: o for o in walk(work.func.body) if isinstance(o, Gather)}
 
     def block(self, block: Block, loops: tuple[int, ...]) -> None:
         work = self.work
@@ -353,9 +355,15 @@ class _Reader:
                     if isinstance(o, Gemm):
                         work.products.append(Product(o, loops))
                     for r, is_store in _accesses(o):
-                        along = self.origins.grid_dims(r.offsets)
-                        made = Transfer(r.buffer, r.extents, loops, is_store, r.extents[-1], along)
-                        work.transfers.append(made)
+                        work.transfers.append(self._tile(r, loops, is_store))
+
+    def _tile(self, r: Region, loops: tuple[int, ...], is_store: bool) -> Transfer:
+        gather, extents = self.gathers.get(r.buffer), r.extents
+        if gather is None:
+            along = self.origins.grid_dims(r.offsets)
+            return Transfer(r.buffer, extents, loops, is_store, extents[-1], along)
+        along = self.origins.grid_dims([*r.offsets, *_numbers(gather.captured)])
+        return Transfer(gather.source, (math.prod(extents),), loops, False, extents[-1], along)
 
     def _elements(self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
         """Ops that happen for each element of `extents`, along which the block's arguments run."""
@@ -376,6 +384,10 @@ class _Reader:
                     arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
         if arithmetic:
             work.vector.append((float(arithmetic * count), loops))
+
+
+def _numbers(values: Collection[Value]) -> list[Value]:
+    return [v for v in values if isinstance(v.type, ScalarType)]
 
 
 def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:

@@ -6,6 +6,7 @@ from tilec.ir.ops.atomic import *
 from tilec.ir.ops.by_hand import *
 from tilec.ir.ops.control import *
 from tilec.ir.ops.foreign import *
+from tilec.ir.ops.gather import *
 from tilec.ir.ops.peers import *
 from tilec.ir.ops.scalar import *
 from tilec.ir.ops.schedule import *

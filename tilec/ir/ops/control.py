@@ -31,10 +31,10 @@ class For(Op):
     `body.args` are the index (of `lo`'s type), then one per carried value; its Yield gives the
     next values. Results are the carried values after the last iteration (`inits` if there was
     none). `kind` says how the user wrote it; `num_stages` (-1: left to the plan), `order` and
-    `stage` belong to "pipelined" (`order`/`stage`: one int per op of the body that acts, or empty
-    to let tilec infer them). Once `arrange` has decided them, `order` are the statements' numbers
-    as an iteration does them, `stage` how many iterations late each is, and with `turns` the
-    warpgroups of a scope start their products one after the other."""
+    `stage` belong to "pipelined" (the user's: one int per op of the body that acts, its place
+    among them and its stage, -1 where tilec may choose; or empty). Once `arrange` has decided them,
+    `order` are the statements' numbers as an iteration does them, `stage` how many iterations late
+    each is, and with `turns` the warpgroups of a scope start their products one after the other."""
 
     kind: str
     lo: Value

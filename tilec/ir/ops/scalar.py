@@ -12,9 +12,10 @@ from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_
 
 __all__ = [
     "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
-    "BlockIndex", "GridSize", "ThreadIndex",
+    "BlockIndex", "GridSize", "ThreadIndex", "DIVISIONS",
 ]  # fmt: skip
 
+DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")  # of integers
 # Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's
 # do, `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is
 # arithmetic for signed, logical for unsigned.

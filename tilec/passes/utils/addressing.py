@@ -151,13 +151,13 @@ class Tensors:
 
     def __init__(self, func: Func) -> None:
         self.named = {p.value.name: p.value for p in func.params}
-        constants = {o.result: o for o in walk(func.body) if isinstance(o, Const)}
+        self.constants = {o.result: o for o in walk(func.body) if isinstance(o, Const)}
         self.safe: dict[Value, Const] = {}
         for o in walk(func.body):
             if isinstance(o, AnnotateSafeValue):
-                if o.value not in constants:
+                if o.value not in self.constants:
                     raise InternalError("a safe value that is not a constant", o.loc)
-                self.safe[o.dest] = constants[o.value]
+                self.safe[o.dest] = self.constants[o.value]
         self.root: dict[Value, Value] = {}
         for o in walk(func.body):
             if isinstance(o, RingStage):

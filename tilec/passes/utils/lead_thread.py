@@ -7,7 +7,22 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Op, Value, upstream
 from tilec.ir.effects import is_clonable
-from tilec.ir.ops import Alloc, Binary, Compare, Const, For, If, Lane, Warp, Yield
+from tilec.ir.ops import (
+    Alloc,
+    Atomic,
+    Binary,
+    Compare,
+    Const,
+    For,
+    If,
+    Lane,
+    Shuffle,
+    Warp,
+    While,
+    Yield,
+    yielded,
+)
+from tilec.passes.utils.building import or_zero
 
 Wanted = Callable[[For], If | None]
 
@@ -22,6 +37,9 @@ class LeadThread:
         before, behind: only the first lane does what others see
         if warp == 0: for n in range(lo, hi): if c(n): if lane == 0 …: body
 
+    Where such a loop stands in another one over what the first lane takes from a counter (a
+    persistent block's tiles), the others are told what it has got.
+
     Each lane has registers and `local` buffers of its own: those of the others hold what is not
     looked at, for all that the loop itself depends on is computed without them."""
 
@@ -33,7 +51,8 @@ class LeadThread:
         warp = self._warp(branch)
         if warp is None or branch.results or len(branch.orelse.ops) > 1:
             return None
-        if not any(isinstance(o, For) and self.wanted(o) for o in branch.then.ops):
+        places = (x for o in branch.then.ops for x in (o, *self._repeated(o)))
+        if not any(isinstance(o, For) and self.wanted(o) for o in places):
             return None
         made = self._spread(branch.then.ops, branch.cond)
         return made and [replace(branch, cond=warp, then=Block((), (*made, Yield(loc=branch.loc))))]
@@ -80,6 +99,15 @@ class LeadThread:
                 led = replace(branch, then=Block((), (_guarded(inside, lead), end)))
                 body = tuple(led if x is branch else x for x in o.body.ops)
                 made.append(replace(o, body=replace(o.body, ops=body)))
+            elif isinstance(o, While) and self._repeated(o):
+                flush()
+                told = self._told(o, lead)
+                if told is None:
+                    return None
+                made.append(replace(o, body=told))
+            elif isinstance(o, Atomic):
+                flush()
+                made.append(or_zero(lead, o))
             elif o.pure or isinstance(o, Alloc):
                 made.append(o)  # nothing that is held back gives it a value
             elif self._is_own(o):
@@ -91,6 +119,21 @@ class LeadThread:
                 held.append(o)
         flush()
         return made
+
+    def _repeated(self, o: Op) -> tuple[Op, ...]:
+        """What a `while` does again and again, for whose end nothing has to be done."""
+        return o.body.ops if isinstance(o, While) and all(x.pure for x in o.cond.ops[:-1]) else ()
+
+    def _told(self, loop: While, lead: Value) -> Block | None:
+        """The body of a `while`, whose next values the first lane tells the others."""
+        made = self._spread(loop.body.ops, lead)
+        if made is None:
+            return None
+        b = Builder(loop.loc)
+        b.ops += made
+        first = b.const(0)
+        b.emit(Yield, tuple(b.value(Shuffle, v, first) for v in yielded(loop.body)))
+        return b.block(loop.body.args)
 
     def _agreed(self, loop: For, branch: If) -> bool:
         """Whether all lanes compute the same bounds and conditions."""

@@ -11,8 +11,11 @@ from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, substi
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
+    DIVISIONS,
     Atomic,
+    Binary,
     CheckIndex,
+    Compare,
     CpAsync,
     ElementAccess,
     Extract,
@@ -27,12 +30,14 @@ from tilec.ir.ops import (
     Parallel,
     RegRead,
     RegWrite,
+    Select,
     Store,
     Yield,
 )
 from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import narrow, shared_offset
+from tilec.passes.utils.masked_loads import masked_loads
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
 
 
@@ -65,6 +70,8 @@ class LoopBody:
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
+        self.masked = masked_loads(loop.body.ops, known) if loop else {}
+        self.past = self._past_registers() if loop and loop.engine == "cp_async" else ()
         self._pending: tuple[Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
@@ -78,6 +85,9 @@ class LoopBody:
                     self._register(o, env, e)
             case _ if isinstance(o, ElementAccess) and in_memory(o):
                 self._memory(o, envs)
+            case Select() if self._masks(o):
+                for env in envs:
+                    env[o.result] = env[o.on_true]
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
             case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
@@ -99,12 +109,29 @@ class LoopBody:
     def _pure(self, o: Op, envs: list[Substitution]) -> None:
         first = [envs[0].get(v, v) for v in o.operands]
         same = all([env.get(v, v) for v in o.operands] == first for env in envs[1:])
+        step = None if same else self._step(o)
         for e, env in enumerate(envs):
             if e and same:
                 for r in o.results:
                     env[r] = envs[0][r]
+            elif step is not None and (more := e % self.width):
+                made = envs[e - more][o.result]
+                if step:
+                    made = self.b.binary("add", made, step * more)
+                env[o.result] = made
             else:
                 self.b.ops.append(clone(o, env))
+
+    def _step(self, o: Op) -> int | None:
+        """How much what `o` makes grows from neighbour to neighbour, where that is known and saves
+        a division, or lets a condition be asked for once."""
+        arg = self._arg
+        if self.width == 1 or arg is None or not isinstance(o, Binary | Compare):
+            return None
+        if isinstance(o, Binary) and o.kind not in DIVISIONS:
+            return None
+        found = self.known.neighbours(arg, self.width).step(o.result)
+        return None if found is None else found.by
 
     @property
     def _arg(self) -> Value | None:
@@ -203,7 +230,7 @@ class LoopBody:
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
             self._check(o, group)
-            if self.loop is not None and self.loop.engine == "cp_async":
+            if o in self.past:
                 self._async(o, group, known)
             else:
                 self._access(o, group, known)
@@ -236,12 +263,24 @@ class LoopBody:
             for env in (group[0], group[-1])[: len(group)]:
                 self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
+    def _masks(self, o: Select) -> bool:
+        """Whether the choice of 0 in the place of a loaded element is made by not loading it, as
+        cp.async does: its condition is the same for all that one brings (`recognise_gathers`)."""
+        return bool(self.past) and o in self.masked
+
+    def _mask(self, o: ElementAccess, env: Substitution) -> list[Value]:
+        """The conditions under which elements are loaded."""
+        for select, mask in self.masked.items():
+            if mask.load is o and self._masks(select):
+                return [env.get(v, v) for v in mask.conds]
+        return []
+
     def _guard(
         self, o: ElementAccess, env: Substitution, known: VectorAccess, skip: int = -1
     ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
-        conds: list[Value] = []
+        conds = self._mask(o, env)
         if not self.guarded:
             return conds
         t = o.buffer.buffer
@@ -349,6 +388,16 @@ class LoopBody:
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
         b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
+
+    def _past_registers(self) -> tuple[Op, ...]:
+        """The store of a loop, and the load of what it stores: other loads say from where."""
+        assert self.loop is not None
+        made = {r: o for o in self.loop.body.ops for r in o.results}
+        (store,) = (o for o in self.loop.body.ops if isinstance(o, Store))
+        value = made[store.value]
+        if isinstance(value, Select):
+            value = self.masked[value].load
+        return store, value
 
     def _async(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """A copy past the registers: made at its store; the load only says from where."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
+from tilec.ir.effects import written_tensors
 from tilec.ir.layout import Layout
+from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import Atomic, ElementAccess, If, Parallel
 from tilec.ir.types import FLOAT32, BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
@@ -39,11 +41,17 @@ class MemoryFacts:
         self.tensors = Tensors(func)
         self.red_vector = target is not None and target.has("red_vector")
         self.runs: dict[Layout, int] = {}
+        self._neighbours: dict[tuple[Value, int], Neighbours] = {}
 
     @functools.cached_property
     def used(self) -> frozenset[Value]:
         """The values that something asks for."""
         return frozenset(v for o in walk(self.func.body) for v in o.operands)
+
+    @functools.cached_property
+    def written(self) -> set[Value]:
+        """The tensors that the kernel writes."""
+        return written_tensors(self.func.body)
 
     def adds_vectors(self, o: Atomic) -> bool:
         """Whether one instruction may do what `o` does for neighbours."""
@@ -88,16 +96,35 @@ class MemoryFacts:
             width = min(limit, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
             others = any(self.moves(v, arg) for v in o.indices[:-1])
             if self.facts.slope(o.indices[-1], arg) != 1 or others:
-                width = 1
+                width = self._side_by_side(o, arg, width)
             else:
                 start = self.facts.form(o.indices[-1]).without(arg)
                 width = gcd2(width, start.divisor(self.facts.divisor))
+            if width > 1:
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
                     width = min(width, max(known, 1))
                 elif t.layout is not None:
                     width = min(width, self.run(t.layout))
         return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
+
+    def _side_by_side(self, o: ElementAccess, arg: Value, most: int) -> int:
+        """How many neighbours along `arg` are elements that lie side by side, though that is not
+        so of all iterations."""
+        while most > 1:
+            near = self.neighbours(arg, most)
+            if near.counts_up(o.indices[-1]) and all(map(near.same, o.indices[:-1])):
+                break
+            most //= 2
+        return most
+
+    def neighbours(self, arg: Value, width: int) -> Neighbours:
+        """What is known within so many neighbours along a loop's index."""
+        found = self._neighbours.get((arg, width))
+        if found is None:
+            found = Neighbours(self.facts, self.written, arg, width)
+            self._neighbours[arg, width] = found
+        return found
 
     def needs(self, p: Parallel) -> list[Need]:
         """The tests that a loop's accesses need, none if it is known to lie inside."""

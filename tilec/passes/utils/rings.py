@@ -226,11 +226,17 @@ class Ring:
         b.branch(only, [wait])
         return stage
 
-    def wait_empty(self, b: Builder, at: Position) -> Value:
-        """Wait until the stage at `at` is free and announce its bytes; returns the stage."""
-        assert self.full is not None and self.empty is not None
+    def wait_free(self, b: Builder, at: Position) -> Value:
+        """Wait until the stage at `at` is free; returns the stage."""
+        assert self.empty is not None
         stage = at.get_stage(b)
         b.emit(MbarrierWait, self.empty, stage, at.get_phase(b))
+        return stage
+
+    def wait_empty(self, b: Builder, at: Position) -> Value:
+        """Wait until the stage at `at` is free and announce its bytes; returns the stage."""
+        assert self.full is not None
+        stage = self.wait_free(b, at)
         b.emit(MbarrierExpect, self.full, stage, self.bytes)
         return stage
 

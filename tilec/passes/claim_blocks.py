@@ -1,0 +1,127 @@
+"""claim_blocks: blocks of a persistent kernel take the tiles of the grid as they come.
+
+Before: both roles of a specialised kernel walk over `block, block + blocks, block + 2 blocks, …`,
+where `block_order` has found that some tiles take longer than others (attribute `claimed`). After:
+a block's first tile is the one with its number, and each further one the next that nobody has: so
+the longest, which come first, end together with the shortest, and blocks that run at the same time
+work on neighbours, whose operands the L2 cache holds.
+
+    producer:  take = count up; bring the tile; wait for a free slot, slot = take + blocks, arrive
+    consumers: do the tile; wait for the slot, tile = slot, free it
+
+The producer asks while it brings a tile, so that the number is there when it has. The counter is
+the launch's own and zero between launches: there are as many takes as tiles, for each block takes
+once for each tile that it does, and whoever takes last makes it zero again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
+from tilec.ir.layout import row_major
+from tilec.ir.ops import (
+    Alloc,
+    Atomic,
+    For,
+    Load,
+    MbarrierArrive,
+    MbarrierInitFence,
+    RingStage,
+    Scope,
+    Store,
+    While,
+    Yield,
+)
+from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.passes.utils.rings import Position, Ring
+from tilec.target import Target
+
+SLOTS = 2  # the producer may be one tile ahead of its readers
+
+
+def claim_blocks(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    scopes = [o for o in func.body.ops if isinstance(o, Scope)]
+    if not func.attrs.get("claimed") or len(scopes) != 2:
+        return func
+    return _Claims(func, scopes).claimed()
+
+
+class _Claims:
+    def __init__(self, func: Func, scopes: list[Scope]) -> None:
+        self.func = func
+        taken, name = {p.value.name for p in func.params}, "tiles_taken"
+        while name in taken:
+            name += "_"
+        self.counter = Value(BufferType((1,), INT32, "global", align=4), name)
+        slot = BufferType((1,), INT32, "shared", stages=SLOTS, layout=row_major((1,)))
+        self.top = Builder(func.loc)
+        self.slot = self.top.value(Alloc, slot, name="next_tile")
+        consumers = next(o for o in scopes if o.name == "consumer")
+        self.ring = Ring("claims", (self.slot,), SLOTS, consumers.warps, 1)
+        self.ring.allocate(self.top)
+
+    def claimed(self) -> Func:
+        init = Builder(self.func.loc)
+        assert self.ring.full is not None and self.ring.empty is not None
+        self.ring.initialise(init)
+
+        def visit(o: Op) -> None | list[Op]:
+            if isinstance(o, MbarrierInitFence):
+                return [*init.ops, o]
+            if isinstance(o, Scope):
+                return [replace(o, body=self.scope(o))]
+            return None
+
+        body = rewrite(self.func.body, visit)
+        params = (*self.func.params, Param(self.counter, "counters", self.counter.name, 4))
+        return replace(self.func, params=params, body=Block((), (*self.top.ops, *body.ops)))
+
+    def scope(self, scope: Scope) -> Block:
+        produces = scope.name == "producer"
+
+        def visit(o: Op) -> None | list[Op]:
+            if isinstance(o, For) and o.kind == "persistent":
+                return self.loop(o, produces)
+            return None
+
+        return rewrite(scope.body, visit)
+
+    def loop(self, o: For, produces: bool) -> list[Op]:
+        b = Builder(o.loc)
+        at = Position(b, SLOTS, int(produces), "claims")
+        (tile,) = o.body.args
+        cond, body = Builder(o.loc), Builder(o.loc)
+        asked = Value(ScalarType(INT32), tile.name)
+        cond.emit(Yield, (cond.compare("lt", asked, o.hi),))
+        if produces:
+            taken = body.value(Atomic, self.counter, (body.const(0),), body.const(1), "add")
+        body.ops += o.body.ops[:-1]
+        if produces:
+            following = self.hand_on(body, o, at, taken)
+        else:
+            following = self.receive(body, at)
+        body.emit(Yield, (following,))
+        b.emit(While, (o.lo,), cond.block([asked]), body.block([tile]))
+        return b.ops
+
+    def hand_on(self, b: Builder, o: For, at: Position, taken: Value) -> Value:
+        """The number of the tile that was asked for, which the others are told."""
+        following = b.binary("add", taken, o.step)
+        last, clear = b.binary("sub", o.hi, 1), Builder(b.loc)
+        zero = clear.const(0)
+        clear.value(Atomic, self.counter, (zero,), zero, "exchange")
+        b.branch(b.compare("eq", taken, last), clear.ops)
+        phase = at.get_phase(b)
+        stage = self.ring.wait_free(b, at)
+        b.emit(Store, b.value(RingStage, self.slot, stage), (b.const(0),), following)
+        b.emit(MbarrierArrive, self.ring.full, stage)
+        at.advance(b, stage, phase)
+        return following
+
+    def receive(self, b: Builder, at: Position) -> Value:
+        phase = at.get_phase(b)
+        stage = self.ring.wait_full(b, at)
+        following = b.value(Load, b.value(RingStage, self.slot, stage), (b.const(0),))
+        self.ring.free(b, at, stage, phase)
+        return following

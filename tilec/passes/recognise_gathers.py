@@ -1,0 +1,180 @@
+"""recognise_gathers: loops over elements that bring a tile from computed places become copies.
+
+Before: TILE. After: TILE, and a `parallel` of a loop with stages that fills a shared tile with
+elements of a tensor, each where its indices say or 0 where a condition does not hold, is a copy of
+a `gather` in front of the loop: a convolution's pixels, rows that an index tensor names, pages. So
+it may run ahead of its readers (`plan_pipeline`). Only what cp.async could bring, 4 bytes at least
+at once, is worth that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.copy_engines import CP_ASYNC
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Region,
+    Value,
+    clone,
+    inputs,
+    rewrite,
+    upstream,
+    walk,
+)
+from tilec.ir.effects import is_clonable
+from tilec.ir.ops import (
+    Assume,
+    Copy,
+    For,
+    Gather,
+    Load,
+    Parallel,
+    Places,
+    Select,
+    Store,
+    Yield,
+)
+from tilec.ir.types import BOOL, MOST_NARROW, BufferType
+from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.masked_loads import Mask, masked_loads
+from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, MemoryFacts
+from tilec.target import Target
+
+
+def recognise_gathers(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if target.kind == "cpu" or func.attrs.get("may_alias"):
+        return func
+    known = MemoryFacts(func)
+
+    def visit(o: Op) -> list[Op] | None:
+        if not isinstance(o, For) or not has_stages(o):
+            return None
+        found = {x: _Tile(x, o, known) for x in o.body.ops if isinstance(x, Parallel)}
+        copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
+        if not copies:
+            return None
+        before = [gather for x, (gather, _) in copies.items()]
+        ops: list[Op] = []
+        for x in o.body.ops:
+            ops += copies[x][1] if isinstance(x, Parallel) and x in copies else [x]
+        body = Block(o.body.args, tuple(ops))
+        return [*before, replace(o, body=body)]
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+class _Tile:
+    """One `parallel` of a loop with stages, and the tile that it may fill."""
+
+    def __init__(self, p: Parallel, loop: For, known: MemoryFacts) -> None:
+        self.p = p
+        self.loop = loop
+        self.known = known
+        self.made = {r: o for o in p.body.ops for r in o.results}
+        acts = [o for o in p.body.ops if not is_clonable(o, known.written)]
+        acts = [o for o in acts if not isinstance(o, Assume | Yield)]
+        self.store = acts[0] if len(acts) == 1 and isinstance(acts[0], Store) else None
+        self.around = {r: o for o in loop.body.ops for r in o.results}
+
+    def width(self) -> int:
+        """Elements that lie side by side, for the access that brings them; 0 if it is no tile that
+        a copy may bring."""
+        store, p = self.store, self.p
+        if store is None or p.layout is not None or p.wanted is not None or p.coalesced_width:
+            return 0
+        dest = store.dest.buffer
+        if dest.space != "shared" or store.indices != p.body.args or dest.shape != p.extents:
+            return 0
+        load, mask = self.element(store)
+        if load is None or load.source.dtype != dest.dtype or dest.dtype in (BOOL,):
+            return 0
+        if load.source in self.known.tensors.safe or not self.can_be_made_before():
+            return 0
+        bits, arg = dest.dtype.bits, p.body.args[-1]
+        width = self.known.memory(load, arg, MAX_VECTOR_BYTES * 8 // bits).width
+        while width > 1 and not (
+            p.extents[-1] % width == 0
+            and (mask is None or all(map(self.known.neighbours(arg, width).same, mask.conds)))
+        ):
+            width //= 2
+        return width if width * bits // 8 in CP_ASYNC else 0
+
+    def element(self, store: Store) -> tuple[Load | None, Mask | None]:
+        """The load of a tensor's element that is stored, and what else may be there."""
+        value = self.made.get(store.value)
+        mask = None
+        if isinstance(value, Select):
+            mask = masked_loads(self.p.body.ops, self.known).get(value)
+            value = None if mask is None else mask.load
+        if not isinstance(value, Load) or value.source.buffer.space != "global":
+            return None, None
+        uses = [o for o in self.p.body.ops if {value.result, store.value} & {*o.operands}]
+        alone = len(uses) == (1 if mask is None else 2)
+        return (value, mask) if alone else (None, None)
+
+    def needed(self) -> list[Op]:
+        """What the places are computed by: in the loop with stages, and in the tile's own."""
+        inside = [o for o in self.p.body.ops if o is not self.store and not isinstance(o, Yield)]
+        own = {r for o in inside for r in o.results} | {*self.p.body.args}
+        used = [v for o in inside for v in inputs(o) if v not in own]
+        return [*upstream(used, self.around), *inside]
+
+    def can_be_made_before(self) -> bool:
+        """Whether the places can be computed in another iteration, of the loop's index alone."""
+        return not any(
+            o.regions or not (is_clonable(o, self.known.written) or isinstance(o, Assume))
+            for o in self.needed()
+        ) and not {*self.loop.body.args[1:]} & {v for o in self.needed() for v in inputs(o)}
+
+    def ops(self) -> tuple[Op, list[Op]]:
+        """The gather, and the copy in the place of the loop over elements."""
+        assert self.store is not None
+        load, _ = self.element(self.store)
+        assert load is not None
+        needed, index = self.needed(), self.loop.body.args[0]
+        own = {r for o in needed for r in o.results} | {index, *self.p.body.args}
+        captured = tuple(dict.fromkeys(v for o in needed for v in inputs(o) if v not in own))
+        args = (*captured, index, *self.p.body.args)
+        fresh = tuple(Value(v.type, v.name) for v in args)
+        subst = dict(zip(args, fresh))
+        body = [clone(o, subst) for o in needed]
+        value = subst[self.store.value]
+        places = Places(Block(fresh, (*body, Yield((value,), loc=self.store.loc))))
+        bytes = self.width() * load.source.dtype.bits // 8
+        shape = (MOST_NARROW, *self.p.extents)
+        t = BufferType(shape, load.source.dtype, "global", align=bytes)
+        b = Builder(self.p.loc)
+        made = b.emit(Gather, load.source, captured, places, t, name=load.source.name)
+        return made, self.copy(made.result, index)
+
+    def copy(self, tensor: Value, index: Value) -> list[Op]:
+        assert self.store is not None
+        b = Builder(self.p.loc)
+        zeros = tuple(b.const(0) for _ in self.p.extents)
+        source = Region(tensor, (index, *zeros), (1, *self.p.extents))
+        b.emit(Copy, source, Region(self.store.dest, zeros, self.p.extents))
+        return b.ops
+
+
+def with_places(body: Block) -> Block:
+    """`body` where elements of gathers are loaded from where they are."""
+    gathers = {o.result: o for o in walk(body) if isinstance(o, Gather)}
+    subst: dict[Value, Value] = {}
+
+    def visit(o: Op) -> list[Op] | None:
+        if isinstance(o, Gather):
+            return []
+        if not isinstance(o, Load) or o.source not in gathers:
+            return None
+        gather = gathers[o.source]
+        own = dict(zip(gather.places.body.args, (*gather.captured, *o.indices)))
+        *made, last = [clone(x, own) for x in gather.places.body.ops]
+        assert isinstance(last, Yield)
+        subst[o.result] = last.values[0]
+        return made
+
+    return rewrite(body, visit, subst) if gathers else body

@@ -1,0 +1,129 @@
+"""What `check_schedule` executes of a function, in small: the ops that decide what is done, and
+what they decide."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.memory import stage_bytes
+from tilec.ir.ops import (
+    Alloc,
+    Copy,
+    Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierWait,
+    Parallel,
+    RingStage,
+    Scope,
+    Store,
+    TmaLoad,
+    decides,
+    handed_on,
+)
+from tilec.ir.types import TensorMapType
+
+
+class Program:
+    """The function, and of its ops those that decide what is done, and what they decide."""
+
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.defs = defining_ops(func.body)
+        self.threads = int(func.attrs["threads"] or 0)
+        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
+        self.rings = {
+            o.result
+            for o in walk(func.body)
+            if isinstance(o, Alloc)
+            and o.type.space == "shared"
+            and o.type.stages > self.consumer_groups
+        }
+        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, RingStage)}
+        loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
+        self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
+        # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
+        copies = [o for o in walk(func.body) if isinstance(o, Copy)]
+        self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
+        # Numbers that producers tell the others.
+        producers = [o for o in walk(func.body) if isinstance(o, Scope) and o.name == "producer"]
+        stores = [o for x in producers for o in walk(x.body) if isinstance(o, Store)]
+        self.told = {self.root[o.dest] for o in stores if o.dest in self.root} & self.rings
+        arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
+        expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
+        self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
+        own: Counter[Value] = Counter()
+        for o in loads:
+            own[o.dest] += box_bytes(o)
+        # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
+        self.parts = {o.dest: stage_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks}
+        self.stages = max((v.buffer.stages for v in self.rings), default=1)
+        self.wanted = self._wanted()
+        self.relevant: dict[Block, tuple[Op, ...]] = {}
+
+    def _wanted(self) -> set[Value]:
+        """The scalars that control flow, stages and barriers depend on."""
+        left: list[Value] = []
+        stores: dict[Value, list[Value]] = {}
+        carried: dict[Value, tuple[Value, ...]] = {}
+        for o in walk(self.func.body):
+            left += decides(o)
+            for sources, holders in handed_on(o):
+                carried.update(dict.fromkeys(holders, sources))
+            match o:
+                case RingStage():
+                    left.append(o.stage)
+                case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
+                    left += [v for v in o.operands if v not in getattr(o, "coords", ())]
+                case Store() if self.is_known(o.dest):
+                    stores.setdefault(self.root.get(o.dest, o.dest), []).append(o.value)
+        found: set[Value] = set()
+        while left:
+            v = left.pop()
+            if v in found:
+                continue
+            found.add(v)
+            made = self.defs.get(v)
+            if (
+                isinstance(made, Load)
+                and (held := self.root.get(made.source, made.source)) in stores
+            ):
+                left += (*stores[held], held)
+            if made is not None and not made.region_fields:
+                left += made.operands
+            left += carried.get(v, ())
+        return found
+
+    def is_known(self, v: Value) -> bool:
+        """Whether what is stored there is executed as it is: in a variable, or where a producer
+        tells it."""
+        return v.buffer.space == "local" or self.root.get(v) in self.told
+
+    def ops(self, block: Block) -> tuple[Op, ...]:
+        """What has to be executed of `block`."""
+        found = self.relevant.get(block)
+        if found is None:
+            found = self.relevant[block] = tuple(o for o in block.ops if self._is_relevant(o))
+        return found
+
+    def _is_relevant(self, o: Op) -> bool:
+        if isinstance(o, Parallel):
+            return True
+        if o.region_fields:
+            inside = any(self.ops(region) for region in o.regions)
+            return inside or any(r in self.wanted for r in o.results)
+        if isinstance(o, Store) and self.is_known(o.dest):
+            return self.root.get(o.dest, o.dest) in self.wanted
+        if isinstance(o, RingStage):
+            return self.root[o.result] in self.rings
+        if o.pure or isinstance(o, Load):
+            return any(r in self.wanted for r in o.results)
+        return o.opname != "yield" and bool(o.effects())
+
+
+def box_bytes(o: TmaLoad) -> int:
+    t = o.map.type
+    assert isinstance(t, TensorMapType)
+    return math.prod(t.box) * t.dtype.bits // 8
