@@ -12,14 +12,13 @@ those coefficients; those of erf are weighted least-squares fits on Chebyshev no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilec.codegen.lanes import convert, intrinsic, mangled, per_lane
 from tilec.ir.llvm import Function, Operand, Val, constant, lanes_of
 
-_LN2 = (0.693359375, -2.12194440e-4)  # high part of few bits, rest
-_LG2 = (0.301025390625, 4.605038981195214e-06)  # log10(2)
 _PI_2 = (1.57079632673412561417, 6.07710050650619224932e-11)
 # Polynomials, highest power first.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
@@ -59,6 +58,14 @@ class Elementary:
     one rounding.
     """
 
+    LN2: ClassVar = (0.693359375, -2.12194440e-4)  # high part of few bits, rest
+    LG2: ClassVar = (0.301025390625, 4.605038981195214e-06)  # log10(2)
+    EXP: ClassVar[tuple[float, ...]] = _EXP
+    # Below, the exponential of that base is 0; above, infinite.
+    LIMITS: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "exp": (-104.0, 89.0), "exp2": (-151.0, 129.0), "exp10": (-46.0, 39.0),
+    }  # fmt: skip
+
     fn: Function
     has_fma: bool
 
@@ -69,19 +76,19 @@ class Elementary:
     # --- exponentials ---
 
     def exp(self, x: Val) -> Val:
-        x = self._clamp(x, -104.0, 89.0)
+        x = self._clamp(x, *self.LIMITS["exp"])
         n = self._nearest(self._mul(x, math.log2(math.e)))
-        return self._scaled_exp(self._reduce(x, n, _LN2), n)
+        return self._scaled_exp(self._reduce(x, n, self.LN2), n)
 
     def exp2(self, x: Val) -> Val:
-        x = self._clamp(x, -151.0, 129.0)
+        x = self._clamp(x, *self.LIMITS["exp2"])
         n = self._nearest(x)
         return self._scaled_exp(self._mul(self._sub(x, n), math.log(2)), n)
 
     def exp10(self, x: Val) -> Val:
-        x = self._clamp(x, -46.0, 39.0)
+        x = self._clamp(x, *self.LIMITS["exp10"])
         n = self._nearest(self._mul(x, math.log2(10)))
-        return self._scaled_exp(self._mul(self._reduce(x, n, _LG2), math.log(10)), n)
+        return self._scaled_exp(self._mul(self._reduce(x, n, self.LG2), math.log(10)), n)
 
     def sigmoid(self, x: Val) -> Val:
         e = self.exp(self._neg(self._abs(x)))
@@ -89,10 +96,15 @@ class Elementary:
         return self.fn.binary("fdiv", above, self._add(e, 1.0))
 
     def _scaled_exp(self, r: Val, n: Val) -> Val:
-        """exp(r) * 2**n for |r| <= 0.35 and a whole n of magnitude at most 160."""
-        y = self._mad(self._polynomial(_EXP, r), self._mul(r, r), r)
-        y = self._add(y, 1.0)
-        # In two factors, because 2**n itself may be out of range where the result is not.
+        """exp(r) * 2**n for |r| <= 0.35 and a whole n whose halves are exponents."""
+        return self._scaled(self._add(self._less_one(r), 1.0), n)
+
+    def _less_one(self, r: Val) -> Val:
+        """exp(r) - 1 for |r| <= 0.35."""
+        return self._mad(self._polynomial(self.EXP, r), self._mul(r, r), r)
+
+    def _scaled(self, y: Val, n: Val) -> Val:
+        """y * 2**n, in two factors: 2**n itself may be out of range where the result is not."""
         whole = self._whole(n)
         half = self.fn.binary("ashr", whole, 1)
         rest = self.fn.binary("sub", whole, half)
@@ -102,9 +114,9 @@ class Elementary:
 
     def log(self, x: Val) -> Val:
         t, y, e = self._log_parts(x)
-        y = self._mad(e, _LN2[1], y)
+        y = self._mad(e, self.LN2[1], y)
         y = self._add(t, y)
-        return self._edges_of_log(x, self._mad(e, _LN2[0], y))
+        return self._edges_of_log(x, self._mad(e, self.LN2[0], y))
 
     def log2(self, x: Val) -> Val:
         t, y, e = self._log_parts(x)
@@ -112,8 +124,8 @@ class Elementary:
 
     def log10(self, x: Val) -> Val:
         t, y, e = self._log_parts(x)
-        low = self._mad(self._add(t, y), math.log10(math.e), self._mul(e, _LG2[1]))
-        return self._edges_of_log(x, self._mad(e, _LG2[0], low))
+        low = self._mad(self._add(t, y), math.log10(math.e), self._mul(e, self.LG2[1]))
+        return self._edges_of_log(x, self._mad(e, self.LG2[0], low))
 
     def log1p(self, x: Val) -> Val:
         """log(u) * x / (u - 1) with u = 1 + x rounded: the two roundings cancel (W. Kahan)."""

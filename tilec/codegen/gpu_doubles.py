@@ -15,20 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from tilec.codegen.cpu_elementary import COS, SIN
+from tilec.codegen.cpu_elementary import COS, SIN, Elementary
 from tilec.codegen.gpu_elementary import GpuElementary
 from tilec.codegen.lanes import intrinsic
 from tilec.ir.llvm import Val
 
-_LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # high part of few bits, rest
-_LG2 = (3.01029995663611771306e-01, 3.69423907715893078616e-13)  # log10(2)
 _PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
 _PI = (math.pi, 1.2246467991473532e-16)
 _LOG2E = (1.4426950408889634, 2.0355273740931033e-17)
 _THIRD = (1 / 3, 1.850371707708594e-17)
-# Polynomials, highest power first. Of (exp(r) - 1 - r) / r**2: the series, to 4e-18 for |r| < 0.35.
-_EXP = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
+# Polynomials, highest power first.
 _LOG = (
     1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
     2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
@@ -66,62 +64,21 @@ Pair = tuple[Val, Val]
 class GpuDoubles(GpuElementary):
     """`GpuElementary` of float64; the hardware's fast forms are of float32 and unused."""
 
+    LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    LG2 = (3.01029995663611771306e-01, 3.69423907715893078616e-13)
+    # Of (exp(r) - 1 - r) / r**2: the series, to 4e-18 for |r| < 0.35.
+    EXP = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
+    LIMITS: ClassVar = {"exp": (-746.0, 710.0), "exp2": (-1076.0, 1025.0), "exp10": (-324.0, 309.0)}
+
     # --- exponentials ---
 
-    def exp(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -746.0, 710.0)
-        n = self._nearest(self._mul(x, math.log2(math.e)))
-        return self._scaled_exp(self._reduce(x, n, _LN2), n)
-
-    def exp2(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -1076.0, 1025.0)
-        n = self._nearest(x)
-        return self._scaled_exp(self._mul(self._sub(x, n), math.log(2)), n)
-
-    def exp10(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -324.0, 309.0)
-        n = self._nearest(self._mul(x, math.log2(10)))
-        return self._scaled_exp(self._mul(self._reduce(x, n, _LG2), math.log(10)), n)
-
-    def _scaled_exp(self, r: Val, n: Val) -> Val:
-        return self._scaled(self._add(self._less_one(r), 1.0), n)
-
-    def _less_one(self, r: Val) -> Val:
-        """exp(r) - 1 for |r| <= 0.35."""
-        return self._mad(self._polynomial(_EXP, r), self._mul(r, r), r)
-
-    def _scaled(self, y: Val, n: Val) -> Val:
-        """y * 2**n, in two factors: 2**n itself may be out of range where the result is not."""
-        whole = self._whole(n)
-        half = self.fn.binary("ashr", whole, 1)
-        rest = self.fn.binary("sub", whole, half)
-        return self._mul(self._mul(y, self._two_to(half)), self._two_to(rest))
+    exp, exp2, exp10 = Elementary.exp, Elementary.exp2, Elementary.exp10
 
     def _two_to(self, n: Val) -> Val:
         wide = self.fn.cast("sext", self.fn.add(n, 1023), "i64")
         return self.fn.cast("bitcast", self.fn.binary("shl", wide, 52), "double")
 
     # --- logarithms ---
-
-    def log2(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        return self._edges_of_log(x, self._mad(self._add(t, y), math.log2(math.e), e))
-
-    def log(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        y = self._add(t, self._mad(e, _LN2[1], y))
-        return self._edges_of_log(x, self._mad(e, _LN2[0], y))
-
-    def log10(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        low = self._mad(self._add(t, y), math.log10(math.e), self._mul(e, _LG2[1]))
-        return self._edges_of_log(x, self._mad(e, _LG2[0], low))
 
     def _log_parts(self, x: Val) -> tuple[Val, Val, Val]:
         """See Elementary. log(1 + t) is t - h + s * (h + R) with s = t / (2 + t) and h = t**2 / 2
@@ -150,7 +107,7 @@ class GpuDoubles(GpuElementary):
         """With y = exp(2 * |x|) - 1: y / (y + 2)."""
         twice = self._clamp(self._mul(self._abs(x), 2.0), 0.0, 44.0)
         n = self._nearest(self._mul(twice, math.log2(math.e)))
-        near = self._less_one(self._reduce(twice, n, _LN2))
+        near = self._less_one(self._reduce(twice, n, self.LN2))
         up = self._scaled(self._c(x, 1.0), n)
         y = self._mad(near, up, self._add(up, -1.0))
         return self._with_sign(self.fn.binary("fdiv", y, self._add(y, 2.0)), x)
@@ -246,8 +203,7 @@ class GpuDoubles(GpuElementary):
 
     # --- spelling ---
 
-    def _inverse(self, a: Val) -> Val:
-        return self.fn.binary("fdiv", self._c(a, 1.0), a)
+    _inverse = Elementary._inverse
 
     def _nearest(self, x: Val) -> Val:
         return intrinsic(self.fn, "rint", [x])
