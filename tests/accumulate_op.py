@@ -16,15 +16,12 @@ from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.ops import Const
 
 
-@op("accumulate")
+@op("accumulate", reads="source", updates="dest")
 class Accumulate(Op):
     """Add a region to another, element by element, in the destination's dtype."""
 
     source: Region
     dest: Region
-
-    def effects(self) -> Effects:
-        return Effect("read", self.source), Effect("update", self.dest)
 
     def evaluate(self, source: np.ndarray, dest: np.ndarray) -> np.ndarray:
         return dest + source.astype(dest.dtype).reshape(dest.shape)

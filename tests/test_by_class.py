@@ -77,7 +77,6 @@ REASONS = {
     "passes/utils/held_parts.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
     "passes/utils/promotion.py": SELECTION,
-    "passes/utils/restage.py": LOWERING,
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
     "passes/utils/schedule_program.py": VALUES,

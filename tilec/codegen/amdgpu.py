@@ -63,7 +63,7 @@ class AmdgpuScalars(GpuScalars):
         """See GpuScalars. Angles go in turns, without the whole ones: v_sin_f32 takes those from
         -256 to 256."""
         if kind in ("sin", "cos"):
-            turns = self.f.binary("fmul", x, float_val(0.5 / math.pi))
+            turns = self.f.binary("fmul", x, 0.5 / math.pi)
             x = self.f.intrinsic("float", "llvm.amdgcn.fract.f32", [turns])
         return super().fast(kind, x)
 
@@ -114,7 +114,7 @@ class AmdgpuEmitter(PrintingEmitter):
         packet = f.intrinsic("ptr addrspace(4)", "llvm.amdgcn.dispatch.ptr")
         items = f.load("i32", f.gep("i8", packet, int_val(12 + 4 * o.dim, "i64")), 4)
         threads = self.threads if o.dim == 0 else 1
-        got = f.binary("udiv", items, int_val(threads))
+        got = f.binary("udiv", items, threads)
         self.env[o.result] = self.ranges.set(got, 1, MAX_INDEX)
 
     # --- synchronisation ---
@@ -204,7 +204,7 @@ class AmdgpuEmitter(PrintingEmitter):
             def move(word: Val) -> Val:
                 return f.intrinsic("i32", "llvm.amdgcn.ds.swizzle", [word, pattern])
         else:
-            self._bpermute(o.result, o.value, f.binary("xor", self.lane, int_val(o.mask)))
+            self._bpermute(o.result, o.value, f.binary("xor", self.lane, o.mask))
             return
         self.env[o.result] = in_words(f, self.get(o.value), move)
 
@@ -213,7 +213,7 @@ class AmdgpuEmitter(PrintingEmitter):
 
     def _bpermute(self, result: Value, value: Value, lane: Val) -> None:
         f = self.f
-        address = f.binary("shl", lane, int_val(2))
+        address = f.binary("shl", lane, 2)
 
         def move(word: Val) -> Val:
             return f.intrinsic("i32", "llvm.amdgcn.ds.bpermute", [address, word])

@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tilec.codegen.lanes import (
-    constant,
-    convert,
-    elem_of,
-    intrinsic,
-    lanes_of,
-    like,
-    literal_of,
-    mangled,
-    splat_constant,
-)
+from tilec.codegen.lanes import convert, intrinsic, like, literal_of, mangled
 from tilec.codegen.numerics import FORMATS, Format, Numerics, encode, round_to_bits
 from tilec.codegen.ranges import Ranges, limits
 from tilec.ir.errors import CompileError
-from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.llvm import (
+    Function,
+    Val,
+    constant,
+    elem_of,
+    float_val,
+    int_val,
+    lanes_of,
+    splat_constant,
+)
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
@@ -253,7 +252,7 @@ class Casts:
             x = convert(self.f, "zext", x, "i8")
         if dest == BOOL:
             x = convert(self.f, "bitcast", x, "i8")
-            return self.f.icmp("ne", x, constant(x.type, 0))
+            return self.f.icmp("ne", x, 0)
         return convert(self.f, "bitcast", x, self.register(dest))
 
 

@@ -24,11 +24,11 @@ from tilec.codegen.cpu_machine import CpuFeatures, machine_of
 from tilec.codegen.cpu_print import PrintingEmitter
 from tilec.codegen.emitter import text_constant
 from tilec.codegen.foreign import sources
-from tilec.codegen.lanes import constant, from_memory, memory_type
+from tilec.codegen.lanes import from_memory, memory_type
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Param, Value, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.llvm import Function, Inst, Val, int_val
+from tilec.ir.llvm import Function, Inst, Val, constant, int_val
 from tilec.ir.llvm_printer import print_function
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc
@@ -165,7 +165,7 @@ def _blocks(e: Emitter, func: Func) -> None:
     x = fn.binary("urem", index.result, gx)
     e.block_index = (x, fn.binary("urem", rows, gy), fn.binary("udiv", rows, gy))
     e.block(func.body)
-    after = fn.binary("add", index.result, int_val(1), "nsw")
+    after = fn.binary("add", index.result, 1, "nsw")
     e.close_loop([index], [after], head)
     fn.start(done)
 
@@ -182,7 +182,7 @@ def _acquire_scratch(e: Emitter) -> Val | None:
     area = fn.call("ptr", "malloc", [int_val(e.scratch_bytes + LINE, "i64")])
     assert area is not None
     number = fn.cast("ptrtoint", area, "i64")
-    past = fn.binary("and", fn.binary("sub", int_val(0, "i64"), number), int_val(LINE - 1, "i64"))
+    past = fn.binary("and", fn.binary("sub", int_val(0, "i64"), number), LINE - 1)
     text = f"getelementptr inbounds i8, {area}, {past}"
     fn.block.insts.append(Inst("getelementptr", e.scratch, (area, past), text))
     return area

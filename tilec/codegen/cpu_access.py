@@ -17,20 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.codegen.lanes import (
-    constant,
     convert,
-    elem_of,
     from_memory,
     iota,
-    lanes_of,
     mangled,
     memory_type,
-    shaped,
     splat,
     to_memory,
     with_lanes,
 )
-from tilec.ir.llvm import Function, Val, int_val
+from tilec.ir.llvm import Function, Val, constant, elem_of, int_val, lanes_of, shaped
 from tilec.ir.types import DType
 
 
@@ -96,7 +92,7 @@ class MemoryEmitter:
         """Make the two slots in the block that `fn` is at, its first."""
         slot = fn.alloca("i8", 1)
         fn.store(int_val(1, "i8"), slot, 1, words="volatile ")
-        truth = fn.icmp("ne", fn.load("i8", slot, 1, words="volatile "), int_val(0, "i8"))
+        truth = fn.icmp("ne", fn.load("i8", slot, 1, words="volatile "), 0)
         return MemoryEmitter(fn, fn.alloca("i64", 8), truth)
 
     # --- lanes ---
@@ -136,7 +132,7 @@ class MemoryEmitter:
         for d, index in enumerate(indices):
             stride = memory.strides[d]
             if private:
-                stride = fn.mul(stride, int_val(lanes, "i64"))
+                stride = fn.mul(stride, lanes)
             more: Val | None = None
             if isinstance(index, Ramp):
                 base = fn.add(base, fn.mul(index.base, stride))
@@ -169,7 +165,7 @@ class MemoryEmitter:
         if isinstance(index, Val) or index.step != 1:
             return None
         below = fn.icmp("slt", index.base, size)
-        return fn.binary("and", below, fn.icmp("sgt", index.base, int_val(-lanes, "i64")))
+        return fn.binary("and", below, fn.icmp("sgt", index.base, -lanes))
 
     def _inside(self, index: Index, size: Val, lanes: int) -> Val:
         """Lanes whose index is in [0, size)."""
@@ -295,7 +291,7 @@ class MemoryEmitter:
                 at = fn.select(inside, at, self.nowhere)
             got = change(at, *own)
             if inside is not None:
-                got = fn.select(inside, got, constant(got.type, 0))
+                got = fn.select(inside, got, 0)
             found.append(got)
         return fn.pack(found) if lanes > 1 else found[0]
 

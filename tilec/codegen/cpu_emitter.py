@@ -18,12 +18,12 @@ from tilec.codegen.cpu_machine import machine_of
 from tilec.codegen.cpu_scalars import CpuScalars
 from tilec.codegen.emitter import BaseEmitter
 from tilec.codegen.foreign import Foreign, call_foreign
-from tilec.codegen.lanes import elem_of, lanes_of, literal_of, memory_type, register_type, to_memory
+from tilec.codegen.lanes import literal_of, memory_type, register_type, to_memory
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
-from tilec.ir.llvm import Function, Val, int_val
+from tilec.ir.llvm import Function, Val, elem_of, int_val, lanes_of
 from tilec.ir.types import BufferType, DType, Extent
 from tilec.target import Target
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilec.codegen.cpu_machine import CpuFeatures
-from tilec.codegen.lanes import constant, counted, elem_of, intrinsic, register_type, shaped, splat
-from tilec.ir.llvm import Function, Val, int_val
+from tilec.codegen.lanes import counted, intrinsic, register_type, splat
+from tilec.ir.llvm import Function, Val, constant, elem_of, int_val, shaped
 from tilec.ir.ops import Gemm
 from tilec.ir.types import DType
 

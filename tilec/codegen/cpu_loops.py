@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from tilec.codegen.cpu_access import Ramp
 from tilec.codegen.cpu_emitter import Emitter
 from tilec.codegen.cpu_parallel import Check, LoopFacts
-from tilec.codegen.lanes import constant, counted, iota, mangled, shaped, splat
+from tilec.codegen.lanes import counted, iota, mangled, splat
 from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.llvm import Val, int_val
+from tilec.ir.llvm import Val, constant, int_val, shaped
 from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Yield, yielded
 from tilec.ir.types import BOOL
 from tilec.ir.varying import varying
@@ -43,7 +43,7 @@ class LoopEmitter(Emitter):
             super().emit_if(o)
             return
         cond, values = self.vector(o.cond), []  # both sides, each for its own lanes
-        inverse = self.f.binary("xor", cond, constant(cond.type, 1))
+        inverse = self.f.binary("xor", cond, 1)
         for lanes, region in ((cond, o.then), (inverse, o.orelse)):
             with self.running(self.access.both(self.mask, lanes)):
                 self.block(region)
@@ -183,7 +183,7 @@ class LoopEmitter(Emitter):
         for value, factor in sum.terms.items():
             (wide,) = self.indices([value])
             assert isinstance(wide, Val)
-            total = self.f.add(total, self.f.mul(wide, int_val(factor, "i64")))
+            total = self.f.add(total, self.f.mul(wide, factor))
         return total
 
     def _variant(
@@ -250,7 +250,7 @@ class LoopEmitter(Emitter):
         self.lanes, self.varying = 1, set()
 
         def body(index: Val) -> None:
-            self.env[arg] = self.f.add(index, int_val(first))
+            self.env[arg] = self.f.add(index, first)
             self.block(block)
 
         counted(self.f, end - first, 1, body)

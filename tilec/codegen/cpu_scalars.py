@@ -8,11 +8,11 @@ the C library once per lane; those of float32 are in `cpu_elementary`.
 from __future__ import annotations
 
 from tilec.codegen.cpu_elementary import FUNCTIONS, Elementary
-from tilec.codegen.lanes import constant, elem_of, literal_of, per_lane, register_type
+from tilec.codegen.lanes import literal_of, per_lane, register_type
 from tilec.codegen.numerics import FORMATS, encode
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars
-from tilec.ir.llvm import Function, Val
+from tilec.ir.llvm import Function, Val, constant, elem_of
 from tilec.ir.types import FLOAT32, FLOAT64, DType
 
 _LIBRARY = ("exp", "exp2", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "tanh", "erf")
@@ -52,7 +52,7 @@ class CpuScalars(Scalars):
         bits = int(elem_of(b.type)[1:])
         power, base = constant(a.type, 1), a
         for i in range(bits if number is None else max(number, 0).bit_length()):
-            bit = fn.binary("and", fn.binary("lshr", b, constant(b.type, i)), constant(b.type, 1))
+            bit = fn.binary("and", fn.binary("lshr", b, i), 1)
             power = fn.select(fn.icmp("ne", bit, zero), fn.binary("mul", power, base), power)
             base = fn.binary("mul", base, base)
         return power

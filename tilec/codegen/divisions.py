@@ -12,8 +12,8 @@ rounded may have passed a whole number.
 
 from __future__ import annotations
 
-from tilec.codegen.lanes import constant, elem_of, intrinsic, like, literal_of
-from tilec.ir.llvm import Function, Val
+from tilec.codegen.lanes import intrinsic, like, literal_of
+from tilec.ir.llvm import Function, Val, constant, elem_of
 
 DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
 
@@ -25,7 +25,7 @@ def divide(
     `b` -1."""
     none, one = constant(a.type, 0), constant(a.type, 1)
     zero = fn.icmp("eq", b, none) if by_zero else None
-    minus = fn.icmp("eq", b, constant(b.type, -1)) if wraps else None
+    minus = fn.icmp("eq", b, -1) if wraps else None
     bad = fn.binary("or", zero, minus) if zero and minus else zero or minus
     if bad is not None:
         b = fn.select(bad, one, b)
@@ -53,7 +53,7 @@ def by_reciprocal(fn: Function, kind: str, a: Val, b: Val, reciprocal: Val) -> V
     0xffffffff // b: a product and one correction (Granlund, Montgomery, "Division by invariant
     integers using multiplication", 1994)."""
     product = fn.binary("mul", fn.cast("zext", a, "i64"), fn.cast("zext", reciprocal, "i64"))
-    high = fn.binary("lshr", product, constant("i64", 32))
+    high = fn.binary("lshr", product, 32)
     quotient = fn.cast("trunc", high, "i32")  # or one less than it
     rest = fn.binary("sub", a, fn.binary("mul", quotient, b))
     over = fn.icmp("uge", rest, b)
@@ -101,11 +101,11 @@ def float_remainder(fn: Function, kind: str, a: Val, b: Val, rest: Val) -> Val:
     if kind == "truncmod":
         return intrinsic(fn, "copysign", [rest, a])
     other = fn.binary("fsub", intrinsic(fn, "fabs", [b]), rest)
-    turned = fn.binary("and", _signs_differ(fn, a, b), fn.fcmp("one", rest, constant(a.type, 0.0)))
+    turned = fn.binary("and", _signs_differ(fn, a, b), fn.fcmp("one", rest, 0.0))
     return intrinsic(fn, "copysign", [fn.select(turned, other, rest), b])
 
 
 def _signs_differ(fn: Function, a: Val, b: Val) -> Val:
     word = like(a.type, "i64" if elem_of(a.type) == "double" else "i32")
     signs = fn.binary("xor", fn.cast("bitcast", a, word), fn.cast("bitcast", b, word))
-    return fn.icmp("slt", signs, constant(word, 0))
+    return fn.icmp("slt", signs, 0)

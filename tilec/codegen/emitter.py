@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tilec.codegen.lanes import constant
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import TilecError
-from tilec.ir.llvm import Function, Phi, Val
+from tilec.ir.llvm import Function, Phi, Val, constant
 from tilec.ir.types import FLOAT64, DType
 
 

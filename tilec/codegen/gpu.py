@@ -121,8 +121,8 @@ class Emitter(Buffers):
         """Print what the entry block computes once: `thread`, `lane`, `block_warp`."""
         f, size = self.f, self.target.warp_size
         self.thread = self.ranges.set(f.intrinsic("i32", self.thread_index), 0, self.threads - 1)
-        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(size - 1)), 0, size - 1)
-        warp = f.binary("lshr", self.thread, int_val(size.bit_length() - 1))
+        self.lane = self.ranges.set(f.binary("and", self.thread, size - 1), 0, size - 1)
+        warp = f.binary("lshr", self.thread, size.bit_length() - 1)
         last = (self.threads - 1) // size
         self.warp = self.block_warp = self.ranges.set(self.uniform(warp), 0, last)
 
@@ -270,8 +270,8 @@ class Emitter(Buffers):
         self.env[o.result] = self.f.pack([self.get(v) for v in o.values])
 
     def emit_and_or(self, o: ops.AndOr) -> None:
-        masked = self.f.binary("and", self.get(o.value), int_val(o.mask, "i32"))
-        self.env[o.result] = self.f.binary("or", masked, int_val(o.bits, "i32"))
+        masked = self.f.binary("and", self.get(o.value), o.mask)
+        self.env[o.result] = self.f.binary("or", masked, o.bits)
 
     def emit_extract(self, o: ops.Extract) -> None:
         kind = register_type(o.vector.dtype)
@@ -314,7 +314,7 @@ class Emitter(Buffers):
             following = join
             if not mine >= left:
                 body, following = f.label(o.name), f.label(f"not_{o.name}")
-                f.cbr(f.icmp("ult", self.warp, int_val(o.warps)), body, following, join)
+                f.cbr(f.icmp("ult", self.warp, o.warps), body, following, join)
                 f.start(body)
             mark, warp, known = f.mark(), self.warp, self.ranges.get(self.warp)
             if o.warps == 1:

@@ -209,7 +209,7 @@ class Buffers(BaseEmitter):
         total = int_val(0)
         for extent, index in zip(v.buffer.static_shape, indices):
             i = self.scalars.cast(self.get(index), index.dtype, INT32)
-            total = self.scalars.binary("mul", total, int_val(extent), INT32)
+            total = self.scalars.binary("mul", total, extent, INT32)
             total = self.scalars.binary("add", total, i, INT32)
         return total
 
@@ -223,7 +223,7 @@ class Buffers(BaseEmitter):
         if offset.literal is not None:
             return moved, fixed + offset.literal * size
         base, more = self.scalars.split_sum(offset)
-        scaled = self.scalars.binary("mul", base, int_val(size), INT32)
+        scaled = self.scalars.binary("mul", base, size, INT32)
         total = self.scalars.binary("add", scaled, moved, INT32)
         base, extra = self.scalars.split_sum(total)
         return base, fixed + more * size + extra
@@ -232,7 +232,7 @@ class Buffers(BaseEmitter):
         """The address (i32) of an element of a shared buffer or a slot of a barrier."""
         moved, fixed = self._bytes(v, offset)
         start = self.f.cast("ptrtoint", SHARED, "i32")
-        return self.f.add(self.f.add(start, moved), int_val(fixed))
+        return self.f.add(self.f.add(start, moved), fixed)
 
     def pointer(self, v: Value, offset: Val) -> Val:
         """A pointer to an element of a global tensor or a shared buffer."""
@@ -245,7 +245,7 @@ class Buffers(BaseEmitter):
             return f.gep(elem, f.gep(elem, self.get(v), base), int_val(more, offset.type))
         moved, fixed = self._bytes(v, offset)
         if fixed < 0:
-            moved, fixed = f.add(moved, int_val(fixed)), 0
+            moved, fixed = f.add(moved, fixed), 0
         return f.gep("i8", f.gep("i8", SHARED, moved), int_val(fixed))
 
     # --- loads and stores ---
@@ -297,27 +297,27 @@ class Buffers(BaseEmitter):
     def emit_misaligned(self, o: ops.Misaligned) -> None:
         f, size = self.f, o.source.dtype.bits // 8
         start = f.cast("trunc", f.cast("ptrtoint", self.get(o.source), "i64"), "i32")
-        moved = f.mul(f.cast("trunc", self.get(o.offset), "i32"), int_val(size))
-        past = f.binary("and", f.add(start, moved), int_val(15))
-        skip = f.binary("lshr", past, int_val(size.bit_length() - 1))
+        moved = f.mul(f.cast("trunc", self.get(o.offset), "i32"), size)
+        past = f.binary("and", f.add(start, moved), 15)
+        skip = f.binary("lshr", past, size.bit_length() - 1)
         self.env[o.result] = self.ranges.set(skip, 0, 15 // size)
 
     def emit_realign(self, o: ops.Realign) -> None:
         """Whole words are selected, a half of them at a time; a funnel shift does the rest."""
         f, size = self.f, o.dtype.bits // 8
-        skip = f.mul(self.get(o.skip), int_val(size))
+        skip = f.mul(self.get(o.skip), size)
         words = f.unpack(self.get(o.words), 8, "i32")
         for step in (2, 1):
-            moved = f.icmp("ne", f.binary("and", skip, int_val(4 * step)), int_val(0))
+            moved = f.icmp("ne", f.binary("and", skip, 4 * step), 0)
             words = [f.select(moved, b, a) for a, b in zip(words, words[step:])]
-        bits = f.mul(f.binary("and", skip, int_val(3)), int_val(8))
+        bits = f.mul(f.binary("and", skip, 3), 8)
         found = [
             f.intrinsic("i32", "llvm.fshr.i32", (high, low, bits))
             for low, high in zip(words, words[1:])
         ]
         if o.valid is not None:
-            end = f.mul(self.get(o.valid), int_val(8 * size))
-            masks = [self._first_bits(f.add(end, int_val(-32 * i))) for i in range(len(found))]
+            end = f.mul(self.get(o.valid), 8 * size)
+            masks = [self._first_bits(f.add(end, -32 * i)) for i in range(len(found))]
             found = [f.binary("and", w, m) for w, m in zip(found, masks)]
         lanes = 128 // o.dtype.bits
         kind = f"<{lanes} x {memory_type(o.dtype)}>"
@@ -326,9 +326,9 @@ class Buffers(BaseEmitter):
     def _first_bits(self, count: Val) -> Val:
         """A word whose first `count` bits are ones; all of them from 32 on, none below 1."""
         f, zero, ones = self.f, int_val(0), int_val(-1)
-        rest = f.binary("and", f.binary("sub", zero, count), int_val(31))
+        rest = f.binary("and", f.binary("sub", zero, count), 31)
         some = f.select(f.icmp("sgt", count, zero), f.binary("lshr", ones, rest), zero)
-        return f.select(f.icmp("sge", count, int_val(32)), ones, some)
+        return f.select(f.icmp("sge", count, 32), ones, some)
 
     def emit_mem_store(self, o: ops.MemStore) -> None:
         dtype = o.dest.dtype

@@ -15,20 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from tilec.codegen.cpu_elementary import COS, SIN
+from tilec.codegen.cpu_elementary import COS, SIN, Elementary
 from tilec.codegen.gpu_elementary import GpuElementary
-from tilec.codegen.lanes import constant, intrinsic
-from tilec.ir.llvm import Val, int_val
+from tilec.codegen.lanes import intrinsic
+from tilec.ir.llvm import Val
 
-_LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)  # high part of few bits, rest
-_LG2 = (3.01029995663611771306e-01, 3.69423907715893078616e-13)  # log10(2)
 _PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
 _PI = (math.pi, 1.2246467991473532e-16)
 _LOG2E = (1.4426950408889634, 2.0355273740931033e-17)
 _THIRD = (1 / 3, 1.850371707708594e-17)
-# Polynomials, highest power first. Of (exp(r) - 1 - r) / r**2: the series, to 4e-18 for |r| < 0.35.
-_EXP = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
+# Polynomials, highest power first.
 _LOG = (
     1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
     2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
@@ -66,113 +64,72 @@ Pair = tuple[Val, Val]
 class GpuDoubles(GpuElementary):
     """`GpuElementary` of float64; the hardware's fast forms are of float32 and unused."""
 
+    LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+    LG2 = (3.01029995663611771306e-01, 3.69423907715893078616e-13)
+    # Of (exp(r) - 1 - r) / r**2: the series, to 4e-18 for |r| < 0.35.
+    EXP = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
+    LIMITS: ClassVar = {"exp": (-746.0, 710.0), "exp2": (-1076.0, 1025.0), "exp10": (-324.0, 309.0)}
+
     # --- exponentials ---
 
-    def exp(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -746.0, 710.0)
-        n = self._nearest(self._times(x, math.log2(math.e)))
-        return self._scaled_exp(self._reduce(x, n, _LN2), n)
-
-    def exp2(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -1076.0, 1025.0)
-        n = self._nearest(x)
-        return self._scaled_exp(self._times(self._sub(x, n), math.log(2)), n)
-
-    def exp10(self, x: Val) -> Val:
-        """See Elementary."""
-        x = self._clamp(x, -324.0, 309.0)
-        n = self._nearest(self._times(x, math.log2(10)))
-        return self._scaled_exp(self._times(self._reduce(x, n, _LG2), math.log(10)), n)
-
-    def _scaled_exp(self, r: Val, n: Val) -> Val:
-        return self._scaled(self._plus(self._less_one(r), 1.0), n)
-
-    def _less_one(self, r: Val) -> Val:
-        """exp(r) - 1 for |r| <= 0.35."""
-        return self._mad(self._polynomial(_EXP, r), self._mul(r, r), r)
-
-    def _scaled(self, y: Val, n: Val) -> Val:
-        """y * 2**n, in two factors: 2**n itself may be out of range where the result is not."""
-        whole = self._whole(n)
-        half = self.fn.binary("ashr", whole, constant(whole.type, 1))
-        rest = self.fn.binary("sub", whole, half)
-        return self._mul(self._mul(y, self._two_to(half)), self._two_to(rest))
+    exp, exp2, exp10 = Elementary.exp, Elementary.exp2, Elementary.exp10
 
     def _two_to(self, n: Val) -> Val:
-        wide = self.fn.cast("sext", self._int_plus(n, 1023), "i64")
-        return self.fn.cast("bitcast", self.fn.binary("shl", wide, int_val(52, "i64")), "double")
+        wide = self.fn.cast("sext", self.fn.add(n, 1023), "i64")
+        return self.fn.cast("bitcast", self.fn.binary("shl", wide, 52), "double")
 
     # --- logarithms ---
-
-    def log2(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        return self._edges_of_log(x, self._mad(self._add(t, y), self._c(e, math.log2(math.e)), e))
-
-    def log(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        y = self._add(t, self._mad(e, self._c(e, _LN2[1]), y))
-        return self._edges_of_log(x, self._mad(e, self._c(e, _LN2[0]), y))
-
-    def log10(self, x: Val) -> Val:
-        """See Elementary."""
-        t, y, e = self._log_parts(x)
-        low = self._mad(self._add(t, y), self._c(e, math.log10(math.e)), self._times(e, _LG2[1]))
-        return self._edges_of_log(x, self._mad(e, self._c(e, _LG2[0]), low))
 
     def _log_parts(self, x: Val) -> tuple[Val, Val, Val]:
         """See Elementary. log(1 + t) is t - h + s * (h + R) with s = t / (2 + t) and h = t**2 / 2
         (e_log.c)."""
         m, e = self._mantissa(x)
-        t = self._plus(m, -1.0)
-        s = self.fn.binary("fdiv", t, self._plus(t, 2.0))
-        z, half = self._mul(s, s), self._mul(self._times(t, 0.5), t)
+        t = self._add(m, -1.0)
+        s = self.fn.binary("fdiv", t, self._add(t, 2.0))
+        z, half = self._mul(s, s), self._mul(self._mul(t, 0.5), t)
         rest = self._mad(z, self._polynomial(_LOG, z), half)
         return t, self._sub(self._mul(s, rest), half), e
 
     def _mantissa(self, x: Val) -> Pair:
         """(m, e): x = m * 2**e, sqrt(1/2) <= m < sqrt(2)."""
         fn = self.fn
-        small = self._cmp("olt", x, 2.0**-1022)
-        bits = fn.cast("bitcast", fn.select(small, self._times(x, 2.0**54), x), "i64")
-        moved = fn.binary("sub", bits, int_val(_ROOT_HALF, "i64"))
-        fraction = fn.binary("and", moved, int_val((1 << 52) - 1, "i64"))
-        m = fn.cast("bitcast", fn.binary("add", fraction, int_val(_ROOT_HALF, "i64")), "double")
-        e = fn.cast("sitofp", fn.binary("ashr", moved, int_val(52, "i64")), "double")
-        return m, fn.select(small, self._plus(e, -54.0), e)
+        small = self.fn.fcmp("olt", x, 2.0**-1022)
+        bits = fn.cast("bitcast", fn.select(small, self._mul(x, 2.0**54), x), "i64")
+        moved = fn.binary("sub", bits, _ROOT_HALF)
+        fraction = fn.binary("and", moved, (1 << 52) - 1)
+        m = fn.cast("bitcast", fn.binary("add", fraction, _ROOT_HALF), "double")
+        e = fn.cast("sitofp", fn.binary("ashr", moved, 52), "double")
+        return m, fn.select(small, self._add(e, -54.0), e)
 
     # --- tanh, erf ---
 
     def tanh(self, x: Val) -> Val:
         """With y = exp(2 * |x|) - 1: y / (y + 2)."""
-        twice = self._clamp(self._times(self._abs(x), 2.0), 0.0, 44.0)
-        n = self._nearest(self._times(twice, math.log2(math.e)))
-        near = self._less_one(self._reduce(twice, n, _LN2))
+        twice = self._clamp(self._mul(self._abs(x), 2.0), 0.0, 44.0)
+        n = self._nearest(self._mul(twice, math.log2(math.e)))
+        near = self._less_one(self._reduce(twice, n, self.LN2))
         up = self._scaled(self._c(x, 1.0), n)
-        y = self._mad(near, up, self._plus(up, -1.0))
-        return self._with_sign(self.fn.binary("fdiv", y, self._plus(y, 2.0)), x)
+        y = self._mad(near, up, self._add(up, -1.0))
+        return self._with_sign(self.fn.binary("fdiv", y, self._add(y, 2.0)), x)
 
     def erf(self, x: Val) -> Val:
         """See Elementary."""
         near = self._mad(self._polynomial(_ERF_NEAR, self._mul(x, x)), x, x)
         size = self._abs(x)
-        size = self.fn.select(self._cmp("ogt", size, 6.0), self._c(x, 6.0), size)
-        t = self.fn.binary("fdiv", self._plus(size, -2.5), self._plus(size, 2.5))
+        size = self.fn.select(self.fn.fcmp("ogt", size, 6.0), 6.0, size)
+        t = self.fn.binary("fdiv", self._add(size, -2.5), self._add(size, 2.5))
         rest = self._mul(self.exp(self._neg(self._mul(size, size))), self._polynomial(_ERF_FAR, t))
         far = self._with_sign(self._sub(self._c(x, 1.0), rest), x)
-        return self.fn.select(self._cmp("olt", size, 1.0), near, far)
+        return self.fn.select(self.fn.fcmp("olt", size, 1.0), near, far)
 
     # --- circular functions ---
 
     def _circular(self, x: Val, symbol: str, finish: Callable[[Val, Val, Val], Val]) -> Val:
-        n = self._nearest(self._times(x, 2 / math.pi))
+        n = self._nearest(self._mul(x, 2 / math.pi))
         r = self._reduce(x, n, _PI_2)
         z = self._mul(r, r)
         sine = self._mad(self._mul(self._polynomial(SIN, z), z), r, r)
-        half = self._times(z, 0.5)
+        half = self._mul(z, 0.5)
         one = self._sub(self._c(z, 1.0), half)
         lost = self._sub(self._sub(self._c(z, 1.0), one), half)
         cosine = self._add(one, self._mad(self._mul(z, z), self._polynomial(COS, z), lost))
@@ -188,21 +145,21 @@ class GpuDoubles(GpuElementary):
         beyond = self._clamp(high, -1100.0, 1100.0)
         n = self._nearest(beyond)
         r = self._add(self._sub(beyond, n), low)
-        r = self.fn.select(self._cmp("olt", self._abs(high), 1100.0), r, self._c(r, 0.0))
-        return self._scaled_exp(self._times(r, math.log(2)), n)
+        r = self.fn.select(self.fn.fcmp("olt", self._abs(high), 1100.0), r, 0.0)
+        return self._scaled_exp(self._mul(r, math.log(2)), n)
 
     def _log2_pair(self, size: Val) -> Pair:
         """log2 of m * 2**e: with t = (m - 1) / (m + 1), 2 * atanh(t) / ln 2 + e."""
         m, e = self._mantissa(size)
-        below, above = self._plus(m, -1.0), self._plus(m, 1.0)
-        lost = self._sub(m, self._plus(above, -1.0))
+        below, above = self._add(m, -1.0), self._add(m, 1.0)
+        lost = self._sub(m, self._add(above, -1.0))
         t = self.fn.binary("fdiv", below, above)
         left = self._mad(self._neg(t), above, below)
         t_low = self.fn.binary("fdiv", self._mad(self._neg(t), lost, left), above)
         z, z_low = self._product(t, t)
-        z_low = self._mad(self._times(t, 2.0), t_low, z_low)
+        z_low = self._mad(self._mul(t, 2.0), t_low, z_low)
         third, third_low = self._scaled_pair((z, z_low), self._c(z, _THIRD[0]))
-        third_low = self._mad(z, self._c(z, _THIRD[1]), third_low)
+        third_low = self._mad(z, _THIRD[1], third_low)
         rest = self._mul(self._mul(z, z), self._polynomial(_ATANH, z))
         p, p_low = self._sum(third, self._add(third_low, rest))
         grown, grown_low = self._scaled_pair((p, p_low), t)
@@ -211,7 +168,7 @@ class GpuDoubles(GpuElementary):
         low = self._add(low, self._add(grown_low, t_low))
         # Times 2 / ln 2, plus e.
         found, found_low = self._scaled_pair((high, low), self._c(high, 2 * _LOG2E[0]))
-        found_low = self._mad(high, self._c(high, 2 * _LOG2E[1]), found_low)
+        found_low = self._mad(high, 2 * _LOG2E[1], found_low)
         total, total_low = self._sum(e, found)
         return self._sum(total, self._add(total_low, found_low))
 
@@ -230,24 +187,23 @@ class GpuDoubles(GpuElementary):
 
     def _first_angle(self, t: Val) -> Val:
         """atan(t), 0 <= t <= 1: beyond tan(pi / 8) as pi / 4 + atan((t - 1) / (t + 1))."""
-        far = self._cmp("ogt", t, math.tan(math.pi / 8))
-        moved = self.fn.binary("fdiv", self._plus(t, -1.0), self._plus(t, 1.0))
+        far = self.fn.fcmp("ogt", t, math.tan(math.pi / 8))
+        moved = self.fn.binary("fdiv", self._add(t, -1.0), self._add(t, 1.0))
         t = self.fn.select(far, moved, t)
         z = self._mul(t, t)
         series = self._mul(self._mul(self._polynomial(_ATAN, z), z), t)
-        low = self._plus(series, _PI[1] / 4)
-        turned = self._plus(self._add(t, low), _PI[0] / 4)
+        low = self._add(series, _PI[1] / 4)
+        turned = self._add(self._add(t, low), _PI[0] / 4)
         return self.fn.select(far, turned, self._add(t, series))
 
     def _from(self, total: float, angle: Val) -> Val:
         """total, pi or half of it, less angle."""
         part = total / math.pi
-        return self._plus(self._neg(self._plus(angle, -_PI[1] * part)), _PI[0] * part)
+        return self._add(self._neg(self._add(angle, -_PI[1] * part)), _PI[0] * part)
 
     # --- spelling ---
 
-    def _inverse(self, a: Val) -> Val:
-        return self.fn.binary("fdiv", self._c(a, 1.0), a)
+    _inverse = Elementary._inverse
 
     def _nearest(self, x: Val) -> Val:
         return intrinsic(self.fn, "rint", [x])

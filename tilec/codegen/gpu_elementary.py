@@ -42,22 +42,22 @@ class GpuElementary(Elementary):
         factor, which is 1 within 2**-16. (Where the exponent is infinite it is infinite, of either
         sign, or nan: `minnum` drops that.)"""
         high: float = struct.unpack("<f", struct.pack("<f", log2_base))[0]
-        exponent = self._times(x, high)
-        rest = self._mad(x, self._c(x, high), self._neg(exponent))
-        rest = self._mad(x, self._c(x, log2_base - high), rest)
-        factor = self._mad(rest, self._c(x, math.log(2)), self._c(x, 1.0))
+        exponent = self._mul(x, high)
+        rest = self._mad(x, high, self._neg(exponent))
+        rest = self._mad(x, log2_base - high, rest)
+        factor = self._mad(rest, math.log(2), 1.0)
         factor = self.fn.intrinsic("float", "llvm.minnum.f32", (self._abs(factor), float_val(1.5)))
         return self._mul(self.fast("exp2", exponent), factor)
 
     def sigmoid(self, x: Val) -> Val:
-        return self._inverse(self._plus(self.exp(self._neg(x)), 1.0))
+        return self._inverse(self._add(self.exp(self._neg(x)), 1.0))
 
     def _inverse(self, a: Val) -> Val:
         return self.fast("rcp", a)
 
     def _beyond(self, x: Val, symbol: str, near: Val) -> Val:
-        huge = self.fn.fcmp("ugt", self._abs(x), self._c(x, _REDUCIBLE))
-        return self.fn.select(huge, self._c(x, math.nan), near)
+        huge = self.fn.fcmp("ugt", self._abs(x), _REDUCIBLE)
+        return self.fn.select(huge, math.nan, near)
 
     # --- of two values ---
 
@@ -76,7 +76,7 @@ class GpuElementary(Elementary):
         limit = fn.select(fn.fcmp("oeq", size, one), one, fn.select(grows, inf, zero))
         made = fn.select(fn.fcmp("oeq", self._abs(b), inf), limit, made)
         # A negative base takes whole exponents only, odd ones keep its sign.
-        half = self._times(b, 0.5)
+        half = self._mul(b, 0.5)
         broken = fn.fcmp("une", self._floor(b), b)
         odd = fn.binary("and", self._not(broken), fn.fcmp("une", self._floor(half), half))
         made = fn.select(odd, self._with_sign(made, a), made)
@@ -97,10 +97,10 @@ class GpuElementary(Elementary):
         bits = fn.cast("bitcast", fn.cast("fpext", size, "double"), "i64")
         root = int_val(0x3FE6A09E667F3BCD, "i64")  # sqrt(1/2): e steps where m wraps round
         moved = fn.binary("sub", bits, root)
-        e = fn.cast("sitofp", fn.binary("ashr", moved, int_val(52, "i64")), "double")
-        fraction = fn.binary("and", moved, int_val((1 << 52) - 1, "i64"))
+        e = fn.cast("sitofp", fn.binary("ashr", moved, 52), "double")
+        fraction = fn.binary("and", moved, (1 << 52) - 1)
         m = fn.cast("bitcast", fn.add(fraction, root), "double")
-        t = fn.binary("fdiv", self._plus(m, -1.0), self._plus(m, 1.0))
+        t = fn.binary("fdiv", self._add(m, -1.0), self._add(m, 1.0))
         return self._mad(self._polynomial(_LOG2, self._mul(t, t)), t, e)
 
     def _exp2_wide(self, x: Val) -> Val:
@@ -109,7 +109,7 @@ class GpuElementary(Elementary):
         x = self._clamp(x, -200.0, 200.0)
         n = fn.intrinsic("double", "llvm.rint.f64", (x,))
         y = self._polynomial(_EXP2, self._sub(x, n))
-        up = fn.binary("shl", fn.cast("sext", self._whole(n), "i64"), int_val(52, "i64"))
+        up = fn.binary("shl", fn.cast("sext", self._whole(n), "i64"), 52)
         scaled = fn.cast("bitcast", fn.add(fn.cast("bitcast", y, "i64"), up), "double")
         return fn.cast("fptrunc", scaled, "float")
 
@@ -120,14 +120,14 @@ class GpuElementary(Elementary):
         steep = fn.fcmp("ogt", tall, wide)
         low, high = fn.select(steep, wide, tall), fn.select(steep, tall, wide)
         t = fn.binary("fdiv", low, high)
-        t = fn.select(self._cmp("oeq", high, 0.0), self._c(t, 0.0), t)
-        t = fn.select(self._cmp("oeq", low, math.inf), self._c(t, 1.0), t)
+        t = fn.select(self.fn.fcmp("oeq", high, 0.0), 0.0, t)
+        t = fn.select(self.fn.fcmp("oeq", low, math.inf), 1.0, t)
         angle = self._first_angle(t)
         angle = fn.select(steep, self._from(math.pi / 2, angle), angle)
         bits = fn.cast("bitcast", x, "i64" if x.type == "double" else "i32")
-        left = fn.icmp("slt", bits, int_val(0, bits.type))
+        left = fn.icmp("slt", bits, 0)
         angle = self._with_sign(fn.select(left, self._from(math.pi, angle), angle), y)
-        return fn.select(fn.fcmp("uno", x, y), self._c(x, math.nan), angle)
+        return fn.select(fn.fcmp("uno", x, y), math.nan, angle)
 
     def _first_angle(self, t: Val) -> Val:
         """atan(t), 0 <= t <= 1."""
@@ -137,10 +137,10 @@ class GpuElementary(Elementary):
     def _from(self, total: float, angle: Val) -> Val:
         """total - angle, the total in two parts."""
         high: float = struct.unpack("<f", struct.pack("<f", total))[0]
-        return self._plus(self._plus(self._neg(angle), total - high), high)
+        return self._add(self._add(self._neg(angle), total - high), high)
 
     def _floor(self, x: Val) -> Val:
         return intrinsic(self.fn, "floor", [x])
 
     def _not(self, x: Val) -> Val:
-        return self.fn.binary("xor", x, int_val(1, "i1"))
+        return self.fn.binary("xor", x, 1)

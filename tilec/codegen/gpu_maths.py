@@ -42,7 +42,7 @@ class GpuScalars(Scalars):
         """See Scalars."""
         if kind != "exp":
             return super().unary_roughly(kind, x)
-        return self.fast("exp2", self.f.binary("fmul", x, float_val(math.log2(math.e))))
+        return self.fast("exp2", self.f.binary("fmul", x, math.log2(math.e)))
 
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         """See Scalars."""

@@ -44,7 +44,7 @@ class PrintingEmitter(Emitter):
         if not o.once:
             self._vprintf(text, values)
             return
-        mine = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), int_val(0))
+        mine = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), 0)
         self.only_if(mine, lambda: self._vprintf(text, values), "print")
 
     def emit_device_assert(self, o: ops.DeviceAssert) -> None:
@@ -63,7 +63,7 @@ class PrintingEmitter(Emitter):
             self._vprintf(text, values)
             f.act("call", (), "call void @llvm.trap()")
 
-        self.only_if(f.binary("xor", cond, int_val(1, "i1")), fail, "failed")
+        self.only_if(f.binary("xor", cond, 1), fail, "failed")
 
     def emit_assume(self, o: ops.Assume) -> None:
         """A record that only the simulator reads; LLVM is told nothing."""

@@ -12,46 +12,16 @@ import functools
 from collections.abc import Callable, Sequence
 from math import prod
 
-from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.llvm import Function, Val, elem_of, int_val, lanes_of, shaped, splat_constant
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, TFLOAT32, DType
 
-_FLOATS = ("half", "bfloat", "float", "double")
 _BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
-
-
-@functools.cache
-def lanes_of(type: str) -> int:
-    """Number of elements of a vector type; 1 for a scalar type."""
-    return int(type[1:].split(" ", 1)[0]) if type.startswith("<") else 1
-
-
-@functools.cache
-def elem_of(type: str) -> str:
-    """Element type of a vector type; a scalar type itself."""
-    return type[1:-1].split(" x ", 1)[1] if type.startswith("<") else type
-
-
-def shaped(elem: str, lanes: int) -> str:
-    """The type of `lanes` elements: a scalar for 1, else a vector."""
-    return elem if lanes == 1 else f"<{lanes} x {elem}>"
 
 
 def like(type: str, elem: str) -> str:
     """`elem` in the shape of `type`."""
     return shaped(elem, lanes_of(type))
-
-
-def constant(type: str, value: float | int) -> Val:
-    """A number of `type`, the same in every lane."""
-    elem = elem_of(type)
-    one = float_val(float(value), elem) if elem in _FLOATS else int_val(int(value), elem)
-    return splat_constant(one, lanes_of(type))
-
-
-def splat_constant(one: Val, lanes: int) -> Val:
-    """A literal in every lane."""
-    return one if lanes == 1 else Val(shaped(one.type, lanes), f"splat ({one})")
 
 
 def literal_of(v: Val) -> int | None:
@@ -116,8 +86,8 @@ def counted(
     fn.start(head)
     index = fn.phi(type)
     body(index.result)
-    after = fn.binary("add", index.result, int_val(step, type), "nuw nsw")
-    fn.cbr(fn.icmp("slt", after, int_val(end, type)), head, done, done, loop="keep")
+    after = fn.binary("add", index.result, step, "nuw nsw")
+    fn.cbr(fn.icmp("slt", after, end), head, done, done, loop="keep")
     index.incoming = [(int_val(0, type), before), (after, fn.block.label)]
     fn.start(done)
 

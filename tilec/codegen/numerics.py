@@ -23,8 +23,8 @@ import math
 import struct
 from dataclasses import dataclass
 
-from tilec.codegen.lanes import constant, convert, intrinsic
-from tilec.ir.llvm import Function, Val
+from tilec.codegen.lanes import convert, intrinsic
+from tilec.ir.llvm import Function, Val, constant
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, TFLOAT32, DType
 
 
@@ -83,12 +83,13 @@ class Numerics:
 
     def widen(self, v: Val, dtype: DType) -> Val:
         """The float32 (float64 stays) that a value of `dtype` stands for, exactly."""
+        fn = self.fn
         if dtype not in FORMATS:
             return v
         if dtype == FLOAT16 and self.half:
-            return convert(self.fn, "fpext", convert(self.fn, "bitcast", v, "half"), "float")
+            return convert(fn, "fpext", convert(fn, "bitcast", v, "half"), "float")
         if dtype == BFLOAT16:
-            return self._float(self._int("shl", self._zext(v), 16))
+            return self._float(fn.binary("shl", self._zext(v), 16))
         return self._widen(v, FORMATS[dtype])
 
     def narrow(self, v: Val, dtype: DType) -> Val:
@@ -104,58 +105,62 @@ class Numerics:
         return self._narrow(v, FORMATS[dtype])
 
     def _widen(self, v: Val, form: Format) -> Val:
+        fn = self.fn
         shift, rebias = 23 - form.mantissa, (127 - form.bias) << 23
         bits = self._zext(v)
-        size = self._int("and", bits, (1 << form.bits - 1) - 1)
-        moved = self._int("add", self._int("shl", size, shift), rebias)
+        size = fn.binary("and", bits, (1 << form.bits - 1) - 1)
+        moved = fn.binary("add", fn.binary("shl", size, shift), rebias)
         # Read as a normal number of the smallest exponent, a subnormal is too large by that power
         # of two.
         least = rebias + (1 << 23)
-        tiny = self._minus(self._float(self._int("add", moved, 1 << 23)), least)
-        subnormal = self._cmp("ult", size, 1 << form.mantissa)
-        wide = self.fn.select(subnormal, self._bits(tiny), moved)
+        tiny = fn.binary("fsub", self._float(fn.binary("add", moved, 1 << 23)), _float_of(least))
+        subnormal = fn.icmp("ult", size, 1 << form.mantissa)
+        wide = fn.select(subnormal, self._bits(tiny), moved)
         if form.infinity is not None:
-            special = self._cmp("ugt", size, form.largest)
-            wide = self.fn.select(special, self._int("or", wide, 0x7F80_0000), wide)
+            special = fn.icmp("ugt", size, form.largest)
+            wide = fn.select(special, fn.binary("or", wide, 0x7F80_0000), wide)
         else:
-            wide = self.fn.select(self._cmp("eq", size, form.nan), self._c(wide, 0x7FC0_0000), wide)
-        sign = self._int("shl", self._int("and", bits, 1 << form.bits - 1), 32 - form.bits)
-        return self._float(self.fn.binary("or", wide, sign))
+            wide = fn.select(fn.icmp("eq", size, form.nan), 0x7FC0_0000, wide)
+        sign = fn.binary("shl", fn.binary("and", bits, 1 << form.bits - 1), 32 - form.bits)
+        return self._float(fn.binary("or", wide, sign))
 
     def _narrow(self, v: Val, form: Format) -> Val:
+        fn = self.fn
         shift, rebias = 23 - form.mantissa, (127 - form.bias) << 23
         bits = self._bits(v)
-        sign = self._int("and", self._int("lshr", bits, 32 - form.bits), 1 << form.bits - 1)
-        size = self._int("and", bits, 0x7FFF_FFFF)
-        last = self._int("and", self._int("lshr", size, shift), 1)
-        half = self._int("add", self.fn.binary("add", size, last), (1 << shift - 1) - 1 - rebias)
-        normal = self._int("lshr", half, shift)
+        sign = fn.binary("and", fn.binary("lshr", bits, 32 - form.bits), 1 << form.bits - 1)
+        size = fn.binary("and", bits, 0x7FFF_FFFF)
+        last = fn.binary("and", fn.binary("lshr", size, shift), 1)
+        half = fn.binary("add", fn.binary("add", size, last), (1 << shift - 1) - 1 - rebias)
+        normal = fn.binary("lshr", half, shift)
         weight = rebias + (shift + 1 << 23)  # its last bit weighs as much as the format's last bit
         small = self._float(size)
-        sum = self.fn.binary("fadd", small, constant(small.type, _float_of(weight)))
-        tiny = self._int("sub", self._bits(sum), weight)
-        made = self.fn.select(self._cmp("ult", size, rebias + (1 << 23)), tiny, normal)
+        sum = fn.binary("fadd", small, _float_of(weight))
+        tiny = fn.binary("sub", self._bits(sum), weight)
+        made = fn.select(fn.icmp("ult", size, rebias + (1 << 23)), tiny, normal)
         midpoint = (form.largest << shift) + rebias + (1 << shift - 1)
-        beyond = self._cmp("uge", size, midpoint)  # at the midpoint both roundings give `overflow`
-        made = self.fn.select(beyond, self._c(made, form.overflow), made)
-        made = self.fn.select(self._cmp("ugt", size, 0x7F80_0000), self._c(made, form.nan), made)
-        return convert(self.fn, "trunc", self.fn.binary("or", made, sign), f"i{form.bits}")
+        beyond = fn.icmp("uge", size, midpoint)  # at the midpoint both roundings give `overflow`
+        made = fn.select(beyond, form.overflow, made)
+        made = fn.select(fn.icmp("ugt", size, 0x7F80_0000), form.nan, made)
+        return convert(fn, "trunc", fn.binary("or", made, sign), f"i{form.bits}")
 
     def _narrow_bfloat16(self, v: Val) -> Val:
+        fn = self.fn
         bits = self._bits(v)
-        last = self._int("and", self._int("lshr", bits, 16), 1)
-        up = self._int("add", self.fn.binary("add", bits, last), 0x7FFF)
-        quiet = self._int("or", bits, 0x40_0000)
-        made = self.fn.select(self.fn.fcmp("uno", v, v), quiet, up)
-        return convert(self.fn, "trunc", self._int("lshr", made, 16), "i16")
+        last = fn.binary("and", fn.binary("lshr", bits, 16), 1)
+        up = fn.binary("add", fn.binary("add", bits, last), 0x7FFF)
+        quiet = fn.binary("or", bits, 0x40_0000)
+        made = fn.select(fn.fcmp("uno", v, v), quiet, up)
+        return convert(fn, "trunc", fn.binary("lshr", made, 16), "i16")
 
     def round_tf32(self, v: Val) -> Val:
         """A float32 rounded to tfloat32's 10 bits of mantissa, nearest even; inf and nan stay."""
+        fn = self.fn
         bits = self._bits(v)
-        last = self._int("and", self._int("lshr", bits, 13), 1)
-        up = self._int("add", self.fn.binary("add", bits, last), 0xFFF)
-        nan = self.fn.fcmp("uno", v, v)  # whose bits might overflow
-        return self._float(self.fn.select(nan, bits, self._int("and", up, ~0x1FFF)))
+        last = fn.binary("and", fn.binary("lshr", bits, 13), 1)
+        up = fn.binary("add", fn.binary("add", bits, last), 0xFFF)
+        nan = fn.fcmp("uno", v, v)  # whose bits might overflow
+        return self._float(fn.select(nan, bits, fn.binary("and", up, ~0x1FFF)))
 
     def round_to_odd(self, v: Val) -> Val:
         """A float64 as a float32 whose last bit is set where it is inexact, so that rounding it
@@ -169,32 +174,23 @@ class Numerics:
         bits = self._bits(near)
         toward_zero = fn.binary("sub", bits, convert(fn, "zext", far, "i32"))
         exact = fn.fcmp("ueq", back, v)
-        return self._float(fn.select(exact, bits, self._int("or", toward_zero, 1)))
+        return self._float(fn.select(exact, bits, self.fn.binary("or", toward_zero, 1)))
 
     def fold_low_bits(self, v: Val) -> Val:
         """An i64 whose 11 lowest bits, where it has more than 53 bits, are folded into one sticky
         bit above them: its conversion to float64 is then exact or decides no later rounding.
         """
         fn = self.fn
-        low = fn.binary("and", v, constant(v.type, 0x7FF))
-        sticky = fn.icmp("ne", low, constant(v.type, 0))
-        kept = fn.binary("and", v, constant(v.type, ~0x7FF))
-        odd = fn.select(sticky, constant(v.type, 0x800), constant(v.type, 0))
+        low = fn.binary("and", v, 0x7FF)
+        sticky = fn.icmp("ne", low, 0)
+        kept = fn.binary("and", v, ~0x7FF)
+        odd = fn.select(sticky, constant(v.type, 0x800), 0)
         folded = fn.binary("or", kept, odd)
-        shifted = fn.binary("add", v, constant(v.type, 1 << 53))
-        small = fn.icmp("ult", shifted, constant(v.type, 1 << 54))
+        shifted = fn.binary("add", v, 1 << 53)
+        small = fn.icmp("ult", shifted, 1 << 54)
         return fn.select(small, v, folded)
 
     # --- spelling ---
-
-    def _int(self, opcode: str, v: Val, number: int) -> Val:
-        return self.fn.binary(opcode, v, constant(v.type, number))
-
-    def _cmp(self, pred: str, v: Val, number: int) -> Val:
-        return self.fn.icmp(pred, v, constant(v.type, number))
-
-    def _c(self, shape: Val, number: int) -> Val:
-        return constant(shape.type, number)
 
     def _zext(self, v: Val) -> Val:
         return convert(self.fn, "zext", v, "i32")
@@ -204,9 +200,6 @@ class Numerics:
 
     def _float(self, v: Val) -> Val:
         return convert(self.fn, "bitcast", v, "float")
-
-    def _minus(self, v: Val, bits: int) -> Val:
-        return self.fn.binary("fsub", v, constant(v.type, _float_of(bits)))
 
 
 def encode(value: float, form: Format) -> int:

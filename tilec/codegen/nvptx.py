@@ -175,10 +175,10 @@ class NvptxEmitter(PrintingEmitter):
         """The named barrier of this thread's group, or of the group `ahead` of it."""
         if self.consumer_groups == 1:
             return int_val(first)
-        at = self.scalars.binary("add", self.group, int_val(ahead), INT32)
+        at = self.scalars.binary("add", self.group, ahead, INT32)
         if ahead:
-            at = self.scalars.binary("mod", at, int_val(self.consumer_groups), INT32)
-        return self.scalars.binary("add", at, int_val(first), INT32)
+            at = self.scalars.binary("mod", at, self.consumer_groups, INT32)
+        return self.scalars.binary("add", at, first, INT32)
 
     def emit_ordered_wait(self, o: ops.OrderedWait) -> None:
         """`bar.sync` of one's own barrier with the group before, which only arrives."""
@@ -194,11 +194,11 @@ class NvptxEmitter(PrintingEmitter):
             both = int_val(2 * self.group_threads)
             self.execute(instr, self._group_id(o.id, ahead), both)
             return
-        at = self.scalars.binary("floordiv", self.warp, int_val(WARPGROUP), INT32)
+        at = self.scalars.binary("floordiv", self.warp, WARPGROUP, INT32)
         if ahead:
-            at = self.scalars.binary("add", at, int_val(ahead), INT32)
-            at = self.scalars.binary("mod", at, int_val(o.warpgroups), INT32)
-        number = self.scalars.binary("add", at, int_val(o.id), INT32)
+            at = self.scalars.binary("add", at, ahead, INT32)
+            at = self.scalars.binary("mod", at, o.warpgroups, INT32)
+        number = self.scalars.binary("add", at, o.id, INT32)
         self.execute(instr, number, int_val(2 * 32 * WARPGROUP))
 
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
@@ -462,9 +462,9 @@ class NvptxEmitter(PrintingEmitter):
         """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The
         mask keeps a cluster's block number, in the address's upper bits, out of them."""
         f = self.f
-        units = f.binary("lshr", self.shared_address(v, self.get(offset)), int_val(4))
-        low = f.cast("zext", f.binary("and", units, int_val(0x3FFF)), "i64")
-        return f.binary("or", low, int_val(fields, "i64"))
+        units = f.binary("lshr", self.shared_address(v, self.get(offset)), 4)
+        low = f.cast("zext", f.binary("and", units, 0x3FFF), "i64")
+        return f.binary("or", low, fields)
 
     def emit_wgmma_wait(self, o: ops.WgmmaWait) -> None:
         """The registers pass through the wait, so that nothing that touches them can pass it."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 
-from tilec.codegen.lanes import elem_of, literal_of
+from tilec.codegen.lanes import literal_of
 from tilec.ir.intervals import RANGES, Range, decide
-from tilec.ir.llvm import Val
+from tilec.ir.llvm import Val, elem_of
 
 Interval = tuple[int, int]
 

@@ -20,10 +20,10 @@ from tilec.codegen.divisions import (
     float_remainder,
     shift,
 )
-from tilec.codegen.lanes import constant, convert, elem_of, intrinsic, like, literal_of
+from tilec.codegen.lanes import convert, intrinsic, like, literal_of
 from tilec.codegen.ranges import WIDTH, Ranges, limits
 from tilec.ir.errors import CompileError
-from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.llvm import Function, Operand, Val, constant, elem_of, float_val, int_val
 from tilec.ir.types import BOOL, FLOAT16, FLOAT32, DType
 
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -57,8 +57,9 @@ class Scalars(Casts):
 
     # --- two values ---
 
-    def binary(self, kind: str, a: Val, b: Val, dtype: DType, nonzero: bool = False) -> Val:
+    def binary(self, kind: str, a: Val, b: Operand, dtype: DType, nonzero: bool = False) -> Val:
         """`kind` of `BINARY_KINDS`. `nonzero`: as in `ops.Binary`."""
+        b = b if isinstance(b, Val) else constant(a.type, b)
         if dtype == BOOL:
             return self._bool_binary(kind, a, b)
         if dtype.is_int:
@@ -168,7 +169,7 @@ class Scalars(Casts):
             shift_by = constant(a.type, (d or 1).bit_length() - 1)
             return f.binary("ashr" if signed else "lshr", a, shift_by)
         if power:
-            return f.binary("and", a, constant(a.type, (d or 1) - 1))
+            return f.binary("and", a, (d or 1) - 1)
         by_zero = not nonzero and least <= 0 <= most
         wraps = not nonzero and signed and low == limits(a.type)[0] and least <= -1 <= most
         return divide(f, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
@@ -183,7 +184,7 @@ class Scalars(Casts):
         f.br(head)
         f.start(head)
         power, base, left = f.phi(a.type), f.phi(a.type), f.phi(b.type)
-        more = f.icmp("sgt", left.result, int_val(0, b.type))
+        more = f.icmp("sgt", left.result, 0)
         f.cbr(more, body, done, done)
         f.start(body)
         mark = f.mark()
@@ -191,7 +192,7 @@ class Scalars(Casts):
         times = f.binary("mul", power.result, base.result)
         next_power = f.select(odd, times, power.result)
         next_base = f.binary("mul", base.result, base.result)
-        next_left = f.binary("ashr", left.result, int_val(1, b.type))
+        next_left = f.binary("ashr", left.result, 1)
         f.forget(mark)
         power.incoming = [(int_val(1, a.type), before), (next_power, body)]
         base.incoming = [(a, before), (next_base, body)]
@@ -228,7 +229,7 @@ class Scalars(Casts):
         operands need one. Where q is infinite, multiples of `b` are tried first."""
         f = self.f
         none = float_val(0.0, a.type)
-        start = f.select(f.fcmp("ogt", b, none), a, float_val(math.nan, a.type))
+        start = f.select(f.fcmp("ogt", b, none), a, math.nan)
         head, body, done = f.label("rest"), f.label("rest_step"), f.label("rest_done")
         before = f.block.label
         f.br(head)
@@ -239,7 +240,7 @@ class Scalars(Casts):
         f.start(body)
         mark = f.mark()
         quotient = f.binary("fdiv", rest.result, by.result)
-        far = f.fcmp("oeq", self.call("fabs", quotient), float_val(math.inf, a.type))
+        far = f.fcmp("oeq", self.call("fabs", quotient), math.inf)
         step = float_val(2.0 ** (512 if a.type == "double" else 64), a.type)
         larger = f.binary("fmul", by.result, step)
         whole = self.negate(self.call("rint", quotient))
@@ -274,7 +275,7 @@ class Scalars(Casts):
         if kind == "isnan":
             return f.fcmp("uno", x, x)
         if kind == "isinf":
-            return f.fcmp("oeq", self.call("fabs", x), constant(x.type, math.inf))
+            return f.fcmp("oeq", self.call("fabs", x), math.inf)
         if kind in self.roundings:
             return self.call(self.roundings[kind], x)
         if kind == "sqrt":
@@ -298,7 +299,7 @@ class Scalars(Casts):
         zero = constant(x.type, 0)
         match kind:
             case "not":
-                return f.binary("xor", x, constant(x.type, -1))
+                return f.binary("xor", x, -1)
             case "neg":
                 return self._sum("sub", zero, x, dtype.kind == "int")
             case "abs":
@@ -328,9 +329,9 @@ class Scalars(Casts):
         f, sign = self.f, 1 << (dtype.bits - 1)
         bits = convert(f, "bitcast", x, f"i{dtype.bits}")
         if kind == "neg":
-            bits = f.binary("xor", bits, constant(bits.type, sign))
+            bits = f.binary("xor", bits, sign)
         else:
-            bits = f.binary("and", bits, constant(bits.type, sign - 1))
+            bits = f.binary("and", bits, sign - 1)
         return f.cast("bitcast", bits, x.type)
 
     def fma(self, a: Val, b: Val, c: Val, dtype: DType) -> Val:

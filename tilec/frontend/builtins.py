@@ -18,7 +18,7 @@ from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.errors import did_you_mean
+from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
 
 # Keywords that the builtins of other systems have and ours will get.
@@ -140,16 +140,18 @@ def bind_call(
 # --- reading arguments ----------------------------------------------------------------------------
 
 
+def wrong(t: Expressions, c: Call, name: str, said: str, hint: str) -> CompileError:
+    """The error that says what argument `name` is ("is 3, the most is 2"), where it stands."""
+    return t.error(f"{name} of T.{c.builtin} {said}", hint, c.place(name))
+
+
 def int_argument(t: Expressions, c: Call, name: str, least: int) -> int:
     """A compile-time int that is at least `least`."""
     value = c[name]
     found = static_int(value)
     if found is None:
-        raise t.error(
-            f"{name} of T.{c.builtin} must be a compile-time int, it is {describe(value)}",
-            "write an int, or a parameter annotated T.constexpr",
-            c.place(name),
-        )
+        hint = "write an int, or a parameter annotated T.constexpr"
+        raise wrong(t, c, name, f"must be a compile-time int, it is {describe(value)}", hint)
     if found < least:
         message = f"{name} of T.{c.builtin} is {found}, the least is {least}"
         raise t.error(message, f"write {name}={least} or more", c.place(name))
@@ -161,11 +163,7 @@ def bool_argument(t: Expressions, c: Call, name: str) -> bool:
     value = c[name]
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
-    raise t.error(
-        f"{name} of T.{c.builtin} must be True or False, it is {describe(value)}",
-        f"write {name}=True",
-        c.place(name),
-    )
+    raise wrong(t, c, name, f"must be True or False, it is {describe(value)}", f"write {name}=True")
 
 
 def dtype_argument(t: Expressions, c: Call, name: str) -> DType:
@@ -250,7 +248,7 @@ def cluster_argument(
     fits = most is None or math.prod(sizes) <= most
     if fits and len(sizes) == len(given) and 1 <= len(sizes) <= 3:
         return sizes
-    raise t.error(f"{name} of T.{c.builtin} is {describe(value)}", hint, c.place(name))
+    raise wrong(t, c, name, f"is {describe(value)}", hint)
 
 
 def choice_argument(t: Expressions, c: Call, name: str, known: tuple[str, ...]) -> str:
@@ -260,6 +258,4 @@ def choice_argument(t: Expressions, c: Call, name: str, known: tuple[str, ...]) 
         return str(value)
     near = did_you_mean(value, known) if isinstance(value, str) else ""
     listed = ", ".join(map(repr, known))
-    raise t.error(
-        f"{name} of T.{c.builtin} is {describe(value)}{near}", f"one of {listed}", c.place(name)
-    )
+    raise wrong(t, c, name, f"is {describe(value)}{near}", f"one of {listed}")

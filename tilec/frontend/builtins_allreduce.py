@@ -7,7 +7,7 @@ import math
 import types
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, number_argument
+from tilec.frontend.builtins import Call, builtin, number_argument, wrong
 from tilec.frontend.builtins_threads import index_of_thread, of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, describe
@@ -45,11 +45,8 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
             'put it under with T.attr(T.comm_reducer(…), "reduce_scope", …):',
         )
     if not isinstance(result, Region) or not result.is_element:
-        raise t.error(
-            f"result of T.tvm_thread_allreduce is {describe(result)}, not an element",
-            "name one: reduced[0]",
-            c.place("result"),
-        )
+        hint = "name one: reduced[0]"
+        raise wrong(t, c, "result", f"is {describe(result)}, not an element", hint)
     dim = _dimension(t, c["thread"])
     value = t.run_time(number_argument(t, c, "value"))
     cond = c["cond"]

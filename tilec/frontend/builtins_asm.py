@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_at
+from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_at, wrong
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Address, Scalar, describe, is_literal
@@ -64,11 +64,8 @@ def meaning(t: Expressions, c: Call) -> Meaning | None:
     """The function that says what it computes."""
     function = c["evaluate"]
     if function is not None and not callable(function):
-        raise t.error(
-            f"evaluate of T.{c.builtin} is {describe(function)}, not a function",
-            "give a function of NumPy arrays that is written outside of the kernel",
-            c.place("evaluate"),
-        )
+        hint = "give a function of NumPy arrays that is written outside of the kernel"
+        raise wrong(t, c, "evaluate", f"is {describe(function)}, not a function", hint)
     return None if function is None else Meaning(function)
 
 

@@ -13,6 +13,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
     whole_argument,
+    wrong,
 )
 from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import eviction_policy, tile_level
@@ -208,39 +209,45 @@ def fence_barrier_init(t: Expressions, c: Call) -> None:
 # --- movement -------------------------------------------------------------------------------------
 
 
-def _check_whole_bytes(t: Expressions, name: str, *tiles: Tile) -> None:
-    """Raise CompileError for elements that are narrower in tensors than on chip."""
+def _check_bytes(
+    t: Expressions, c: Call, tiles: tuple[Tile, Tile], spaces: str, path: str, hint: str
+) -> None:
+    """Raise CompileError for a copy that is none of bytes as they are, between `spaces`, as `path`
+    says: "global shared", say, or several such pairs."""
+    source, dest = tiles
+    s, d = source.buffer.type, dest.buffer.type
+    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
+    if f"{s.space} {d.space}" not in spaces.split(", "):
+        raise t.error(f"T.{c.builtin} goes {path}: {sides}", hint)
     for tile in tiles:
         if tile.buffer.packed is not None:
             raise t.error(
-                f"{name} moves bytes as they are, and {t.tile_text(tile)} is unpacked by registers",
+                f"T.{c.builtin} moves bytes as they are, and {t.tile_text(tile)} is unpacked by "
+                "registers",
                 'write T.copy, or bring the bytes: a tensor of uint8, or T.view(A, shape, "uint8")',
             )
+    if s.dtype != d.dtype:
+        who = "TMA" if c.builtin == "tma_copy" else f"T.{c.builtin}"
+        instead = "" if c.builtin == "copy_cluster" else ", or write T.copy"
+        hint = f'allocate {dest.buffer.name} as "{s.dtype.name}"{instead}'
+        raise t.error(f"{who} converts nothing: {sides}", hint)
 
 
 @builtin(T.tma_copy)
 def tma_copy(t: Expressions, c: Call) -> None:
     tile_level(t, c)
-    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
-    s, d = source.buffer, dest.buffer
-    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
-    stores = s.type.space == "shared" and d.is_global
-    if not stores and not (s.is_global and d.type.space == "shared"):
-        raise t.error(
-            f"T.tma_copy goes from a tensor to shared memory, or back: {sides}",
-            "write T.copy, or go through a shared tile",
-        )
-    _check_whole_bytes(t, "T.tma_copy", source, dest)
-    if s.type.dtype != d.type.dtype:
-        raise t.error(
-            f"TMA converts nothing: {sides}",
-            f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
-        )
+    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    path, hint = (
+        "from a tensor to shared memory, or back",
+        "write T.copy, or go through a shared tile",
+    )
+    _check_bytes(t, c, tiles, "global shared, shared global", path, hint)
     policy = eviction_policy(t, c)
-    if stores:
+    if dest.buffer.is_global:
         if c["barrier"] is not None:
             raise t.error(
-                f"nothing is counted on the barrier of a T.tma_copy to a tensor: {sides}",
+                "nothing is counted on the barrier of a T.tma_copy to a tensor: the source is "
+                f"{t.tile_text(source)}, the destination {t.tile_text(dest)}",
                 "leave barrier out; T.tma_store_wait(0) waits for it",
                 c.place("barrier"),
             )
@@ -249,7 +256,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
     if c["barrier"] is None:
         raise t.error(
             "T.tma_copy needs the barrier that counts its bytes",
-            f"write T.tma_copy(…, {d.name}, barrier=bar), with bar = T.alloc_barrier(1)",
+            f"write T.tma_copy(…, {dest.buffer.name}, barrier=bar), with bar = T.alloc_barrier(1)",
         )
     barrier = _barrier(t, c, "barrier")
     several: tuple[int, Value, Value] | None = None
@@ -276,23 +283,12 @@ def copy_cluster(t: Expressions, c: Call) -> None:
             "write dst_block=1 for the block that a shared tile goes to, or cluster_mask=0b11 for "
             "the blocks that are given one tile of a tensor",
         )
-    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     if c["cluster_mask"] is not None:
         _to_several(t, c, source, dest, policy)
         return
-    s, d = source.buffer, dest.buffer
-    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
-    if s.type.space != "shared" or d.type.space != "shared":
-        raise t.error(
-            f"T.copy_cluster goes from shared memory to that of another block: {sides}",
-            "go through a shared tile",
-        )
-    _check_whole_bytes(t, "T.copy_cluster", source, dest)
-    if s.type.dtype != d.type.dtype:
-        raise t.error(
-            f"T.copy_cluster converts nothing: {sides}",
-            f'allocate {d.name} as "{s.type.dtype.name}"',
-        )
+    path = "from shared memory to that of another block"
+    _check_bytes(t, c, tiles, "shared shared", path, "go through a shared tile")
     block = _block(t, c, "dst_block")
     told = () if c["remote_barrier"] is None else _barrier(t, c, "remote_barrier")
     t.emit(ClusterCopy, t.box(source), t.box(dest), block, *told)
@@ -328,17 +324,9 @@ def tma_store_wait(t: Expressions, c: Call) -> None:
 def async_copy(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
-    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
-    s, d = source.buffer, dest.buffer
-    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
-    if not (s.is_global and d.type.space == "shared"):
-        raise t.error(f"T.async_copy goes from a tensor to shared memory: {sides}", "write T.copy")
-    _check_whole_bytes(t, "T.async_copy", source, dest)
-    if s.type.dtype != d.type.dtype:
-        raise t.error(
-            f"T.async_copy converts nothing: {sides}",
-            f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
-        )
+    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    path = "from a tensor to shared memory"
+    _check_bytes(t, c, tiles, "global shared", path, "write T.copy")
     t.emit(Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")
     t.emit(CpAsyncCommit)
 
@@ -376,17 +364,11 @@ def named_barrier_arrive(t: Expressions, c: Call) -> None:
     number = int_argument(t, c, "barrier_id", 1)
     threads = int_argument(t, c, "thread_count", 32)
     if number >= sync.NAMED_BARRIERS:
-        raise t.error(
-            f"barrier_id of T.named_barrier_arrive is {number}",
-            f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads",
-            c.place("barrier_id"),
-        )
+        hint = f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads"
+        raise wrong(t, c, "barrier_id", f"is {number}", hint)
     if threads % 32:
-        raise t.error(
-            f"thread_count of T.named_barrier_arrive is {threads}: whole warps of 32 threads come",
-            f"write {threads // 32 * 32}",
-            c.place("thread_count"),
-        )
+        hint = f"write {threads // 32 * 32}"
+        raise wrong(t, c, "thread_count", f"is {threads}: whole warps of 32 threads come", hint)
     t.emit(BarrierArrive, number, threads)
 
 
@@ -443,11 +425,8 @@ def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
 @builtin(T.set_max_nreg)
 def set_max_nreg(t: Expressions, c: Call) -> None:
     if c["is_inc"] not in (0, 1):
-        raise t.error(
-            f"is_inc of T.set_max_nreg is {describe(c['is_inc'])}",
-            "write 1 for more registers than before, 0 for fewer",
-            c.place("is_inc"),
-        )
+        hint = "write 1 for more registers than before, 0 for fewer"
+        raise wrong(t, c, "is_inc", f"is {describe(c['is_inc'])}", hint)
     _set_registers(t, c, bool(c["is_inc"]))
 
 

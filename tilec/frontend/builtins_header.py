@@ -19,6 +19,7 @@ from tilec.frontend.builtins import (
     cluster_argument,
     dtype_argument,
     int_argument,
+    wrong,
 )
 from tilec.frontend.builtins_externs import import_text
 from tilec.frontend.expressions import Expressions
@@ -78,11 +79,8 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
     block = _block_shape(t, c)
     threads = None if block is None else math.prod(block)
     if threads is not None and threads > _MAX_THREADS:
-        raise t.error(
-            f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}",
-            f"write threads={_MAX_THREADS} or less, and let each thread do more",
-            c.place("threads"),
-        )
+        hint = f"write threads={_MAX_THREADS} or less, and let each thread do more"
+        raise wrong(t, c, "threads", f"is {threads}, the most is {_MAX_THREADS}", hint)
     import_text(t, c, "prelude")
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
     said = None if threads is None else t.frame.loc(c.place("threads"))
@@ -96,11 +94,8 @@ def _block_shape(t: Expressions, c: Call) -> tuple[int, ...] | None:
         return None if given is None else (int_argument(t, c, "threads", 1),)
     shape = [static_int(v) for v in given]
     if not 1 <= len(shape) <= 3 or any(v is None or v < 1 for v in shape):
-        raise t.error(
-            f"threads of T.Kernel is {describe(given)}, not one to three positive ints",
-            "write threads=128, or threads=(32, 4)",
-            c.place("threads"),
-        )
+        hint = "write threads=128, or threads=(32, 4)"
+        raise wrong(t, c, "threads", f"is {describe(given)}, not one to three positive ints", hint)
     return tuple(v for v in shape if v is not None)
 
 

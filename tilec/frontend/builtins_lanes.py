@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilec import language as T
 from tilec.builtins.lanes import MOST_LANES, VectorDType
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, wrong
 from tilec.frontend.builtins_pointers import as_bits, regrouped
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
@@ -42,11 +42,8 @@ def _lanes(t: Expressions, c: Call) -> int:
 def extract_lane(t: Expressions, c: Call) -> Number:
     vector, lane = c["vector"], int_argument(t, c, "lane", 0)
     if not isinstance(vector, Lanes):
-        raise t.error(
-            f"vector of T.extract_lane is {describe(vector)}, which has no lanes",
-            "name a vector: T.alloc_var(T.float32x2), T.float32x2(a, b), A[T.Ramp(i, 1, 2)]",
-            c.place("vector"),
-        )
+        hint = "name a vector: T.alloc_var(T.float32x2), T.float32x2(a, b), A[T.Ramp(i, 1, 2)]"
+        raise wrong(t, c, "vector", f"is {describe(vector)}, which has no lanes", hint)
     if lane >= len(vector.items):
         raise t.error(
             f"lane {lane} of {describe(vector)}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, bool_argument, builtin, number_argument
+from tilec.frontend.builtins import Call, bool_argument, builtin, number_argument, wrong
 from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_threads import index_of_thread, of_threads
 from tilec.frontend.expressions import Expressions
@@ -108,11 +108,8 @@ def ldmatrix(t: Expressions, c: Call) -> None:
     src = place_of(t, c["src"], "src of T.ldmatrix", c.place("src"))
     stored, dtype = src.buffer.type, dst.type.dtype
     if stored.space != "shared" or stored.rank < 2:
-        raise t.error(
-            f"src of T.ldmatrix is in {describe(src.buffer)}",
-            "name an element of a shared buffer of two dimensions",
-            c.place("src"),
-        )
+        hint = "name an element of a shared buffer of two dimensions"
+        raise wrong(t, c, "src", f"is in {describe(src.buffer)}", hint)
     transposed = bool_argument(t, c, "transposed")
     if dtype.bits not in ((16,) if transposed else (8, 16, 32)):
         raise t.error(
@@ -171,11 +168,8 @@ def _places(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
 def _local(t: Expressions, c: Call, name: str) -> Buffer:
     found = c[name]
     if not isinstance(found, Buffer) or found.type.space != "local" or found.type.rank != 1:
-        raise t.error(
-            f"{name} of T.{c.builtin} is {describe(found)}, not a local buffer of one dimension",
-            'allocate one: T.alloc_local((8,), "float16")',
-            c.place(name),
-        )
+        hint = 'allocate one: T.alloc_local((8,), "float16")'
+        raise wrong(t, c, name, f"is {describe(found)}, not a local buffer of one dimension", hint)
     return found
 
 

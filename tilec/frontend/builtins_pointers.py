@@ -10,7 +10,14 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, dtype_argument, int_argument, number_argument
+from tilec.frontend.builtins import (
+    Call,
+    builtin,
+    dtype_argument,
+    int_argument,
+    number_argument,
+    wrong,
+)
 from tilec.frontend.builtins_views import extent_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import first_byte
@@ -124,11 +131,8 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
         )
     dtype, align = dtype_of(t, c), int_argument(t, c, "align", 1)
     if dtype.bits < 8 or align & (align - 1) or not dtype.bits <= 8 * align <= 128:
-        raise t.error(
-            f"align of T.{c.builtin} is {align}, elements are {dtype.name}",
-            "write a dtype of whole bytes, and a power of two from its bytes to 16",
-            c.place("align"),
-        )
+        hint = "write a dtype of whole bytes, and a power of two from its bytes to 16"
+        raise wrong(t, c, "align", f"is {align}, elements are {dtype.name}", hint)
     written = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
     extents = [_named(t, c, "shape", e) for e in written]
     if c["strides"] is None:
@@ -194,11 +198,8 @@ def address_of(t: Expressions, c: Call) -> Address:
 def _in_space(t: Expressions, c: Call, name: str, space: str) -> Region:
     found = place_of(t, c[name], f"{name} of T.{c.builtin}", c.place(name))
     if found.buffer.type.space != space:
-        raise t.error(
-            f"{name} of T.{c.builtin} is in {describe(found.buffer)}, not in {space} memory",
-            f"name a place in a {'tensor' if space == 'global' else 'shared buffer'}",
-            c.place(name),
-        )
+        hint = f"name a place in a {'tensor' if space == 'global' else 'shared buffer'}"
+        raise wrong(t, c, name, f"is in {describe(found.buffer)}, not in {space} memory", hint)
     return found
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.builtins.random import PHILOX
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, choice_argument, whole_argument
+from tilec.frontend.builtins import Call, builtin, choice_argument, whole_argument, wrong
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.builtins_threads import same_in_all_threads, sources_of
 from tilec.frontend.builtins_tile import new_variable
@@ -38,11 +38,8 @@ def rng_init(t: Expressions, c: Call) -> None:
     generator = c["generator"]
     if generator != PHILOX:
         known = ", one of cuRAND's that is not built" if generator in _OTHERS else ""
-        raise t.error(
-            f"generator of T.rng_init is {describe(generator)}{known}",
-            f'leave it out, or write generator="{PHILOX}", the one that there is',
-            c.place("generator"),
-        )
+        hint = f'leave it out, or write generator="{PHILOX}", the one that there is'
+        raise wrong(t, c, "generator", f"is {describe(generator)}{known}", hint)
     if c["seq"] is None and t.parallel is not None:
         raise t.error(
             f"T.rng_init in T.Parallel (line {t.parallel.line}) needs a sequence: iterations are "
@@ -247,7 +244,7 @@ def _open(t: Expressions, c: Call, g: Generator, scope: ParallelScope) -> Shared
         _of_thread(t, c, g, thread),
         turn,
         -(-math.prod(scope.extents) // threads),
-        aside.value(Const, 0, UINT64),
+        aside.const(0, UINT64),
         aside.emit(Const, 0, UINT64),
     )
 

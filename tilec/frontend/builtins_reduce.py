@@ -13,8 +13,8 @@ from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
-from tilec.ir.element_loops import as_dtype, shifted
-from tilec.ir.ops import Binary, Const, For, Load, Reduce, Scan, Yield
+from tilec.ir.element_loops import shifted
+from tilec.ir.ops import Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
@@ -174,13 +174,13 @@ def _together(t: Expressions, c: Call, kind: str) -> Number:
     inner = Builder(t.loc)
     indices, behind = [], 1
     for offset, extent in reversed([*zip(box.offsets, box.extents)]):
-        at = inner.value(Binary, "floordiv", index, inner.value(Const, behind, INT32))
-        at = inner.value(Binary, "mod", at, inner.value(Const, extent, INT32))
+        at = inner.binary("floordiv", index, behind)
+        at = inner.binary("mod", at, extent)
         indices.append(shifted(inner, offset, at) if extent > 1 else offset)
         behind *= extent
     value = inner.value(Load, box.buffer, tuple(reversed(indices)))
-    value = as_dtype(inner, value, BOOL)
-    inner.emit(Yield, (inner.value(Binary, kind, so_far, value),))
+    value = inner.cast(value, BOOL)
+    inner.emit(Yield, (inner.binary(kind, so_far, value),))
     first = t.emit(Const, kind == "and", BOOL).result
     zero, end, one = (t.emit(Const, n, INT32).result for n in (0, behind, 1))
     return t.emit_scalar(For, "serial", zero, end, one, (first,), inner.block((index, so_far)))

@@ -20,6 +20,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
     shape_argument,
+    wrong,
 )
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.context import ParallelScope
@@ -27,19 +28,8 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.core import Builder, Value, squeeze
-from tilec.ir.element_loops import as_dtype, each_element
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Compare,
-    Const,
-    Copy,
-    Fill,
-    Load,
-    Reduce,
-    Select,
-    Store,
-)
+from tilec.ir.element_loops import each_element
+from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Store
 from tilec.ir.types import FLOAT32, INT32, BufferType, DType
 
 KINDS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
@@ -74,11 +64,8 @@ def alloc_reducer(t: Expressions, c: Call) -> Buffer:
 def _reducer(t: Expressions, c: Call, name: str, value: object) -> tuple[Buffer, Reducer]:
     found = t.reducers.get(value.value) if isinstance(value, Buffer) else None
     if found is None or not isinstance(value, Buffer):
-        raise t.error(
-            f"{name} of T.{c.builtin} is {describe(value)}, not a reducer",
-            'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")',
-            c.place(name),
-        )
+        hint = 'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")'
+        raise wrong(t, c, name, f"is {describe(value)}, not a reducer", hint)
     return value, found
 
 
@@ -150,8 +137,8 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     before = scope.before
     made = BufferType(scope.extents, dtype, "fragment")
     shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
-    zeros = tuple(before.value(Const, 0, INT32) for _ in scope.extents)
-    nothing = before.value(Const, _neutral(reducer.kind, dtype), dtype)
+    zeros = tuple(before.const(0) for _ in scope.extents)
+    nothing = before.const(_neutral(reducer.kind, dtype), dtype)
     before.emit(Fill, core.Region(shares, zeros, scope.extents), nothing, loc=t.loc)
     at = tuple(map(t.index_value, scope.indices))
     old = t.emit(Load, shares, at).result
@@ -206,7 +193,7 @@ def _combine(
 
     def whole(v: Value) -> core.Region:
         shape = v.buffer.static_shape
-        return core.Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+        return core.Region(v, tuple(b.const(0) for _ in shape), shape)
 
     named = [d for d, _ in dims if d is not None]
     left = [*range(len(extents))]
@@ -225,17 +212,17 @@ def _combine(
         b.emit(Reduce, whole(shares), whole(rest), place, kind)
         shares = rest
     with each_element(b, shape) as (inner, args):
-        zero = inner.value(Const, 0, INT32)
+        zero = inner.const(0)
         of_share = {d: arg for arg, (d, _) in zip(args, dims) if d is not None}
         share = inner.value(Load, shares, tuple(of_share[d] for d in left) or (zero,))
         for arg, size, (d, offset) in zip(args, shape, dims):
             if d is None and size > 1:  # only there
-                at = inner.value(Const, offset, INT32) if isinstance(offset, int) else offset.value
-                here = inner.value(Compare, "eq", arg, as_dtype(inner, at, INT32))
-                nothing = inner.value(Const, _neutral(kind, shares.dtype), shares.dtype)
-                share = inner.value(Select, here, share, nothing)
+                at = inner.const(offset) if isinstance(offset, int) else offset.value
+                here = inner.compare("eq", arg, inner.cast(at, INT32))
+                nothing = inner.const(_neutral(kind, shares.dtype), shares.dtype)
+                share = inner.select(here, share, nothing)
         old = inner.value(Load, reducer, args)
-        inner.emit(Store, reducer, args, inner.value(Binary, KINDS[kind], old, share))
+        inner.emit(Store, reducer, args, inner.binary(KINDS[kind], old, share))
 
 
 @builtin(T.finalize_reducer)

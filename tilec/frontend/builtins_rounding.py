@@ -12,7 +12,14 @@ from dataclasses import replace
 from tilec import language as T
 from tilec.builtins import maths
 from tilec.builtins.lanes import VectorDType, find_vector
-from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_argument
+from tilec.frontend.builtins import (
+    Call,
+    bool_argument,
+    builtin,
+    choice_argument,
+    dtype_argument,
+    wrong,
+)
 from tilec.frontend.builtins_scalar import cast_to, elementwise
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise
@@ -63,11 +70,8 @@ def cast(t: Expressions, c: Call) -> Scalar | Lanes:
     if mode == "rs":
         bits = t.run_time(t.number(c["rbits"], "rbits of T.cast"))
         if bits.dtype.is_float or bits.dtype.bits != 32:
-            raise t.error(
-                f"rbits of T.cast is {describe(bits)}, not 32 bits",
-                "give an int32 or uint32, another for each element",
-                c.place("rbits"),
-            )
+            hint = "give an int32 or uint32, another for each element"
+            raise wrong(t, c, "rbits", f"is {describe(bits)}, not 32 bits", hint)
     wide = FLOAT64 if FLOAT64 in (x.dtype, dtype) else FLOAT32
     return _Rounding(t, t.convert(x, wide), dtype).rounded(mode or "rn", saturate, bits)
 

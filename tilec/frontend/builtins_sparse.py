@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, bool_argument, builtin, int_argument
+from tilec.frontend.builtins import Call, bool_argument, builtin, int_argument, wrong
 from tilec.frontend.builtins_tile import (
     accumulator,
     check_dtypes,
@@ -74,15 +74,10 @@ def _metadata(t: Expressions, c: Call) -> Tile:
     e = factor(t, c, "E")
     names = ", ".join(d.name for d in METADATA_DTYPES)
     if e.buffer.type.space != "shared":
-        raise t.error(
-            f"E of T.gemm_sp is {describe(e.buffer)}; metadata must be a shared tile",
-            "copy it into one first: T.copy(…, E_shared)",
-            c.place("E"),
-        )
+        hint = "copy it into one first: T.copy(…, E_shared)"
+        raise wrong(t, c, "E", f"is {describe(e.buffer)}; metadata must be a shared tile", hint)
     if e.buffer.type.dtype not in METADATA_DTYPES:
-        raise t.error(
-            f"E of T.gemm_sp is {t.tile_text(e)}; metadata can be {names}", _COMPRESS, c.place("E")
-        )
+        raise wrong(t, c, "E", f"is {t.tile_text(e)}; metadata can be {names}", _COMPRESS)
     return e
 
 

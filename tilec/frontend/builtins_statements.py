@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, wrong
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
@@ -88,9 +88,7 @@ def device_assert(t: Expressions, c: Call) -> None:
     msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
     if not isinstance(msg, str):
         hint = 'write T.device_assert(i < n, "i is too large"), or leave the message out'
-        raise t.error(
-            f"msg of T.{c.builtin} is {describe(msg)}, not a string", hint, c.place("msg")
-        )
+        raise wrong(t, c, "msg", f"is {describe(msg)}, not a string", hint)
     hazards, checks = t.hazards, t.asserts
     with contextlib.nullcontext() if checks else t.inside():
         cond = _asserted(t, node)
@@ -187,7 +185,7 @@ def annotate_min_blocks_per_sm(t: Expressions, c: Call) -> None:
     n = int_argument(t, c, "n", 1)
     if n > _MOST_BLOCKS:
         hint = "write 2 or 3: each of them gets its share of the registers"
-        raise t.error(f"n of T.{c.builtin} is {n}, the most is {_MOST_BLOCKS}", hint, c.place("n"))
+        raise wrong(t, c, "n", f"is {n}, the most is {_MOST_BLOCKS}", hint)
     if t.parallel is not None or len(t.builders) > 1:
         message = f"T.{c.builtin} stands at the top level of a kernel, in no loop or if"
         raise t.error(message, "move it up, right below with T.Kernel")

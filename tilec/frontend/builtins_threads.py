@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, whole_argument
+from tilec.frontend.builtins import (
+    Call,
+    builtin,
+    int_argument,
+    number_argument,
+    whole_argument,
+    wrong,
+)
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
@@ -136,17 +143,11 @@ def sync_threads(t: Expressions, c: Call) -> None:
     number = 0 if at_run_time else int_argument(t, c, "barrier_id", 0)
     threads = 0 if c["arrive_count"] is None else int_argument(t, c, "arrive_count", 1)
     if number >= sync.NAMED_BARRIERS:
-        raise t.error(
-            f"barrier_id of T.sync_threads is {number}",
-            f"a block has barriers 0 to {sync.NAMED_BARRIERS - 1}",
-            c.place("barrier_id"),
-        )
+        hint = f"a block has barriers 0 to {sync.NAMED_BARRIERS - 1}"
+        raise wrong(t, c, "barrier_id", f"is {number}", hint)
     if threads % 32 and threads != math.prod(t.block_shape):
-        raise t.error(
-            f"arrive_count of T.sync_threads is {threads}: whole warps of 32 threads come",
-            f"write {max(32, threads // 32 * 32)}",
-            c.place("arrive_count"),
-        )
+        hint = f"write {max(32, threads // 32 * 32)}"
+        raise wrong(t, c, "arrive_count", f"is {threads}: whole warps of 32 threads come", hint)
     whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
     value = t.convert(given, T.int32).value if at_run_time else None
     t.emit(Barrier, number, 0 if whole else threads, value)

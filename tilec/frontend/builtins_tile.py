@@ -17,6 +17,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
     shape_argument,
+    wrong,
 )
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
@@ -70,11 +71,8 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
         tile_level(t, c)
     if static_int(c["dtype"]) is not None:
         extents = ", ".join(ast.unparse(a) for a in c.node.args if not _is_text(a))
-        raise t.error(
-            f"dtype of T.{c.builtin} is {describe(c['dtype'])}: the shape is one tuple",
-            f'write T.{c.builtin}(({extents}), "{_text_in(c) or "float16"}")',
-            c.place("dtype"),
-        )
+        hint = f'write T.{c.builtin}(({extents}), "{_text_in(c) or "float16"}")'
+        raise wrong(t, c, "dtype", f"is {describe(c['dtype'])}: the shape is one tuple", hint)
     choice_argument(t, c, "scope", scopes)
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
@@ -304,11 +302,8 @@ def warp_policy(t: Expressions, c: Call) -> str:
     """The policy of a product, as the op has it."""
     policy = c["policy"]
     if not isinstance(policy, T.GemmWarpPolicy):
-        raise t.error(
-            f"policy of T.{c.builtin} is {describe(policy)}",
-            "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
-            c.place("policy"),
-        )
+        hint = "write T.GemmWarpPolicy.Square, .FullRow or .FullCol"
+        raise wrong(t, c, "policy", f"is {describe(policy)}", hint)
     return policy.value
 
 

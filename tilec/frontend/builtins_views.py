@@ -7,7 +7,7 @@ import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, dtype_argument
+from tilec.frontend.builtins import Call, builtin, dtype_argument, wrong
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import ON_CHIP, on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
@@ -41,11 +41,8 @@ def of_memory(
 def _source(t: Expressions, c: Call) -> Buffer:
     source = c["src"]
     if not isinstance(source, Buffer) or source.type.space == "barrier":
-        raise t.error(
-            f"src of T.{c.builtin} is {describe(source)}, not a buffer",
-            "name a tensor, or what T.alloc_shared, T.alloc_fragment or T.alloc_local made",
-            c.place("src"),
-        )
+        hint = "name a tensor, or what T.alloc_shared, T.alloc_fragment or T.alloc_local made"
+        raise wrong(t, c, "src", f"is {describe(source)}, not a buffer", hint)
     if source.value in t.at_addresses:
         hint = "call T.make_tensor again, with the other shape and dtype"
         raise t.error(f"a view of {describe(source)}, which T.make_tensor made", hint)

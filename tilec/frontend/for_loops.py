@@ -8,7 +8,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.branches import assigned_names, same_value
+from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
@@ -16,7 +16,6 @@ from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
-from tilec.frontend.private import private_names, writes_first
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
 from tilec.frontend.signature import grid_syncs

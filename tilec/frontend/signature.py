@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec import language as T
 from tilec.builtins import foreign
-from tilec.frontend.annotated import said_at, said_of
-from tilec.frontend.source import Source, read_source
+from tilec.frontend.source import Source, read_source, said_at, said_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype

@@ -19,115 +19,12 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import BufferType, DType, Type, scalar_type
-
-
-class Value:
-    """An SSA value: the result of one op, a block argument, or a parameter. Compared by
-    identity."""
-
-    __slots__ = ("name", "type")
-
-    def __init__(self, type: Type, name: str = "") -> None:
-        self.type = type
-        self.name = name
-
-    @property
-    def dtype(self) -> DType:
-        """Element type of a scalar, vector or buffer value."""
-        try:  # asked millions of times: cheaper than a look for what is nearly always there
-            dtype: DType | None = self.type.dtype
-        except AttributeError:
-            dtype = None
-        if dtype is None:
-            raise InternalError(f"%{self.name}: {self.type} has no element type")
-        return dtype
-
-    @property
-    def buffer(self) -> BufferType:
-        """The type, which must be a buffer's."""
-        if not isinstance(self.type, BufferType):
-            raise InternalError(f"%{self.name} is {self.type}, not a buffer")
-        return self.type
-
-    def __repr__(self) -> str:
-        return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
-
-
-def squeeze(extents: Iterable[int]) -> tuple[int, ...]:
-    """`extents` without its ones."""
-    return tuple(e for e in extents if e != 1)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Region:
-    """A box of a buffer: one offset (a scalar) per dimension, and one compile-time extent each;
-    without them, somewhere in the buffer."""
-
-    buffer: Value
-    offsets: tuple[Value, ...] = ()
-    extents: tuple[int, ...] = ()
-
-    @property
-    def dtype(self) -> DType:
-        return self.buffer.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The extents without ones."""
-        return squeeze(self.extents)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
-        return self.extents == self.buffer.buffer.shape
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Effect:
-    """One thing that an op does.
-
-    `kind`: "read", "write", or "update" a region, the last being both at once (an accumulation);
-    "allocate" a buffer; "describe" it, or the kernel, for the compiler; "order" what threads or
-    engines do before and after; "output", what is seen outside of the kernel by other ways than
-    its tensors. `engine`: who accesses the region: "threads", or "cp_async", "tma", "wgmma", which
-    are not in order with them. `private`: each warp has a part of the region for itself, and keeps
-    its accesses in order."""
-
-    kind: str
-    region: Region | None = None
-    engine: str = "threads"
-    private: bool = False
-
-    @property
-    def buffer(self) -> Value | None:
-        return self.region.buffer if self.region else None
-
-    @property
-    def reads(self) -> bool:
-        return self.kind in ("read", "update")
-
-    @property
-    def writes(self) -> bool:
-        return self.kind in ("write", "update")
-
-    @property
-    def is_once(self) -> bool:
-        """Whether one thread must do it for all that hold the same elements (replicas): done again
-        it would change memory, or be seen, again. Registers are each thread's own."""
-        if self.region is None or self.kind != "update":
-            return self.kind == "output"
-        return self.region.buffer.buffer.space not in ("fragment", "local")
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether it can be seen from outside of the block of threads."""
-        if self.region is None or not self.writes:
-            return self.kind == "output"
-        return self.region.buffer.buffer.space == "global"
-
-
-Effects = tuple[Effect, ...]
+from tilec.ir.types import INT32, DType, Type, scalar_type
+from tilec.ir.values import Effect as Effect
+from tilec.ir.values import Effects as Effects
+from tilec.ir.values import Region as Region
+from tilec.ir.values import Value as Value
+from tilec.ir.values import squeeze as squeeze
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -210,12 +107,31 @@ _T = TypeVar("_T", bound=type[Op])
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def op(
-    name: str, *, pure: bool = False, effects: Effects | None = None, result: DType | None = None
+    name: str,
+    *,
+    pure: bool = False,
+    reads: str = "",
+    writes: str = "",
+    updates: str = "",
+    engine: str = "threads",
+    effects: Effects | None = None,
+    result: DType | str | None = None,
 ) -> Callable[[_T], _T]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
-    repeated. `effects`: those of every op of the class, where they do not depend on its fields;
-    `result`: so of the dtype of its one result, a scalar. Raises InternalError for a class that
-    does not say what it does."""
+    repeated. `reads`, `writes`, `updates`: the operands, by the names of their fields, to which
+    `engine` does that; `effects`: what every op of the class does besides, whatever its fields.
+    Where that does not say it, the class has a method. `result`: the dtype of its one result, a
+    scalar, or the operand whose type it has. Raises InternalError for a class that does not say
+    what it does."""
+    touched = [
+        (kind, field)
+        for kind, fields in (("read", reads), ("write", writes), ("update", updates))
+        for field in fields.split()
+    ]
+
+    def stated(o: Op) -> Effects:
+        regions = [(kind, r) for kind, field in touched for r in _boxes(getattr(o, field))]
+        return (*(Effect(kind, r, engine) for kind, r in regions), *(effects or ()))
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
@@ -230,13 +146,18 @@ def op(
                 regions.append(f.name)
             else:
                 attributes.append(f.name)
-        if effects is not None:
+        if touched:
+            setattr(cls, "effects", _once(stated))  # noqa: B010
+        elif effects is not None:
             setattr(cls, "effects", lambda o: effects)  # noqa: B010
         elif not pure and not regions:
             if cls.effects is Op.effects:
                 raise InternalError(f"{name} is not pure and does not state its effects")
             setattr(cls, "effects", _once(cls.effects))  # noqa: B010
-        if result is not None:
+        if isinstance(result, str):
+            like = operator.attrgetter(f"{result}.type")
+            setattr(cls, "infer", lambda o: (like(o),))  # noqa: B010
+        elif result is not None:
             types = (scalar_type(result),)
             setattr(cls, "infer", lambda o: types)  # noqa: B010
         cls.opname, cls.pure = name, pure
@@ -248,6 +169,13 @@ def op(
         return cls
 
     return make
+
+
+def _boxes(operand: Any) -> tuple[Region, ...]:
+    """The regions that an operand names; of a buffer, somewhere in it."""
+    if isinstance(operand, tuple):
+        return tuple(r for v in operand for r in _boxes(v))
+    return (operand if isinstance(operand, Region) else Region(operand),)
 
 
 def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
@@ -337,6 +265,44 @@ class Builder:
     ) -> Value:
         """`emit` of an op with one result; returns that result."""
         return self.emit(cls, *args, name=name, loc=loc, **kwargs).result
+
+    def const(self, number: bool | int | float, dtype: DType = INT32) -> Value:
+        """A literal."""
+        return self.value(OPS["const"], number, dtype)
+
+    def binary(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
+        """A `Binary`; a number on the right is a literal of the left side's dtype."""
+        rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
+        return self.value(OPS["binary"], kind, lhs, rhs, **more)
+
+    def compare(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
+        """A `Compare`, likewise."""
+        rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
+        return self.value(OPS["compare"], kind, lhs, rhs, **more)
+
+    def select(self, cond: Value, on_true: Value, on_false: Value, **more: Any) -> Value:
+        """A `Select`."""
+        return self.value(OPS["select"], cond, on_true, on_false, **more)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """`value` as `dtype`; no op where it is."""
+        return value if value.dtype == dtype else self.value(OPS["cast"], value, dtype)
+
+    def zero(self, dtype: DType) -> Value:
+        """The number 0 of a dtype."""
+        return self.const(0.0 if dtype.is_float else 0, dtype)
+
+    def conjunction(self, conds: Sequence[Value]) -> Value | None:
+        """All of the conditions; None if there are none."""
+        return functools.reduce(lambda x, y: self.binary("and", x, y), conds) if conds else None
+
+    def branch(self, cond: Value | None, then: Iterable[Op], orelse: Iterable[Op] = ()) -> None:
+        """The ops `then` where `cond` holds (None: it does), else `orelse`."""
+        if cond is None:
+            self.ops += then
+            return
+        end = OPS["yield"](loc=self.loc)
+        self.emit(OPS["if"], cond, Block((), (*then, end)), Block((), (*orelse, end)))
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

@@ -13,6 +13,8 @@ from typing import Any
 from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
 
 ORDER: Effects = (Effect("order"),)
+DESCRIBE: Effects = (Effect("describe"),)
+OUTPUT: Effects = (Effect("output"),)
 
 
 def read(buffer: Value, *box: tuple[Any, ...], engine: str = "threads") -> Effect:

@@ -14,31 +14,14 @@ from typing import Any
 from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import (
-    Atomic,
-    AtomicTile,
-    Binary,
-    Cast,
-    Const,
-    Copy,
-    Fill,
-    For,
-    Load,
-    Parallel,
-    Store,
-    Yield,
-)
+from tilec.ir.ops import Atomic, AtomicTile, Copy, Fill, For, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, DType, ScalarType
 from tilec.ir.uniformity import Level, Uniformity
 
 
-def as_dtype(b: Builder, value: Value, dtype: DType) -> Value:
-    return value if value.dtype == dtype else b.value(Cast, value, dtype)
-
-
 def shifted(b: Builder, offset: Value, index: Value) -> Value:
     """`offset + index`, in the dtype of the offset."""
-    return b.value(Binary, "add", offset, as_dtype(b, index, offset.dtype))
+    return b.binary("add", offset, b.cast(index, offset.dtype))
 
 
 class Iteration:
@@ -63,7 +46,7 @@ class Iteration:
         self.b.emit(Store, r.buffer, indices, self.cast(value, r.dtype))
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        return as_dtype(self.b, value, dtype)
+        return self.b.cast(value, dtype)
 
 
 Element = Callable[[Iteration, Any], None]
@@ -140,7 +123,7 @@ def carried(
     index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
     inner = Builder(b.loc)
     inner.emit(Yield, (step(inner, index, so_far),))
-    one = b.value(Const, 1, INT32)
+    one = b.const(1)
     return b.value(For, "serial", begin, end, one, (first,), inner.block((index, so_far)))
 
 
@@ -149,7 +132,7 @@ def in_turn(loop: Parallel) -> list[Op]:
     ops = tuple(o for o in loop.body.ops if not isinstance(o, Yield))
     for arg, extent in reversed([*zip(loop.body.args, loop.extents)]):
         b = Builder(loop.loc)
-        zero, count, one = (b.value(Const, n, INT32) for n in (0, extent, 1))
+        zero, count, one = (b.const(n) for n in (0, extent, 1))
         b.emit(For, "serial", zero, count, one, (), Block((arg,), (*ops, Yield(loc=loop.loc))))
         ops = b.block().ops
     return [*ops]
@@ -176,7 +159,7 @@ def element_indices(b: Builder, r: Region, args: Sequence[Value]) -> tuple[Value
     whole fragment are the loop's own, zeros where its extent is 1."""
     own = _own(r.extents, args)
     if r.buffer.buffer.space == "fragment" and not is_part_of_fragment(r):
-        return tuple(b.value(Const, 0, INT32) if a is None else a for a in own)
+        return tuple(b.const(0) if a is None else a for a in own)
     return tuple(v if arg is None else shifted(b, v, arg) for v, arg in zip(r.offsets, own))
 
 

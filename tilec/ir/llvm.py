@@ -10,6 +10,7 @@ https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,41 @@ def float_val(value: float, type: str = "float") -> Val:
             value = float("inf") if value > 0 else float("-inf")
     return Val(type, f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}")
 
+
+_FLOATS = ("half", "bfloat", "float", "double")
+
+
+@functools.cache
+def lanes_of(type: str) -> int:
+    """Number of elements of a vector type; 1 for a scalar type."""
+    return int(type[1:].split(" ", 1)[0]) if type.startswith("<") else 1
+
+
+@functools.cache
+def elem_of(type: str) -> str:
+    """Element type of a vector type; a scalar type itself."""
+    return type[1:-1].split(" x ", 1)[1] if type.startswith("<") else type
+
+
+def shaped(elem: str, lanes: int) -> str:
+    """The type of `lanes` elements: a scalar for 1, else a vector."""
+    return elem if lanes == 1 else f"<{lanes} x {elem}>"
+
+
+def constant(type: str, value: float | int) -> Val:
+    """A number of `type`, the same in every lane."""
+    elem = elem_of(type)
+    one = float_val(float(value), elem) if elem in _FLOATS else int_val(int(value), elem)
+    return splat_constant(one, lanes_of(type))
+
+
+def splat_constant(one: Val, lanes: int) -> Val:
+    """A literal in every lane."""
+    return one if lanes == 1 else Val(shaped(one.type, lanes), f"splat ({one})")
+
+
+Operand = Val | int | float
+"""A value, or a number, which is one of the type of the operand beside it."""
 
 UNDEF = "poison"
 
@@ -216,34 +252,41 @@ class Function:
             Inst(opcode, None, operands, text, instr, self.loc, merge, semantics, self.buffer)
         )
 
-    def binary(self, opcode: str, a: Val, b: Val, flags: str = "") -> Val:
+    def binary(self, opcode: str, a: Val, b: Operand, flags: str = "") -> Val:
         """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub
         fmul fdiv …"""
+        b = b if isinstance(b, Val) else constant(a.type, b)
         folded = _fold(opcode, a, b)
         if folded is not None:
             return folded
         words = f"{opcode} {flags} " if flags else f"{opcode} "
         return self.pure(opcode, a.type, (a, b), f"{words}{a.type} {a.ref}, {b.ref}")
 
-    def add(self, a: Val, b: Val) -> Val:
+    def add(self, a: Val, b: Operand) -> Val:
         return self.binary("add", a, b)
 
-    def mul(self, a: Val, b: Val) -> Val:
+    def mul(self, a: Val, b: Operand) -> Val:
         return self.binary("mul", a, b)
 
-    def icmp(self, pred: str, a: Val, b: Val) -> Val:
+    def icmp(self, pred: str, a: Val, b: Operand) -> Val:
+        b = b if isinstance(b, Val) else constant(a.type, b)
         if a.literal is not None and b.literal is not None:
             return int_val(_compare(pred, a, b), "i1")
         return self.pure(
             "icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}"
         )
 
-    def fcmp(self, pred: str, a: Val, b: Val) -> Val:
+    def fcmp(self, pred: str, a: Val, b: Operand) -> Val:
+        b = b if isinstance(b, Val) else constant(a.type, b)
         return self.pure(
             "fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}"
         )
 
-    def select(self, cond: Val, a: Val, b: Val) -> Val:
+    def select(self, cond: Val, a: Operand, b: Operand) -> Val:
+        if not isinstance(a, Val):
+            assert isinstance(b, Val)
+            a = constant(b.type, a)
+        b = b if isinstance(b, Val) else constant(a.type, b)
         if cond.literal is not None:
             return a if cond.literal else b
         if a.ref == b.ref and a.type == b.type:

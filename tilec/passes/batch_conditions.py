@@ -44,10 +44,6 @@ from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Binary,
-    Cast,
-    Compare,
-    Const,
     Fill,
     For,
     If,
@@ -65,7 +61,7 @@ from tilec.ir.ops import (
     Yield,
     constants,
 )
-from tilec.ir.types import INT32, UINT32
+from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.lead_thread import LeadThread
 from tilec.target import Target
@@ -199,26 +195,26 @@ class _Jumps:
     def of_a_thread(self) -> list[Op]:
         """One thread asks for all conditions of a word."""
         outer, start, dtype = self.outer, self.start, self.dtype
-        last = outer.value(Binary, "sub", self.loop.hi, outer.value(Const, 1, dtype))
-        word = outer.value(Const, 0, UINT32)
+        last = outer.binary("sub", self.loop.hi, 1)
+        word = outer.const(0, UINT32)
         for number in range(BITS):
             at = start
             if number:
-                at = outer.value(Binary, "add", start, outer.value(Const, number, dtype))
-                at = outer.value(Binary, "min", at, last)
+                at = outer.binary("add", start, number)
+                at = outer.binary("min", at, last)
             own: Substitution = {self.n: at}
             outer.ops += [clone(x, own) for x in self.made]
-            bit = outer.value(Cast, own[self.branch.cond], UINT32)
+            bit = outer.cast(own[self.branch.cond], UINT32)
             if number:
-                bit = outer.value(Binary, "shl", bit, outer.value(Const, number, UINT32))
-            word = outer.value(Binary, "or", word, bit)
+                bit = outer.binary("shl", bit, number)
+            word = outer.binary("or", word, bit)
         # Of what is behind the last iteration, which has its condition, nothing is done.
-        count = outer.value(Binary, "sub", self.loop.hi, start)
-        count = outer.value(Binary, "min", count, outer.value(Const, BITS, dtype))
-        beyond = outer.value(Binary, "sub", outer.value(Const, BITS, dtype), count)
-        every = outer.value(Const, (1 << BITS) - 1, UINT32)
-        mask = outer.value(Binary, "shr", every, outer.value(Cast, beyond, UINT32))
-        word = outer.value(Binary, "and", word, mask)
+        count = outer.binary("sub", self.loop.hi, start)
+        count = outer.binary("min", count, BITS)
+        beyond = outer.binary("sub", outer.const(BITS, dtype), count)
+        every = outer.const((1 << BITS) - 1, UINT32)
+        mask = outer.binary("shr", every, outer.cast(beyond, UINT32))
+        word = outer.binary("and", word, mask)
         self.do(word, last)
         outer.emit(Yield)
         b = Builder(self.loop.loc)
@@ -228,37 +224,35 @@ class _Jumps:
         """Each lane of a warp asks for one. What its tensors say of the next word is carried into
         the next iteration as it was loaded, for whoever computes with it waits for it."""
         b, outer = Builder(self.loop.loc), self.outer
-        lane = b.value(Binary, "and", b.value(Lane), b.value(Const, BITS - 1, INT32))
-        mine = b.value(Cast, lane, self.dtype)
-        last = b.value(Binary, "sub", self.loop.hi, b.value(Const, 1, self.dtype))
+        lane = b.binary("and", b.value(Lane), BITS - 1)
+        mine = b.cast(lane, self.dtype)
+        last = b.binary("sub", self.loop.hi, 1)
         defs = {x.result: x for x in self.made}
         loads = [x.result for x in self.made if isinstance(x, Load)]
 
         def ask(b: Builder, at: Value) -> list[Value]:
-            own: Substitution = {self.n: b.value(Binary, "min", at, last)}
+            own: Substitution = {self.n: b.binary("min", at, last)}
             b.ops += [clone(x, own) for x in upstream(loads, defs)]
             return [own[v] for v in loads]
 
         some, none = Builder(self.loop.loc), Builder(self.loop.loc)
-        some.emit(Yield, tuple(ask(some, some.value(Binary, "add", self.loop.lo, mine))))
-        none.emit(
-            Yield, tuple(none.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype) for v in loads)
-        )
-        some_at_all = b.value(Compare, "lt", self.loop.lo, self.loop.hi)
+        some.emit(Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
+        none.emit(Yield, tuple(none.zero(v.dtype) for v in loads))
+        some_at_all = b.compare("lt", self.loop.lo, self.loop.hi)
         types = tuple(v.type for v in loads)
         asked = b.emit(If, some_at_all, some.block(), none.block(), types)
 
-        at = outer.value(Binary, "add", self.start, mine)
+        at = outer.binary("add", self.start, mine)
         held = {v: Value(v.type, v.name) for v in loads}
-        own: Substitution = {**held, self.n: outer.value(Binary, "min", at, last)}
+        own: Substitution = {**held, self.n: outer.binary("min", at, last)}
         outer.ops += [clone(x, own) for x in upstream((self.branch.cond,), defs, held)]
-        inside = outer.value(Compare, "le", at, last)
-        holds = outer.value(Binary, "and", own[self.branch.cond], inside)
-        word = outer.value(Cast, holds, UINT32)
-        word = outer.value(Binary, "shl", word, outer.value(Cast, lane, UINT32))
+        inside = outer.compare("le", at, last)
+        holds = outer.binary("and", own[self.branch.cond], inside)
+        word = outer.cast(holds, UINT32)
+        word = outer.binary("shl", word, outer.cast(lane, UINT32))
         for bit in range(5):
-            word = outer.value(Binary, "or", word, outer.value(ShuffleXor, word, 1 << bit))
-        behind = outer.value(Binary, "add", at, outer.value(Const, BITS, self.dtype))
+            word = outer.binary("or", word, outer.value(ShuffleXor, word, 1 << bit))
+        behind = outer.binary("add", at, BITS)
         following = ask(outer, behind)
         self.do(word, last)
         outer.emit(Yield, tuple(following))
@@ -268,18 +262,18 @@ class _Jumps:
         """The body for each bit of the word."""
         test, inner, dtype = Builder(self.loop.loc), Builder(self.loop.loc), self.dtype
         asked, left = Value(word.type, "left"), Value(word.type, "left")
-        test.emit(Yield, (test.value(Compare, "ne", asked, test.value(Const, 0, UINT32)),))
-        place = inner.value(Cast, inner.value(Unary, "ctz", left), dtype)
+        test.emit(Yield, (test.compare("ne", asked, 0),))
+        place = inner.cast(inner.value(Unary, "ctz", left), dtype)
         # (Not behind the last one: what is known of an index stays known.)
-        at = inner.value(Binary, "min", inner.value(Binary, "add", self.start, place), last)
+        at = inner.binary("min", inner.binary("add", self.start, place), last)
         own: Substitution = {self.n: at}
         inner.ops += [clone(x, own) for x in (*self.before, *self.branch.then.ops[:-1])]
-        fewer = inner.value(Binary, "sub", left, inner.value(Const, 1, UINT32))
-        inner.emit(Yield, (inner.value(Binary, "and", left, fewer),))
+        fewer = inner.binary("sub", left, 1)
+        inner.emit(Yield, (inner.binary("and", left, fewer),))
         self.outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
 
     def over_words(self, b: Builder, inits: Sequence[Value], held: Iterable[Value]) -> list[Op]:
-        step = b.value(Const, BITS, self.dtype)
+        step = b.const(BITS, self.dtype)
         body = self.outer.block((self.start, *held))
         b.emit(For, "serial", self.loop.lo, self.loop.hi, step, tuple(inits), body)
         return b.ops

@@ -19,11 +19,7 @@ from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
-    Const,
     For,
-    If,
     Load,
     Parallel,
     Shuffle,
@@ -31,7 +27,6 @@ from tilec.ir.ops import (
     WarpMma,
     Yield,
 )
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
 from tilec.target import Target
 
@@ -125,16 +120,12 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
         return None
     b, inner, fast, slow = (Builder(o.loc) for _ in range(4))
     first = Value(o.body.args[0].type, o.body.args[0].name)
-
-    def const(at: Builder, n: int) -> Value:
-        return at.value(Const, n, first.dtype)
-
-    end = inner.value(Binary, "add", first, const(inner, count))
-    conds = [inner.value(Compare, "le", end, o.hi)]
+    end = inner.binary("add", first, count)
+    conds = [inner.compare("le", end, o.hi)]
     defs = {r: x for x in walk(o.body) for r in x.results}
     for number in range(count):
         at: Substitution = {}
-        at[o.body.args[0]] = inner.value(Binary, "add", first, const(inner, number))
+        at[o.body.args[0]] = inner.binary("add", first, number)
         for p in o.body.ops:
             if isinstance(p, Parallel):
                 found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
@@ -146,12 +137,9 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
                 fast.ops.append(clone(replace(x, inside=True), at))
             elif not isinstance(x, Yield):
                 fast.ops.append(clone(x, at))
-    fast.emit(Yield)
-    last = slow.value(Binary, "min", end, o.hi)
+    last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
-    slow.emit(Yield)
-    cond = conjunction(inner, conds)
-    inner.emit(If, cond, fast.block(), slow.block())
+    inner.branch(inner.conjunction(conds), fast.ops, slow.ops)
     inner.emit(Yield)
-    b.emit(For, "serial", o.lo, o.hi, const(b, count), (), inner.block([first]))
+    b.emit(For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))
     return b.ops

@@ -28,24 +28,18 @@ from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, 
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
-    Binary,
     BlockIndex,
-    Cast,
     ClusterIndex,
-    Compare,
-    Const,
     For,
     GridSize,
-    If,
     Parallel,
-    Select,
     UseSwizzle,
     While,
     Yield,
     yielded,
 )
 from tilec.ir.types import INT32, UINT32, ScalarType
-from tilec.passes.utils.addressing import Numbers, conjunction, narrow
+from tilec.passes.utils.addressing import Numbers, narrow
 from tilec.target import Target
 
 
@@ -109,22 +103,23 @@ class _InLoop(Numbers):
         self.fixed.add(made)
         return made
 
-    def op(self, kind: str, x: Value, y: Value) -> Value:
+    def op(self, kind: str, x: Value, y: Value | int) -> Value:
+        y = y if isinstance(y, Value) else self.const(y)
         if x in self.fixed and y in self.fixed:
             made = self.before.op(kind, x, y)
             self.fixed.add(made)
             return made
         if kind in ("floordiv", "mod") and y in self.fixed and y not in self.known:
             reciprocal = self._reciprocal(y)
-            return self.b.value(Binary, kind, x, y, nonzero=True, reciprocal=reciprocal)
+            return self.b.binary(kind, x, y, nonzero=True, reciprocal=reciprocal)
         return super().op(kind, x, y)
 
     def _reciprocal(self, d: Value) -> Value:
         if d not in self.reciprocals:
             b = self.before.b
-            most = b.value(Const, 2**32 - 1, UINT32)
-            by = b.value(Cast, self.before.op("max", d, self.before.const(1)), UINT32)
-            self.reciprocals[d] = b.value(Binary, "floordiv", most, by, nonzero=True)
+            most = b.const(2**32 - 1, UINT32)
+            by = b.cast(self.before.op("max", d, 1), UINT32)
+            self.reciprocals[d] = b.binary("floordiv", most, by, nonzero=True)
         return self.reciprocals[d]
 
 
@@ -138,7 +133,7 @@ def _grouped(
     number = n.op("floordiv", tile, raster_group)
     first = n.op("mul", number, size)
     width = n.op("min", n.op("sub", along, first), size)
-    width = n.op("max", width, n.const(1))  # as it is; then no index can be below 0
+    width = n.op("max", width, 1)  # as it is; then no index can be below 0
     inside = n.op("mod", tile, raster_group)
     x = n.op("floordiv", inside, width)
     y = n.op("add", first, n.op("mod", inside, width))
@@ -156,8 +151,8 @@ def _backwards(
     n: Numbers, found: list[Value], grid: list[Value], backwards: frozenset[int]
 ) -> list[Value]:
     for d in backwards & {*range(len(found))}:
-        last = n.op("sub", grid[d], n.const(1))
-        found[d] = n.op("max", n.op("sub", last, found[d]), n.const(0))
+        last = n.op("sub", grid[d], 1)
+        found[d] = n.op("max", n.op("sub", last, found[d]), 0)
     return found
 
 
@@ -195,10 +190,10 @@ def _whole_groups(
     `group`: a block cannot ask for its tiles before it knows which they are."""
     size = n.const(group)
     first, inside = at
-    whole = n.b.value(Compare, "le", n.op("add", first, size), grid[1])
+    whole = n.b.compare("le", n.op("add", first, size), grid[1])
     y = n.op("add", first, n.op("mod", inside, size))
-    x = n.b.value(Select, whole, n.op("floordiv", inside, size), left[0])
-    return [x, n.b.value(Select, whole, y, left[1])]
+    x = n.b.select(whole, n.op("floordiv", inside, size), left[0])
+    return [x, n.b.select(whole, y, left[1])]
 
 
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
@@ -225,14 +220,14 @@ def _in_clusters(n: Numbers, at: list[Value], func: Func) -> list[Value]:
     made = []
     for d, (index, c) in enumerate(zip(at, cluster_of(func))):
         if c > 1:
-            first = n.op("mul", index, n.const(c))
+            first = n.op("mul", index, c)
             index = n.op("add", first, n.b.value(ClusterIndex, d))
         made.append(index)
     return made
 
 
 def _share(n: Numbers, v: Value, parts: int) -> Value:
-    return v if parts == 1 else n.op("floordiv", v, n.const(parts))
+    return v if parts == 1 else n.op("floordiv", v, parts)
 
 
 def _rounded(func: Func) -> Func:
@@ -401,21 +396,21 @@ class UserGrid:
     def inside(self, b: Builder, indices: Sequence[Value]) -> Value | None:
         """Whether the block with these indices is one of the grid; None if it is known to be."""
         conds = [
-            b.value(Compare, "lt", index, extent)
+            b.compare("lt", index, extent)
             for index, extent, known in zip(
                 indices, self.extents, _divides(self.func, self.cluster)
             )
             if not known
         ]
-        return conjunction(b, conds)
+        return b.conjunction(conds)
 
 
 def clusters_in(b: Builder, extent: Value, cluster: int) -> Value:
     """`extent` blocks in clusters of `cluster`, rounded up."""
     if cluster == 1:
         return extent
-    up = b.value(Binary, "add", extent, b.value(Const, cluster - 1, extent.dtype))
-    return b.value(Binary, "floordiv", up, b.value(Const, cluster, extent.dtype))
+    up = b.binary("add", extent, cluster - 1)
+    return b.binary("floordiv", up, cluster)
 
 
 def is_whole(func: Func) -> bool:
@@ -433,7 +428,7 @@ def rounded_grid(func: Func) -> Block:
     for extent, c in zip(yielded(func.grid), cluster_of(func)):
         if c > 1:
             count = clusters_in(b, extent, c)
-            extent = b.value(Binary, "mul", count, b.value(Const, c, extent.dtype))
+            extent = b.binary("mul", count, c)
         extents.append(extent)
     b.emit(Yield, tuple(extents))
     return b.block()
@@ -452,8 +447,9 @@ def only_inside(ops: Sequence[Op], inside: Value | None) -> list[Op]:
 
 def _guarded(o: Op, inside: Value) -> Op:
     if _is_seen(o):
-        body = Block((), (o, Yield(loc=o.loc)))
-        return If(inside, body, Block((), (Yield(loc=o.loc),)), loc=o.loc)
+        b = Builder(o.loc)
+        b.branch(inside, [o])
+        return b.ops[0]
     if not o.regions:
         return o
     changed = {

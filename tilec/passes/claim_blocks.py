@@ -22,8 +22,6 @@ from tilec.ir.layout import row_major
 from tilec.ir.ops import (
     Alloc,
     Atomic,
-    Binary,
-    Compare,
     For,
     Load,
     MbarrierArrive,
@@ -35,7 +33,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.passes.utils.rings import Position, Ring, const, only_if
+from tilec.passes.utils.rings import Position, Ring
 from tilec.target import Target
 
 SLOTS = 2  # the producer may be one tile ahead of its readers
@@ -95,9 +93,9 @@ class _Claims:
         (tile,) = o.body.args
         cond, body = Builder(o.loc), Builder(o.loc)
         asked = Value(ScalarType(INT32), tile.name)
-        cond.emit(Yield, (cond.value(Compare, "lt", asked, o.hi),))
+        cond.emit(Yield, (cond.compare("lt", asked, o.hi),))
         if produces:
-            taken = body.value(Atomic, self.counter, (const(body, 0),), const(body, 1), "add")
+            taken = body.value(Atomic, self.counter, (body.const(0),), body.const(1), "add")
         body.ops += o.body.ops[:-1]
         if produces:
             following = self.hand_on(body, o, at, taken)
@@ -109,14 +107,14 @@ class _Claims:
 
     def hand_on(self, b: Builder, o: For, at: Position, taken: Value) -> Value:
         """The number of the tile that was asked for, which the others are told."""
-        following = b.value(Binary, "add", taken, o.step)
-        last, clear = b.value(Binary, "sub", o.hi, const(b, 1)), Builder(b.loc)
-        zero = const(clear, 0)
+        following = b.binary("add", taken, o.step)
+        last, clear = b.binary("sub", o.hi, 1), Builder(b.loc)
+        zero = clear.const(0)
         clear.value(Atomic, self.counter, (zero,), zero, "exchange")
-        only_if(b, b.value(Compare, "eq", taken, last), clear.ops)
+        b.branch(b.compare("eq", taken, last), clear.ops)
         phase = at.get_phase(b)
         stage = self.ring.wait_free(b, at)
-        b.emit(Store, b.value(RingStage, self.slot, stage), (const(b, 0),), following)
+        b.emit(Store, b.value(RingStage, self.slot, stage), (b.const(0),), following)
         b.emit(MbarrierArrive, self.ring.full, stage)
         at.advance(b, stage, phase)
         return following
@@ -124,6 +122,6 @@ class _Claims:
     def receive(self, b: Builder, at: Position) -> Value:
         phase = at.get_phase(b)
         stage = self.ring.wait_full(b, at)
-        following = b.value(Load, b.value(RingStage, self.slot, stage), (const(b, 0),))
+        following = b.value(Load, b.value(RingStage, self.slot, stage), (b.const(0),))
         self.ring.free(b, at, stage, phase)
         return following

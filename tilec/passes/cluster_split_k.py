@@ -19,18 +19,14 @@ from dataclasses import replace
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Binary,
     BlockIndex,
     ClusterIndex,
     ClusterSum,
-    Compare,
-    Const,
     Copy,
     Fill,
     For,
@@ -43,9 +39,7 @@ from tilec.ir.ops import (
     constants,
     yielded,
 )
-from tilec.ir.types import INT32
 from tilec.passes.utils.addressing import Numbers
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 
@@ -97,12 +91,10 @@ class _Sharer:
         if self.split > 1:
             number = share = b.value(ClusterIndex, 0)
         if self.parts > 1:
-            share = part = top.value(
-                Binary, "mod", top.value(BlockIndex, 2), top.value(Const, self.parts, INT32)
-            )
+            share = part = top.binary("mod", top.value(BlockIndex, 2), self.parts)
             if self.split > 1:
-                before = b.value(Binary, "mul", part, b.value(Const, self.split, INT32))
-                share = b.value(Binary, "add", before, number)
+                before = b.binary("mul", part, self.split)
+                share = b.binary("add", before, number)
             place = self.place(top)
         b.ops.append(self.part(b, loop, share))
         if self.split > 1:
@@ -111,12 +103,12 @@ class _Sharer:
             inner = Builder(loop.loc)
             last = inner.value(SumParts, sums, place, part, self.parts)
             inner.loc = after
-            only_if(inner, last, rest)
+            inner.branch(last, rest)
             rest = tuple(inner.ops)
         b.loc = after
         if self.split > 1:
-            first = b.value(Compare, "eq", number, b.value(Const, 0, number.dtype))
-            only_if(b, first, rest)
+            first = b.compare("eq", number, 0)
+            b.branch(first, rest)
         else:
             b.ops += rest
         b.ops += [o for o in ops[at + 1 :] if isinstance(o, Yield)]
@@ -213,12 +205,12 @@ class _Sharer:
     def part(self, b: Builder, loop: For, number: Value) -> For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
         x = Numbers(b, loop.lo.dtype)
-        mine = as_dtype(b, number, x.dtype)
-        span = x.op("max", x.op("sub", loop.hi, loop.lo), x.const(0))
-        last = x.op("sub", x.op("add", span, loop.step), x.const(1))
+        mine = b.cast(number, x.dtype)
+        span = x.op("max", x.op("sub", loop.hi, loop.lo), 0)
+        last = x.op("sub", x.op("add", span, loop.step), 1)
         trips = x.op("floordiv", last, loop.step)
         count = self.split * self.parts
-        each = x.op("floordiv", x.op("add", trips, x.const(count - 1)), x.const(count))
+        each = x.op("floordiv", x.op("add", trips, count - 1), count)
         length = x.op("mul", each, loop.step)
         lo = x.op("add", loop.lo, x.op("mul", mine, length))
         hi = x.op("min", loop.hi, x.op("add", lo, length))
@@ -237,7 +229,7 @@ class _Sharer:
         """The launch's index or size along a dimension, as if blocks did not share sums."""
         n = Numbers(b)
         by = {0: self.split, 2: self.parts}.get(dim, 1)
-        return n.op("floordiv", b.value(cls, dim), n.const(by))
+        return n.op("floordiv", b.value(cls, dim), by)
 
     def relaunched(self, top: Builder, body: Block) -> Func:
         """The function with `body`, launched with more blocks for each of the user's. `top` is what
@@ -266,11 +258,11 @@ class _Sharer:
         b.ops += [o for o in grid.ops if not isinstance(o, Yield)]
         extents = list(yielded(grid))
         if self.parts > 1:
-            extents += [b.value(Const, 1, INT32) for _ in range(3 - len(extents))]
+            extents += [b.const(1) for _ in range(3 - len(extents))]
         for d, n in ((0, self.split), (2, self.parts)):
             if n > 1:
                 extent = extents[d]
-                extents[d] = b.value(Binary, "mul", extent, b.value(Const, n, extent.dtype))
+                extents[d] = b.binary("mul", extent, n)
         b.emit(Yield, tuple(extents))
         return b.block()
 

@@ -16,8 +16,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
-from tilec.ir.ops import Binary, Const, Gemm, Load, Parallel, Reduce, Store
-from tilec.ir.types import INT32
+from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import with_types
@@ -85,8 +84,8 @@ def _number(b: Builder, form: Affine, extents: Mapping[Value, int]) -> Value | N
         size *= extents[v]
     total = args[0]
     for v in args[1:]:
-        wide = b.value(Binary, "mul", total, b.value(Const, extents[v], INT32))
-        total = b.value(Binary, "add", wide, v)
+        wide = b.binary("mul", total, extents[v])
+        total = b.binary("add", wide, v)
     return total
 
 

@@ -33,14 +33,10 @@ from tilec.ir.layout import row_major
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Binary,
-    Cast,
     ClusterBarrier,
     ClusterIndex,
     ClusterLoad,
     ClusterSum,
-    Compare,
-    Const,
     CountUp,
     DeviceFence,
     Extract,
@@ -64,7 +60,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
-from tilec.passes.utils.rings import const, elected, meeting, only_if
+from tilec.passes.utils.rings import elected, meeting
 from tilec.target import Target
 
 VECTOR_BITS = 128
@@ -114,18 +110,18 @@ class _Vectors:
 
     def offset(self, b: Builder, vector: Value) -> Value:
         """Where this thread's vector stands."""
-        before = b.value(Binary, "mul", vector, const(b, self.threads * self.lanes))
-        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, self.lanes))
-        return b.value(Binary, "add", before, own)
+        before = b.binary("mul", vector, self.threads * self.lanes)
+        own = b.binary("mul", b.value(ThreadIndex), self.lanes)
+        return b.binary("add", before, own)
 
     def register(self, b: Builder, vector: Value, element: int) -> Value:
-        first = b.value(Binary, "mul", vector, const(b, self.lanes))
-        return b.value(Binary, "add", first, const(b, element))
+        first = b.binary("mul", vector, self.lanes)
+        return b.binary("add", first, element)
 
     def registers(self, b: Builder, vector: Value, elements: int) -> list[Value]:
         """The first `elements` of a vector, and zeros behind them."""
         v = self.fragment
-        empty = b.value(Const, 0 if v.dtype.is_int else 0.0, v.dtype)
+        empty = b.zero(v.dtype)
         values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
         return values + [empty] * (self.lanes - elements)
 
@@ -176,13 +172,13 @@ class _Parts(_Vectors):
         batches, rest = divmod(self.full, BATCH)
         if batches:
             with counted(b, batches, "batch") as (batch, inner):
-                first = inner.value(Binary, "mul", batch, const(inner, BATCH))
-                vectors = [inner.value(Binary, "add", first, const(inner, i)) for i in range(BATCH)]
+                first = inner.binary("mul", batch, BATCH)
+                vectors = [inner.binary("add", first, i) for i in range(BATCH)]
                 do(inner, vectors, self.lanes)
         if rest:
-            do(b, [const(b, batches * BATCH + i) for i in range(rest)], self.lanes)
+            do(b, [b.const(batches * BATCH + i) for i in range(rest)], self.lanes)
         if self.left:
-            do(b, [const(b, self.full)], self.left)
+            do(b, [b.const(self.full)], self.left)
 
     def write(self, b: Builder, vectors: list[Value], elements: int) -> None:
         """Vectors of registers to this block's shared memory."""
@@ -218,7 +214,7 @@ class _Gather(_Exchange):
         if not self.direct:
             init.emit(MbarrierInit, self.summed, self.blocks * warps)
         init.emit(MbarrierInitFence)
-        only_if(top, elected(top), init.ops)
+        top.branch(elected(top), init.ops)
         top.emit(ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
@@ -228,15 +224,15 @@ class _Gather(_Exchange):
         b = Builder(self.loc)
         b.emit(Barrier, *self.barrier)  # all threads are done with what was in these bytes
         number = b.value(ClusterIndex, 0)
-        first = b.value(Compare, "eq", number, const(b, 0))
+        first = b.compare("eq", number, 0)
         if self.direct:
             give, take = Builder(self.loc), Builder(self.loc)
             self.write(give)
             self.publish(give, self.written, 1)
-            only_if(b, b.value(Compare, "ne", number, const(b, 0)), give.ops)
+            b.branch(b.compare("ne", number, 0), give.ops)
             self.wait(take, self.written)
             self.take(take)
-            only_if(b, first, take.ops)
+            b.branch(first, take.ops)
             return b.ops
         self.write(b)
         self.publish(b, self.written, self.blocks)
@@ -248,7 +244,7 @@ class _Gather(_Exchange):
         self.wait(take, self.summed)
         self.take(take)
         take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
-        only_if(b, first, take.ops)
+        b.branch(first, take.ops)
         return b.ops
 
     # --- steps ---
@@ -261,11 +257,11 @@ class _Gather(_Exchange):
         """Each warp arrives once at the barrier of the first `blocks` blocks."""
         b.emit(WarpSync)
         lane = b.value(Lane)
-        who = b.value(Compare, "lt", lane, const(b, blocks))
-        b.emit(MbarrierArrive, barrier, const(b, 0), who, lane, publish=True)
+        who = b.compare("lt", lane, blocks)
+        b.emit(MbarrierArrive, barrier, b.const(0), who, lane, publish=True)
 
     def wait(self, b: Builder, barrier: Value) -> None:
-        b.emit(MbarrierWait, barrier, const(b, 0), const(b, 0), acquire=True)
+        b.emit(MbarrierWait, barrier, b.const(0), b.const(0), acquire=True)
 
     def share(self, p: _Parts) -> int:
         """Vectors that each block adds up; the last blocks perhaps fewer."""
@@ -274,32 +270,32 @@ class _Gather(_Exchange):
     def sum_share(self, b: Builder, p: _Parts, number: Value) -> None:
         """Add up this block's share of the vectors, in the order of the blocks."""
         share = self.share(p)
-        start = b.value(Binary, "mul", number, const(b, share))
-        last = const(b, p.count - 1)
+        start = b.binary("mul", number, share)
+        last = b.const(p.count - 1)
         batch = max(1, BATCH // self.blocks)
         for i in range(0, share, batch):
-            first = b.value(Binary, "add", start, const(b, i))
+            first = b.binary("add", start, i)
             # Beyond the last vector stands nothing: the last blocks may have no share.
             mine = Builder(self.loc)
             self.sum_batch(mine, p, first, min(batch, share - i), last)
-            only_if(b, b.value(Compare, "le", first, last), mine.ops)
+            b.branch(b.compare("le", first, last), mine.ops)
 
     def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
         """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
         way before the first sum."""
-        vectors = [b.value(Binary, "add", first, const(b, n)) for n in range(count)]
+        vectors = [b.binary("add", first, n) for n in range(count)]
         loaded = [
-            [p.load(b, b.value(Binary, "min", v, last), const(b, n)) for n in range(self.blocks)]
+            [p.load(b, b.binary("min", v, last), b.const(n)) for n in range(self.blocks)]
             for v in vectors
         ]
         for vector, parts in zip(vectors, loaded):
             total = parts[0]
             for values in parts[1:]:
-                total = [b.value(Binary, "add", x, y) for x, y in zip(total, values)]
+                total = [b.binary("add", x, y) for x, y in zip(total, values)]
             store = Builder(self.loc)
             p.store(store, vector, total)
             # Beyond the last vector stands a part that its own block has yet to read.
-            only_if(b, b.value(Compare, "le", vector, last), store.ops)
+            b.branch(b.compare("le", vector, last), store.ops)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -313,7 +309,7 @@ class _Gather(_Exchange):
                         register = p.register(into, vector, e)
                         if self.direct:
                             own = into.value(RegRead, p.fragment, register)
-                            value = into.value(Binary, "add", own, value)
+                            value = into.binary("add", own, value)
                         into.emit(RegWrite, p.fragment, register, value)
 
             p.each(b, some)
@@ -321,8 +317,8 @@ class _Gather(_Exchange):
     def holder(self, b: Builder, p: _Parts, vector: Value) -> Value:
         """The block whose vector the first one takes."""
         if self.direct:
-            return const(b, 1)
-        return b.value(Binary, "floordiv", vector, const(b, self.share(p)))
+            return b.const(1)
+        return b.binary("floordiv", vector, self.share(p))
 
 
 # --- through global memory ---
@@ -339,12 +335,12 @@ class _Stored(_Vectors):
     def place(self, b: Builder, start: Value, part: int, vector: int) -> Value:
         """The offset of a vector of a part, from this thread's first one of `start`."""
         at = part * self.size + vector * self.threads * self.lanes
-        return b.value(Binary, "add", start, b.value(Const, at, INT64))
+        return b.binary("add", start, at)
 
     def write(self, b: Builder, start: Value) -> None:
         for vector in range(self.count):
             elements = self.lanes if vector < self.full else self.left
-            values = self.registers(b, const(b, vector), elements)
+            values = self.registers(b, b.const(vector), elements)
             packed = b.value(Pack, tuple(values))
             at = self.place(b, start, 0, vector)
             b.emit(MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
@@ -394,37 +390,37 @@ class _Sum(_Exchange):
     def expand(self, subst: Substitution) -> list[Op]:
         o = self.o
         b = Builder(o.loc)
-        number, part = (b.value(Cast, v, INT64) for v in (o.sum, o.part))
+        number, part = (b.cast(v, INT64) for v in (o.sum, o.part))
         starts = [self.start(b, s, number) for s in self.stored]
         for s, start in zip(self.stored, starts):
-            ahead = b.value(Binary, "mul", part, b.value(Const, s.size, INT64))
-            s.write(b, b.value(Binary, "add", start, ahead))
+            ahead = b.binary("mul", part, s.size)
+            s.write(b, b.binary("add", start, ahead))
         if self.each:
             b.emit(DeviceFence)
         b.emit(Barrier, *self.barrier)  # all threads have written theirs
         one = Builder(o.loc)
-        zero = const(one, 0)
+        zero = one.const(0)
         one.emit(DeviceFence)
         before = one.value(CountUp, self.counters, number, self.parts - 1)
         one.emit(DeviceFence)
         one.emit(Store, self.came, (zero,), before)
-        only_if(b, elected(b), one.ops)
-        came = b.value(Load, self.came, (const(b, 0),))
-        last = b.value(Compare, "eq", came, const(b, self.parts - 1), name="last")
+        b.branch(elected(b), one.ops)
+        came = b.value(Load, self.came, (b.const(0),))
+        last = b.compare("eq", came, self.parts - 1, name="last")
         add = Builder(o.loc)
         if self.each:
             add.emit(DeviceFence)
         for s, start in zip(self.stored, starts):
             self.add_up(add, s, start)
-        only_if(b, last, add.ops)
+        b.branch(last, add.ops)
         subst[o.result] = last
         return b.ops
 
     def start(self, b: Builder, s: _Stored, number: Value) -> Value:
         """This thread's first vector of the sum's first part."""
-        first = b.value(Binary, "mul", number, b.value(Const, self.parts * s.size, INT64))
-        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, s.lanes))
-        return b.value(Binary, "add", first, b.value(Cast, own, INT64))
+        first = b.binary("mul", number, self.parts * s.size)
+        own = b.binary("mul", b.value(ThreadIndex), s.lanes)
+        return b.binary("add", first, b.cast(own, INT64))
 
     def add_up(self, b: Builder, s: _Stored, start: Value) -> None:
         """The registers from all parts, a few vectors after the others. What the next step needs is
@@ -462,11 +458,11 @@ class _Sum(_Exchange):
         """A step whose parts are followed by others: a loop."""
         at = Value(start.type, "at")
         inner = Builder(b.loc)
-        moved = inner.value(Binary, "add", start, at)
+        moved = inner.binary("add", start, at)
         self.add(inner, s, step, self.load(inner, s, moved, step))
         inner.emit(Yield)
         size = len(step.parts) * s.size
-        bounds = (b.value(Const, n, INT64) for n in (0, step.times * size, size))
+        bounds = (b.const(n, INT64) for n in (0, step.times * size, size))
         b.emit(For, "serial", *bounds, (), inner.block([at]))
 
     def load(self, b: Builder, s: _Stored, start: Value, step: _Step) -> list[list[Value]]:
@@ -482,12 +478,12 @@ class _Sum(_Exchange):
     def add(self, b: Builder, s: _Stored, step: _Step, loaded: list[list[Value]]) -> None:
         """Add what was loaded to the registers, which begin with the first part."""
         for v, got in zip(step.vectors, loaded):
-            vector = const(b, v)
+            vector = b.const(v)
             for e in range(s.lanes if v < s.full else s.left):
                 register = s.register(b, vector, e)
                 values = [b.value(Extract, x, e) for x in got]
                 new = step.parts[0] == 0
                 total = values.pop(0) if new else b.value(RegRead, s.fragment, register)
                 for value in values:
-                    total = b.value(Binary, "add", total, value)
+                    total = b.binary("add", total, value)
                 b.emit(RegWrite, s.fragment, register, total)

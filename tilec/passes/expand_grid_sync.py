@@ -23,20 +23,17 @@ from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Atomic,
     Barrier,
-    Binary,
     BlockIndex,
-    Compare,
     DeviceFence,
     GridSize,
     GridSync,
     Pause,
     Scope,
-    Select,
     While,
     Yield,
 )
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.utils.rings import const, elected, only_if
+from tilec.passes.utils.rings import elected
 from tilec.target import Target
 
 
@@ -75,11 +72,11 @@ class _Meeting:
         sizes = [top.value(GridSize, d) for d in range(3)]
         self.blocks = _product(top, sizes)
         inside = [top.value(BlockIndex, d) for d in range(3)]
-        sum_of = top.value(Binary, "or", inside[0], top.value(Binary, "or", inside[1], inside[2]))
-        first = top.value(Compare, "eq", sum_of, const(top, 0))
-        others = top.value(Binary, "sub", self.blocks, const(top, 2))
-        rest = top.value(Binary, "sub", const(top, (1 << 31) - 1), others)
-        self.step = top.value(Select, first, rest, const(top, 1))
+        sum_of = top.binary("or", inside[0], top.binary("or", inside[1], inside[2]))
+        first = top.compare("eq", sum_of, 0)
+        others = top.binary("sub", self.blocks, 2)
+        rest = top.binary("sub", top.const((1 << 31) - 1), others)
+        self.step = top.select(first, rest, top.const(1))
         body = rewrite(self.func.body, lambda o: self.met(o) if isinstance(o, GridSync) else None)
         *ops, end = body.ops
         body = Block((), (*top.ops, *ops, *self.last(), end))
@@ -90,11 +87,11 @@ class _Meeting:
         b, one = Builder(o.loc), Builder(o.loc)
         one.emit(DeviceFence)
         before = self.atomic(one, 0, "add", self.step)
-        zero = const(one, 0)
+        zero = one.const(0)
         again, pause = Builder(o.loc), Builder(o.loc)
         now = self.atomic(again, 0, "or", zero)
-        changed = again.value(Binary, "xor", now, before)
-        again.emit(Yield, (again.value(Compare, "ge", changed, zero),))
+        changed = again.binary("xor", now, before)
+        again.emit(Yield, (again.compare("ge", changed, zero),))
         pause.emit(Pause)
         pause.emit(Yield)
         one.emit(While, (), again.block(), pause.block())
@@ -104,7 +101,7 @@ class _Meeting:
         if self.each:  # a barrier orders shared memory only
             b.emit(DeviceFence)
         b.emit(Barrier)
-        only_if(b, elected(b), one.ops)
+        b.branch(elected(b), one.ops)
         b.emit(Barrier)
         if self.each:
             b.emit(DeviceFence)
@@ -113,22 +110,22 @@ class _Meeting:
     def last(self) -> list[Op]:
         """Clear the words, in the block that ends last."""
         b, one, clear = (Builder(self.func.loc) for _ in range(3))
-        came = self.atomic(one, 1, "add", const(one, 1))
-        end = one.value(Binary, "sub", self.blocks, const(one, 1))
+        came = self.atomic(one, 1, "add", one.const(1))
+        end = one.binary("sub", self.blocks, 1)
         for word in (0, 1):
-            self.atomic(clear, word, "exchange", const(clear, 0))
-        only_if(one, one.value(Compare, "eq", came, end), clear.ops)
+            self.atomic(clear, word, "exchange", clear.const(0))
+        one.branch(one.compare("eq", came, end), clear.ops)
         if self.alone:
             return one.ops
-        only_if(b, elected(b), one.ops)
+        b.branch(elected(b), one.ops)
         return b.ops
 
     def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:
-        return b.value(Atomic, self.words, (const(b, word),), value, kind)
+        return b.value(Atomic, self.words, (b.const(word),), value, kind)
 
 
 def _product(b: Builder, values: list[Value]) -> Value:
     found = values[0]
     for v in values[1:]:
-        found = b.value(Binary, "mul", found, v)
+        found = b.binary("mul", found, v)
     return found

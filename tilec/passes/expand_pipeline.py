@@ -28,8 +28,6 @@ from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Binary,
-    Compare,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -45,7 +43,7 @@ from tilec.passes.expand_scopes import free_running
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile
-from tilec.passes.utils.rings import Position, const, meeting, only_if, ring_copies
+from tilec.passes.utils.rings import Position, meeting, ring_copies
 from tilec.passes.utils.slicing import Slice
 from tilec.passes.utils.software_pipeline import held_in_flight
 from tilec.target import Target
@@ -100,7 +98,7 @@ class _Expander:
         ahead."""
         self.in_place.update(o.loc.line for o in copies)
         b = Builder(loop.loc)
-        zero = const(b, 0)
+        zero = b.const(0)
         subst = _at_stage(b, copies, zero)
 
         body = rewrite(loop.body, _at_once, subst)
@@ -163,20 +161,20 @@ class _Expander:
         index = loop.lo
         for s in range(stages - 1):
             inner = Builder(loop.loc)
-            self._copies(inner, loop, copies, index, const(inner, s))
-            only_if(b, b.value(Compare, "lt", index, loop.hi), inner.ops)
+            self._copies(inner, loop, copies, index, inner.const(s))
+            b.branch(b.compare("lt", index, loop.hi), inner.ops)
             b.emit(CpAsyncCommit)
-            index = b.value(Binary, "add", index, loop.step)
-        distance = b.value(Binary, "sub", index, loop.lo)
+            index = b.binary("add", index, loop.step)
+        distance = b.binary("sub", index, loop.lo)
         body = Builder(loop.loc)
         stage = at.get_stage(body)
         body.emit(CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
-        following = body.value(Binary, "add", loop.body.args[0], distance)
+        following = body.binary("add", loop.body.args[0], distance)
         ahead = Builder(loop.loc)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
-        only_if(ahead, ahead.value(Compare, "lt", following, loop.hi), inner.ops)
+        ahead.branch(ahead.compare("lt", following, loop.hi), inner.ops)
         ahead.emit(CpAsyncCommit)
         rest = Builder(loop.loc)
         sum_of = _last_sum(loop) if self._computes_places(copies) else set()
@@ -212,13 +210,13 @@ class _Expander:
         self._synchronise(first, copies, loop)
         stages = min(o.dest.buffer.buffer.stages for o in copies)
         body = Builder(loop.loc)
-        stage = at.get_stage(body) if stages > 1 else const(body, 0)
-        following = body.value(Binary, "add", loop.body.args[0], loop.step)
-        more = body.value(Compare, "lt", following, loop.hi)
+        stage = at.get_stage(body) if stages > 1 else body.const(0)
+        following = body.binary("add", loop.body.args[0], loop.step)
+        more = body.compare("lt", following, loop.hi)
         found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
         waiting.load(ahead, following, found)
-        only_if(body, more, ahead.ops)
+        body.branch(more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
@@ -226,10 +224,10 @@ class _Expander:
         self._body(body, loop, copies, stage, {o.c for o in in_flight})
         if stages == 1:
             body.emit(Barrier, *self.barrier)
-        other = body.value(Binary, "sub", const(body, 1), stage) if stages > 1 else stage
+        other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
-        only_if(body, more, behind.ops)
+        body.branch(more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
@@ -237,7 +235,7 @@ class _Expander:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
+        b.branch(b.compare("lt", loop.lo, loop.hi), first.ops)
         return b.ops
 
 
@@ -267,7 +265,7 @@ class _Waiting:
             t = BufferType(layout.shape, dtype, "fragment", layout=layout)
             v = o.dest.buffer
             self.staged[v] = b.value(Alloc, t, name=f"{v.name}_next")
-        self.zero = const(b, 0)
+        self.zero = b.const(0)
 
     def _copied(self, copies: list[Copy], index: Value) -> list[Op]:
         """The copies, and what they need, for the iteration `index`."""

@@ -23,7 +23,6 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     ClusterBarrier,
-    Compare,
     For,
     Gemm,
     If,
@@ -42,15 +41,10 @@ from tilec.passes.utils.rings import (
     TensorMaps,
     elected,
     is_brought,
-    only_if,
     tma_boxes,
 )
 from tilec.passes.utils.slicing import Slice
-from tilec.passes.utils.software_pipeline import (
-    SoftwarePipeline,
-    give_first_turn,
-    held_in_flight,
-)
+from tilec.passes.utils.software_pipeline import SoftwarePipeline, give_first_turn, held_in_flight
 from tilec.target import Target
 
 
@@ -85,7 +79,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         r.initialise(init)
     init.emit(MbarrierInitFence)
     maps.prefetch(init)
-    only_if(top, elected(top), init.ops)
+    top.branch(elected(top), init.ops)
     together = ClusterBarrier if multicast.shares else Barrier
     top.emit(together)
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
@@ -224,7 +218,7 @@ def _producer(
     body = rewrite(Block((), tuple(ops)), visit)
     issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
-    only_if(outer, elected(outer), issuing)
+    outer.branch(elected(outer), issuing)
     return outer.block()
 
 
@@ -329,7 +323,7 @@ class _Consumers:
             return [done]
         after = Builder(products[-1].loc)
         after.emit(WgmmaWait, 0, held_in_flight(products))
-        ran = after.value(Compare, "gt", loop.hi, loop.lo)
+        ran = after.compare("gt", loop.hi, loop.lo)
         for r in here:
             at = self.positions[r]
             r.release(after, at.before(after, at.get_stage(after)), ran)
@@ -345,7 +339,7 @@ class _Consumers:
         """Leave the iteration's products in flight; free the stages of the iteration before."""
         b.loc = products[-1].loc
         b.emit(WgmmaWait, len(products), tuple(o.c for o in products))
-        later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+        later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
             self.positions[r].advance(b, stage, phase)

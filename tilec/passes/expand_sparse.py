@@ -11,20 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
-from tilec.ir.element_loops import as_dtype, shifted
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Compare,
-    Const,
-    Copy,
-    Gemm,
-    Load,
-    Parallel,
-    Select,
-    Store,
-    Yield,
-)
+from tilec.ir.element_loops import shifted
+from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.select_gemm import sparse_instructions
@@ -64,11 +52,7 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     row, column = index = tuple(Value(ScalarType(INT32), n) for n in ("i", "k"))
     size = group_size(kept.dtype.bits)
 
-    def number(value: int) -> Value:
-        return inner.value(Const, value, INT32)
-
-    def op(kind: str, x: Value, y: int) -> Value:
-        return inner.value(Binary, kind, x, number(y))
+    op = inner.binary
 
     def element(x: Region, along: Value, transposed: bool) -> Value:
         places = (along, row) if transposed else (row, along)
@@ -77,12 +61,12 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
 
     per = covered(kept.dtype.bits, metadata.dtype.bits)
     word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
-    word = as_dtype(inner, word, INT32)
+    word = inner.cast(word, INT32)
     shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
-    pattern = inner.value(Binary, "shr", word, shift)
+    pattern = op("shr", word, shift)
     first = op("and", pattern, 3)
     place = op("mod", column, size)
-    value = inner.value(Const, 0.0 if kept.dtype.is_float else 0, kept.dtype)
+    value = inner.zero(kept.dtype)
     if size == 2:
         half = op("floordiv", column, 2)
         found = [(op("shr", first, 1), element(kept, half, o.transpose_a))]
@@ -94,7 +78,7 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
             (first, element(kept, pair, o.transpose_a)),
         ]
     for at, own in found:
-        value = inner.value(Select, inner.value(Compare, "eq", place, at), own, value)
+        value = inner.select(inner.compare("eq", place, at), own, value)
     inner.emit(Store, made, index, value)
     inner.emit(Yield)
     b.emit(Parallel, (m, k), inner.block(index))

@@ -40,14 +40,12 @@ from tilec.ir.core import (
     substitute,
     walk,
 )
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.ops import (
     Alloc,
     Binary,
     BlockIndex,
     Cast,
     Compare,
-    Const,
     Copy,
     ElementAccess,
     Fill,
@@ -315,14 +313,13 @@ class _Flat:
         func = self.func
         b, inner = Builder(func.loc), Builder(func.loc)
         number = self._number(b)
-        up = b.value(Binary, "add", self.total.value, self._const(b, self.count - 1))
-        blocks = b.value(Binary, "floordiv", up, self._const(b, self.count))
-        self.start = inner.value(Binary, "mul", number, self._const(inner, self.count))
+        up = b.binary("add", self.total.value, self.count - 1)
+        blocks = b.binary("floordiv", up, self.count)
+        self.start = inner.binary("mul", number, self.count)
         for o in func.body.ops:
             inner.loc = o.loc
             self._op(inner, o)
-        nothing = Block((), (Yield(loc=func.loc),))
-        b.emit(If, b.value(Compare, "lt", number, blocks), inner.block(), nothing)
+        b.branch(b.compare("lt", number, blocks), inner.ops)
         b.emit(Yield)
         params = tuple(
             replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)
@@ -333,19 +330,13 @@ class _Flat:
         """This block's number in the grid."""
         number: Value | None = None
         for dim in reversed(range(len(yielded(self.func.grid)))):
-            index = self._wide(b, b.value(BlockIndex, dim))
+            index = b.cast(b.value(BlockIndex, dim), self.found.dtype)
             if number is not None:
-                size = self._wide(b, b.value(GridSize, dim))
-                index = b.value(Binary, "add", b.value(Binary, "mul", number, size), index)
+                size = b.cast(b.value(GridSize, dim), self.found.dtype)
+                index = b.binary("add", b.binary("mul", number, size), index)
             number = index
         assert number is not None
         return number
-
-    def _const(self, b: Builder, n: int) -> Value:
-        return b.value(Const, n, self.found.dtype)
-
-    def _wide(self, b: Builder, v: Value) -> Value:
-        return as_dtype(b, v, self.found.dtype)
 
     def _op(self, b: Builder, o: Op) -> None:
         o = substitute(o, self.subst)
@@ -366,15 +357,15 @@ class _Flat:
 
     def _box(self, b: Builder, r: Region) -> Region:
         is_tensor = r.buffer.buffer.space == "global"
-        at = self.start if is_tensor else b.value(Const, 0, INT32)
+        at = self.start if is_tensor else b.const(0)
         return replace(r, offsets=(at,), extents=(self.count,))
 
     def _loop(self, p: Parallel) -> Parallel:
         """The loop over the tile's elements, one after the other."""
         arg = Value(ScalarType(INT32), "e")
         b = Builder(p.loc)
-        at = b.value(Binary, "add", self.start, self._wide(b, arg))
-        inside = b.value(Compare, "lt", at, self.total.value)
+        at = b.binary("add", self.start, b.cast(arg, self.found.dtype))
+        inside = b.compare("lt", at, self.total.value)
 
         def visit(o: Op) -> None | Op | list[Op]:
             if isinstance(o, If) and o.cond in self.found.guards:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, inputs, rewrite, walk
-from tilec.ir.ops import Compare, Fill, For, Gemm, If, Unary, Yield, constants
+from tilec.ir.ops import Fill, For, Gemm, If, Unary, constants
 from tilec.target import Target
 
 
@@ -74,13 +74,11 @@ def fold_clears(func: Func, target: Target) -> Func:
         if isinstance(o, Gemm) and o in product:
             b = Builder(o.loc)
             loop = product[o]
-            later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+            later = b.compare("gt", loop.body.args[0], loop.lo)
             return [*b.ops, replace(o, accumulate=later)]
         if isinstance(o, For) and o.body.args[0] in after:
             b = Builder(o.loc)
-            never = b.value(Compare, "le", o.hi, o.lo)
-            zeros = Block((), (*after[o.body.args[0]], Yield(loc=o.loc)))
-            b.emit(If, never, zeros, Block((), (Yield(loc=o.loc),)))
+            b.branch(b.compare("le", o.hi, o.lo), after[o.body.args[0]])
             return [o, *b.ops]
         return None
 

@@ -18,7 +18,7 @@ import math
 from collections import Counter
 
 from tilec.ir.core import Builder, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.ops import Binary, Compare, Const, Fma, Load, Parallel, Select, Unary, constants
+from tilec.ir.ops import Binary, Fma, Load, Parallel, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.target import Target
 
@@ -67,11 +67,11 @@ def fuse_exponents(func: Func, target: Target) -> Func:
         x, m, s = fused[o.result]
         b = Builder(o.loc)
         scale = float(numbers[s])
-        size = b.value(Unary, "abs", b.value(Binary, "mul", m, s))
-        is_huge = b.value(Compare, "ge", size, b.value(Const, HUGE, FLOAT32))
+        size = b.value(Unary, "abs", b.binary("mul", m, s))
+        is_huge = b.compare("ge", size, HUGE)
         power = math.copysign(2.0 ** (math.frexp(scale)[1] - 1), scale)
-        factor = b.value(Select, is_huge, b.value(Const, power, FLOAT32), s)
-        less = b.value(Unary, "neg", b.value(Binary, "mul", m, factor))
+        factor = b.select(is_huge, b.const(power, FLOAT32), s)
+        less = b.value(Unary, "neg", b.binary("mul", m, factor))
         return [*b.ops, Fma(x, factor, less, results=o.results, loc=o.loc)]
 
     return func.with_body(rewrite(func.body, visit)) if fused else func

@@ -22,7 +22,6 @@ from tilec.ir.ops import (
     Barrier,
     ClusterBarrier,
     ClusterCopy,
-    Const,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -48,7 +47,7 @@ from tilec.ir.ops import (
     is_by_hand,
     yielded,
 )
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import BufferType
 from tilec.ir.verify import meets, needs_all, spelled
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
@@ -177,7 +176,7 @@ class _Groups:
             body = self.block(region, who, True)
             inner = Builder(o.loc)
             inner.ops += [x for x in body.ops if not isinstance(x, Yield)]
-            zero = inner.value(Const, 0, INT32) if kept else None
+            zero = inner.const(0) if kept else None
             for place, v in zip(kept, yielded(body)):
                 inner.emit(Store, place, (zero,), v)
             if meets(region):
@@ -185,14 +184,10 @@ class _Groups:
                 name = f"threads_{first * self.size}"
                 b.emit(Scope, name, first, warps, inner.block())
             else:
-                inner.emit(Yield)
-                cond = o.cond
-                then, orelse = inner.block(), Block((), (Yield(loc=o.loc),))
-                if region is o.orelse:
-                    then, orelse = orelse, then
-                b.emit(If, cond, then, orelse)
+                sides = (inner.ops, ()) if region is o.then else ((), inner.ops)
+                b.branch(o.cond, *sides)
         for place, r in zip(kept, o.results):
-            zero = b.value(Const, 0, INT32)
+            zero = b.const(0)
             b.ops.append(Load(place, (zero,), results=(r,), loc=o.loc))
         return b.ops
 

@@ -31,16 +31,14 @@ from tilec.ir.layout import Layout, leading_run, single_registers
 from tilec.ir.ops import (
     Alloc,
     Atomic,
-    Binary,
     Cast,
-    Const,
     Copy,
     ElementAccess,
     Load,
     Parallel,
     Store,
 )
-from tilec.ir.types import INT32, BufferType, DType
+from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
@@ -198,9 +196,9 @@ class _Slice:
         index: Substitution = dict(zip(o.body.args, args))
         full = dict(index)
         if self.start:
-            first = self.body.value(Const, self.start, INT32)
+            first = self.body.const(self.start)
             along = o.body.args[self.dim]
-            full[along] = self.body.value(Binary, "add", index[along], first)
+            full[along] = self.body.binary("add", index[along], first)
         for x in o.body.ops:
             self.body.loc = self.before.loc = self.after.loc = x.loc
             if isinstance(x, ElementAccess) and (x in self.loop.boxes or x in self.loop.own):
@@ -270,8 +268,7 @@ class _Slice:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
         own = whole(self.before, part)
         at = tuple(
-            self.before.value(Const, self.start if d == along else 0, INT32)
-            for d in range(len(own.extents))
+            self.before.const(self.start if d == along else 0) for d in range(len(own.extents))
         )
         held = replace(own, buffer=v, offsets=at)
         sides = (held, own) if out else (own, held)
@@ -284,8 +281,8 @@ class _Slice:
         wide = [d for d, e in enumerate(extents) if e != 1]
         if self.count > 1 and along in hoisted.order:
             d = wide[hoisted.order.index(along)]
-            step = self.before.value(Const, self.start, offsets[d].dtype)
-            offsets[d] = self.before.value(Binary, "add", offsets[d], step)
+            step = self.before.const(self.start, offsets[d].dtype)
+            offsets[d] = self.before.binary("add", offsets[d], step)
             extents[d] //= self.count
         return Region(hoisted.region.buffer, tuple(offsets), tuple(extents))
 

@@ -22,13 +22,10 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Binary,
     ClusterBarrier,
     ClusterCopy,
-    Compare,
     Copy,
     Gemm,
-    If,
     Load,
     MbarrierArrive,
     MbarrierExpectTx,
@@ -49,7 +46,7 @@ from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.peer_copies import box_of, part_of, pieces, send, store
-from tilec.passes.utils.rings import TensorMaps, const, elected, only_if
+from tilec.passes.utils.rings import TensorMaps, elected
 from tilec.target import Target
 
 
@@ -70,10 +67,10 @@ def lower_barriers(func: Func, target: Target) -> Func:
         first.ops += inits
         first.emit(MbarrierInitFence)
         lowering.maps.prefetch(first)
-        only_if(top, elected(top), first.ops)
+        top.branch(elected(top), first.ops)
     for phase in lowering.phases.values():
         top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
-        zero = const(top, 0)
+        zero = top.const(0)
         top.emit(Store, phase, (zero,), zero)
     top.emit(ClusterBarrier if copies else Barrier)
     top.ops += [o for o in body.ops if not _is_barrier(o)]
@@ -144,7 +141,7 @@ class _Lowering:
                     self.for_several(inner, o)
                 else:
                     self.bring(inner, o)
-                only_if(b, elected(b), inner.ops)
+                b.branch(elected(b), inner.ops)
                 return b.ops
             case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
@@ -161,28 +158,26 @@ class _Lowering:
         them before it starts the boxes."""
         assert o.gate is not None and o.rank is not None
         blocks = [n for n in range(o.mask.bit_length()) if o.mask >> n & 1]
-        first, come, told = blocks[0], const(b, 0), const(b, 1)
+        first, come, told = blocks[0], b.const(0), b.const(1)
         phase = self.phases.setdefault(o.gate, Value(_PHASE, f"{o.gate.name}_phase"))
         among, start, alone = (Builder(o.loc) for _ in range(3))
         at = among.value(Load, phase, (come,))
-        turned = among.value(Binary, "xor", at, told)
+        turned = among.binary("xor", at, told)
         among.emit(Store, phase, (come,), turned)
         among.emit(MbarrierWait, o.gate, told, turned)
-        among.emit(MbarrierArrive, o.gate, come, None, const(among, first), True)
+        among.emit(MbarrierArrive, o.gate, come, None, among.const(first), True)
         start.emit(MbarrierWait, o.gate, come, at, True)
         start.emit(MbarrierArrive, o.gate, told)
         for n in blocks[1:]:
-            start.emit(MbarrierArrive, o.gate, told, None, const(start, n))
-        self.bring(start, o, const(start, o.mask))
-        only_if(among, among.value(Compare, "eq", o.rank, const(among, first)), start.ops)
+            start.emit(MbarrierArrive, o.gate, told, None, start.const(n))
+        self.bring(start, o, start.const(o.mask))
+        among.branch(among.compare("eq", o.rank, first), start.ops)
         if len(blocks) == self.blocks:
             b.ops += among.ops
             return
-        among.emit(Yield)
         self.bring(alone, o)
-        alone.emit(Yield)
-        bit = b.value(Binary, "and", b.value(Binary, "shr", const(b, o.mask), o.rank), told)
-        b.emit(If, b.value(Compare, "eq", bit, told), among.block(), alone.block())
+        bit = b.binary("and", b.binary("shr", b.const(o.mask), o.rank), told)
+        b.branch(b.compare("eq", bit, told), among.ops, alone.ops)
 
     def bring(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
         """The boxes started, by one thread, for the `blocks` of the cluster."""
@@ -198,7 +193,7 @@ class _Lowering:
             inner.emit(TmaStore, map, coords, o.source.buffer, where, None, o.eviction_policy)
         inner.emit(TmaStoreCommit)
         inner.emit(TmaStoreWait, 0, True)
-        only_if(b, elected(b), inner.ops)
+        b.branch(elected(b), inner.ops)
         return b.ops
 
     def boxes(
@@ -221,9 +216,9 @@ class _Lowering:
             for d, start in zip(dims, reversed(tensor.offsets)):
                 at = narrow(b, start)
                 if d >= 0 and corner[d]:
-                    at = b.value(Binary, "add", at, const(b, corner[d]))
+                    at = b.binary("add", at, corner[d])
                 coords.append(at)
-            yield b.value(Binary, "add", base, const(b, int(part.places[corner]))), map, (*coords,)
+            yield b.binary("add", base, int(part.places[corner])), map, (*coords,)
 
 
 def _unfit(o: Op, tile: Region) -> LayoutError:

@@ -22,9 +22,6 @@ from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Cast,
-    Const,
     Extract,
     Fma,
     Gemm,
@@ -38,18 +35,11 @@ from tilec.ir.ops import (
     Wgmma,
     WgmmaWait,
 )
-from tilec.ir.types import BOOL, INT32, BufferType
+from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
-from tilec.passes.utils.operands import (
-    WGMMA_K_BYTES,
-    Operand,
-    k_bytes,
-    operand,
-    plane,
-    wgmma_reads,
-)
+from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
 from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
 
@@ -91,7 +81,7 @@ def _clear(b: Builder, c: Value) -> None:
     layout = c.buffer.layout
     assert layout is not None
     with counted(b, layout.size("reg"), "r") as (r, inner):
-        inner.emit(RegWrite, c, r, inner.value(Const, 0 if c.dtype.is_int else 0.0, c.dtype))
+        inner.emit(RegWrite, c, r, inner.zero(c.dtype))
 
 
 # --- wgmma ---
@@ -107,9 +97,9 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     m_blocks = m // groups_m // instr.m
     steps = range(0, k, instr.k)
     numbers = Numbers(b)
-    group = numbers.op("floordiv", Place(b).warp, numbers.const(4))
-    at_m = numbers.op("mod", group, numbers.const(groups_m)) if groups_n > 1 else group
-    at_n = numbers.op("floordiv", group, numbers.const(groups_m))
+    group = numbers.op("floordiv", Place(b).warp, 4)
+    at_m = numbers.op("mod", group, groups_m) if groups_n > 1 else group
+    at_n = numbers.op("floordiv", group, groups_m)
     in_registers = o.a.buffer.buffer.space == "fragment"
     a_offset, a_fields, a_transposed = numbers.const(0), 0, False
     a_steps: tuple[int, ...] = ()
@@ -144,7 +134,7 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         tuple(bb.units(0, s) for s in steps),
         a_transposed,
         bb.operand.mn_major,
-        b.value(Const, False, BOOL) if o.clear else o.accumulate,
+        b.const(False, BOOL) if o.clear else o.accumulate,
         *described,
     )
     if not o.asynchronous:
@@ -178,7 +168,7 @@ class _WgmmaOperand:
         starts = [self._at(i * self.share, 0) for i in range(shares)]
         if starts != [i * starts[1] for i in range(shares)]:
             raise InternalError(f"shares of {self.layout} do not start at equal distances")
-        return x.op("add", origin, x.op("mul", index, x.const(starts[1])))
+        return x.op("add", origin, x.op("mul", index, starts[1]))
 
     def units(self, mn: int, k: int) -> int:
         """Distance of a piece from the operand's start, in units of 16 bytes."""
@@ -217,14 +207,14 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         )
         with counted(inner, m_atoms, "i") as (i, rows), counted(rows, n_atoms, "j") as (j, columns):
             x = Numbers(columns)
-            a_index = x.op("mul", i, x.const(a_size * (steps if a in held else 1)))
+            a_index = x.op("mul", i, a_size * (steps if a in held else 1))
             if a in held:
-                a_index = x.op("add", a_index, x.op("mul", step, x.const(a_size)))
-            b_index = x.op("mul", j, x.const(b_size))
+                a_index = x.op("add", a_index, x.op("mul", step, a_size))
+            b_index = x.op("mul", j, b_size)
             if bb in held:
-                b_index = x.op("add", b_index, x.op("mul", step, x.const(n_atoms * b_size)))
-            first = x.op("mul", i, x.const(n_atoms * c_size))
-            c_index = x.op("add", first, x.op("mul", j, x.const(c_size)))
+                b_index = x.op("add", b_index, x.op("mul", step, n_atoms * b_size))
+            first = x.op("mul", i, n_atoms * c_size)
+            c_index = x.op("add", first, x.op("mul", j, c_size))
             word = None if words is None else columns.value(RegRead, words, i)
             columns.emit(Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
 
@@ -238,8 +228,8 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         metadata.load(inner, words, group)
         for selector in range(metadata.served):
             x = Numbers(inner)
-            first = x.op("mul", group, x.const(metadata.served))
-            multiply(inner, x.op("add", first, x.const(selector)), words, selector)
+            first = x.op("mul", group, metadata.served)
+            multiply(inner, x.op("add", first, selector), words, selector)
 
 
 class _Step:
@@ -263,7 +253,7 @@ class _Step:
     def load(self, b: Builder, inner: Builder, step: Value) -> Value:
         """The fragment, made at `b`, whose registers `inner` fills."""
         fragment = b.value(Alloc, self.type, packed=self.pack, name=self.name)
-        k0 = Numbers(inner).op("mul", step, inner.value(Const, self.depth, INT32))
+        k0 = Numbers(inner).op("mul", step, inner.const(self.depth))
         own = self.region.buffer.dtype
         if not self._by_matrices():
             self._elements(inner, fragment, k0)
@@ -274,7 +264,7 @@ class _Step:
             loaded = b.value(Alloc, raw, packed=self.pack, name=f"{self.name}_raw")
             self._matrices(inner, loaded, k0)
             with counted(inner, self.layout.size("reg"), "r") as (r, each):
-                value = each.value(Cast, each.value(RegRead, loaded, r), fragment.dtype)
+                value = each.cast(each.value(RegRead, loaded, r), fragment.dtype)
                 each.emit(RegWrite, fragment, r, value)
         return fragment
 
@@ -318,39 +308,39 @@ class _Step:
         x = Numbers(b)
         wm, wn = self.warps
         lane, warp = self.place.lane, self.place.warp
-        number = x.op("floordiv", lane, x.const(8))
-        row_in = x.op("mod", lane, x.const(8))
-        first = x.op("mod", number, x.const(2))
-        second = x.op("floordiv", number, x.const(2))
+        number = x.op("floordiv", lane, 8)
+        row_in = x.op("mod", lane, 8)
+        first = x.op("mod", number, 2)
+        second = x.op("floordiv", number, 2)
         # mn_at, k_at: which of the two matrices along M/N and along K this lane's address is of.
         if self.is_a:
             mn_at, k_at = first, second
-            at = x.op("mod", warp, x.const(wm))
+            at = x.op("mod", warp, wm)
             per, count, width = 1, 4, self.instr.m
         else:
             mn_at, k_at = second, first
-            at = x.op("floordiv", warp, x.const(wm))
-            at = x.op("mod", at, x.const(wn)) if wn > 1 else x.const(0)
+            at = x.op("floordiv", warp, wm)
+            at = x.op("mod", at, wn) if wn > 1 else x.const(0)
             per, count, width = 2, 4, self.instr.n
         atoms = self.share // width
         if not self.is_a and self._chunks(fragment.dtype.bits) == 4:
             per, mn_at, k_at = 1, x.const(0), number
         elif atoms % per:
             per, count, mn_at = 1, 2, x.const(0)
-        base = x.op("mul", at, x.const(self.share))
+        base = x.op("mul", at, self.share)
         with counted(b, atoms // per, "i") as (i, inner):
             y = Numbers(inner)
-            start = y.op("add", base, y.op("mul", i, y.const(width * per)))
-            mn = y.op("add", start, y.op("mul", mn_at, y.const(8)))
+            start = y.op("add", base, y.op("mul", i, width * per))
+            mn = y.op("add", start, y.op("mul", mn_at, 8))
             chunk = CHUNK_BITS // fragment.dtype.bits
-            k = y.op("add", k0, y.op("mul", k_at, y.const(chunk)))
+            k = y.op("add", k0, y.op("mul", k_at, chunk))
             # The rows of a stored matrix run along the dimension that is not contiguous.
             if self.region.mn_major:
                 k = y.op("add", k, row_in)
             else:
                 mn = y.op("add", mn, row_in)
             offset = self._offset(y, mn, k)
-            register = y.op("mul", i, y.const(count))
+            register = y.op("mul", i, count)
             source, transposed = self.region.buffer, self.region.mn_major
             inner.emit(Ldmatrix, fragment, register, source, offset, count, transposed)
 
@@ -361,9 +351,9 @@ class _Step:
         width = pack if not self.region.mn_major and self._adjacent(pack) else 1
         with counted(b, self.layout.size("reg") // pack, "r") as (r, inner):
             x = Numbers(inner)
-            first = x.op("mul", r, x.const(pack))
+            first = x.op("mul", r, pack)
             for e in range(0, pack, width):
-                register = x.op("add", first, x.const(e))
+                register = x.op("add", first, e)
                 at = coordinates(inner, self.layout, self.place, register)
                 mn, k = at if self.is_a else reversed(at)
                 offset = self._offset(x, mn, x.op("add", k0, k))
@@ -371,8 +361,8 @@ class _Step:
                 for q in range(width):
                     value = loaded if width == 1 else inner.value(Extract, loaded, q)
                     if value.dtype != fragment.dtype:
-                        value = inner.value(Cast, value, fragment.dtype)
-                    inner.emit(RegWrite, fragment, x.op("add", register, x.const(q)), value)
+                        value = inner.cast(value, fragment.dtype)
+                    inner.emit(RegWrite, fragment, x.op("add", register, q), value)
 
 
 # --- SIMT ---
@@ -400,7 +390,7 @@ def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
             if o.c.dtype.is_float:
                 new = inner.value(Fma, x, y, old)
             else:
-                new = inner.value(Binary, "add", inner.value(Binary, "mul", x, y), old)
+                new = inner.binary("add", inner.binary("mul", x, y), old)
             inner.emit(RegWrite, o.c, r, new)
 
 
@@ -427,6 +417,6 @@ def _line(
         offset = shared_offset(inner, memory, x.coordinates(Numbers(inner), mn, k))
         value = inner.value(MemLoad, v, offset, 1, v.dtype.bits // 8)
         if value.dtype != o.c.dtype:
-            value = inner.value(Cast, value, o.c.dtype)
+            value = inner.cast(value, o.c.dtype)
         inner.emit(RegWrite, held, i, value)
     return held, tuple(map(distinct.index, rows))

@@ -31,11 +31,8 @@ from tilec.ir.ops import (
     AnnotateSafeValue,
     Assume,
     Binary,
-    Compare,
-    Const,
     ElementAccess,
     For,
-    If,
     Load,
     LoadMatrices,
     Lookup,
@@ -46,19 +43,11 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
-from tilec.passes.utils.addressing import (
-    Place,
-    conjunction,
-    coordinates,
-    unique_register,
-    unique_replica,
-)
+from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.held_once import held_once
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
-from tilec.passes.utils.rings import only_if
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
 
@@ -137,7 +126,7 @@ class Lowering:
         if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
             return None
         b = Builder(o.loc)
-        envs: list[Substitution] = [{arg: b.value(Const, n, o.lo.dtype)} for n in range(lo, hi)]
+        envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in range(lo, hi)]
         body = LoopBody(self.known, b, None, hi - lo, False, None, arg)
         for x in every:
             body.op(x, envs)
@@ -168,7 +157,7 @@ class Lowering:
         else:
             inner = Builder(p.loc)
             self._tested(inner, p, layout, place, None)
-            only_if(b, replica, inner.ops)
+            b.branch(replica, inner.ops)
         factor = _factor(p) if self.roles else None
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 
@@ -199,9 +188,7 @@ class Lowering:
         one_group = sum(1 for _ in walk(p.body)) * width
         edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
-        fast.emit(Yield)
-        slow.emit(Yield)
-        b.emit(If, conjunction(b, conds), fast.block(), slow.block())
+        b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and
@@ -228,9 +215,9 @@ class Lowering:
         assert p.layout is not None
         registers = p.layout.size("reg")
         batch = self._batch(p, registers // width, most)
-        group = Value(b.value(Const, 0, INT32).type, "r")
+        group = Value(b.const(0).type, "r")
         inner = Builder(p.loc)
-        first = inner.value(Binary, "mul", group, inner.value(Const, width * batch, INT32))
+        first = inner.binary("mul", group, width * batch)
         nearest = _nearest(p)
         work = inner if nearest else Builder(p.loc)
         body = LoopBody(self.known, work, p, width, guarded, replica)
@@ -239,12 +226,12 @@ class Lowering:
         for at in range(batch):
             start = first
             if at:
-                start = inner.value(Binary, "add", first, inner.value(Const, at * width, INT32))
+                start = inner.binary("add", first, at * width)
             coords = coordinates(inner, p.layout, place, start)
             inside = _inside(inner, p, coords)
             own: Substitution = {}
             if nearest:
-                there = conjunction(inner, inside)
+                there = inner.conjunction(inside)
                 assert there is not None
                 own[body.inside] = there
                 _move_inside(inner, p, coords, width, dim)
@@ -256,17 +243,14 @@ class Lowering:
             if batch > 1 and isinstance(o, ElementAccess) and not isinstance(o, Load):
                 work.emit(WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
-        cond = None if nearest else conjunction(inner, inside)
-        if cond is not None:
-            only_if(inner, cond, work.ops)
-        elif not nearest:
-            inner.ops += work.ops
+        if not nearest:
+            inner.branch(inner.conjunction(inside), work.ops)
         inner.emit(Yield)
         groups, block = registers // (width * batch), inner.block([group])
         selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
         short = groups <= MOST_WRITTEN and not _is_long(p, most)
         kind = "unroll" if selects or short else "serial"
-        zero, count, one = (b.value(Const, n, INT32) for n in (0, groups, 1))
+        zero, count, one = (b.const(n) for n in (0, groups, 1))
         b.emit(For, kind, zero, count, one, (), block)
 
 
@@ -294,10 +278,10 @@ def _unless_one(factor: Value, ops: list[Op]) -> list[Op]:
     layout = factor.buffer.layout
     assert layout is not None
     b = Builder(ops[0].loc)
-    one = b.value(Const, 1.0, factor.dtype)
-    held = (b.value(Const, r, INT32) for r in range(layout.size("reg")))
-    tests = [b.value(Compare, "ne", b.value(RegRead, factor, r), one) for r in held]
-    only_if(b, functools.reduce(lambda x, y: b.value(Binary, "or", x, y), tests), ops)
+    one = b.const(1.0, factor.dtype)
+    held = (b.const(r) for r in range(layout.size("reg")))
+    tests = [b.compare("ne", b.value(RegRead, factor, r), one) for r in held]
+    b.branch(functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
     return b.ops
 
 
@@ -310,17 +294,15 @@ def _partial(p: Parallel) -> list[int]:
 def _inside(b: Builder, p: Parallel, coords: list[Value]) -> list[Value]:
     """That the loop has the element at `coords`, by the dimensions of which the layout covers
     more."""
-    return [
-        b.value(Compare, "lt", coords[d], b.value(Const, p.extents[d], INT32)) for d in _partial(p)
-    ]
+    return [b.compare("lt", coords[d], p.extents[d]) for d in _partial(p)]
 
 
 def _move_inside(b: Builder, p: Parallel, coords: list[Value], width: int, dim: int) -> None:
     """Bring `coords`, of the first of `width` neighbours along `dim`, to the nearest that are
     elements of the loop."""
     for d in _partial(p):
-        last = b.value(Const, p.extents[d] - (width if d == dim else 1), INT32)
-        coords[d] = b.value(Binary, "min", coords[d], last)
+        last = b.const(p.extents[d] - (width if d == dim else 1))
+        coords[d] = b.binary("min", coords[d], last)
 
 
 def _neighbours(
@@ -329,7 +311,7 @@ def _neighbours(
     """The loop's arguments at each of the `width` elements from `coords` on along `dim`."""
     envs: list[Substitution] = [dict(zip(p.body.args, coords))]
     for e in range(1, width):
-        here = b.value(Binary, "add", coords[dim], b.value(Const, e, INT32))
+        here = b.binary("add", coords[dim], e)
         envs.append({**envs[0], p.body.args[dim]: here})
     return envs
 

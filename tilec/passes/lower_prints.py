@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import each_element
-from tilec.ir.ops import Compare, Const, For, If, Load, Print, ThreadIndex, Yield
+from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import Tensors
@@ -58,14 +58,13 @@ def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[O
     body = inner
     for arg, extent in reversed(list(zip(args, buffer.buffer.shape))):
         around = Builder(o.loc)
-        zero, one = (around.value(Const, n, INT32) for n in (0, 1))
+        zero, one = (around.const(n) for n in (0, 1))
         body.emit(Yield)
         end = tensors.number(around, extent, INT32)
         around.emit(For, "serial", zero, end, one, (), body.block([arg]))
         body = around
     if target.max_threads == 1:
         return body.ops
-    first = outer.value(Compare, "eq", outer.value(ThreadIndex), outer.value(Const, 0, INT32))
-    empty = Block((), (Yield(loc=o.loc),))
-    outer.emit(If, first, Block((), (*body.ops, Yield(loc=o.loc))), empty)
+    first = outer.compare("eq", outer.value(ThreadIndex), 0)
+    outer.branch(first, body.ops)
     return outer.ops

@@ -11,7 +11,6 @@ from collections import defaultdict
 from math import prod
 
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Lookup, Reduce, RegRead, RegWrite, ShuffleXor
@@ -53,8 +52,8 @@ def _lowered(o: Reduce) -> list[Op]:
             value = combine(inner, o, value, inner.value(ShuffleXor, value, mask))
         if not o.clear:
             old = inner.value(RegRead, o.dest.buffer, row)
-            value = combine(inner, o, as_dtype(inner, old, o.accumulator), value)
-        inner.emit(RegWrite, o.dest.buffer, row, as_dtype(inner, value, o.dest.dtype))
+            value = combine(inner, o, inner.cast(old, o.accumulator), value)
+        inner.emit(RegWrite, o.dest.buffer, row, inner.cast(value, o.dest.dtype))
     return b.ops
 
 

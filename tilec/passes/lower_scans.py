@@ -17,19 +17,9 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
-from tilec.ir.element_loops import as_dtype, carried, each_element, shifted
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Compare,
-    Const,
-    Copy,
-    Load,
-    Scan,
-    Select,
-    Store,
-)
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.element_loops import carried, each_element, shifted
+from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
+from tilec.ir.types import BufferType
 from tilec.passes.utils.building import whole
 from tilec.target import Target
 
@@ -109,7 +99,7 @@ class _Rows:
             return self._combined(inner, so_far, self._element(inner, row, k))
 
         first = self._element(b, row, begin)
-        after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
+        after = b.binary("add", begin, 1)
         b.emit(Store, totals, (*row, piece), carried(b, after, end, first, step))
 
     def _before(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
@@ -122,8 +112,8 @@ class _Rows:
             inner.emit(Store, totals, (*row, k), so_far)
             return self._combined(inner, so_far, own)
 
-        first = b.value(Load, totals, (*row, b.value(Const, 0, INT32)))
-        start, end = b.value(Const, 1, INT32), b.value(Const, self.pieces, INT32)
+        first = b.value(Load, totals, (*row, b.const(0)))
+        start, end = b.const(1), b.const(self.pieces)
         carried(b, start, end, first, step)
 
     def _run(
@@ -131,16 +121,16 @@ class _Rows:
     ) -> None:
         """The running values of a piece."""
         row = at[: len(self.kept)]
-        begin = b.value(Const, 0, INT32)
-        end = b.value(Const, self.count, INT32)
+        begin = b.const(0)
+        end = b.const(self.count)
         if piece is not None:
             begin, end = self._bounds(b, piece)
         first = self._element(b, row, begin)
         if piece is not None and totals is not None:
-            zero = b.value(Const, 0, INT32)
+            zero = b.const(0)
             earlier = b.value(Load, totals, (*row, piece))
-            is_first = b.value(Compare, "eq", piece, zero)
-            first = b.value(Select, is_first, first, self._combined(b, earlier, first))
+            is_first = b.compare("eq", piece, zero)
+            first = b.select(is_first, first, self._combined(b, earlier, first))
         self._store(b, row, begin, first)
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
@@ -148,29 +138,29 @@ class _Rows:
             self._store(inner, row, k, value)
             return value
 
-        after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
+        after = b.binary("add", begin, 1)
         carried(b, after, end, first, step)
 
     def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
         """The first element of a piece, and the one behind its last: no piece is empty."""
-        begin = b.value(Binary, "mul", piece, b.value(Const, self.length, INT32))
-        end = b.value(Binary, "add", begin, b.value(Const, self.length, INT32))
-        return begin, b.value(Binary, "min", end, b.value(Const, self.count, INT32))
+        begin = b.binary("mul", piece, self.length)
+        end = b.binary("add", begin, self.length)
+        return begin, b.binary("min", end, self.count)
 
     def _combined(self, b: Builder, x: Value, y: Value) -> Value:
-        return b.value(Binary, self.o.combine, x, y)
+        return b.binary(self.o.combine, x, y)
 
     def _element(self, b: Builder, row: Sequence[Value], k: Value) -> Value:
         value = b.value(Load, self.source.buffer, self._place(b, self.source, row, k))
-        return as_dtype(b, value, self.o.accumulator)
+        return b.cast(value, self.o.accumulator)
 
     def _store(self, b: Builder, row: Sequence[Value], k: Value, value: Value) -> None:
         place = self._place(b, self.dest, row, k)
-        b.emit(Store, self.dest.buffer, place, as_dtype(b, value, self.dest.dtype))
+        b.emit(Store, self.dest.buffer, place, b.cast(value, self.dest.dtype))
 
     def _place(self, b: Builder, r: Region, row: Sequence[Value], k: Value) -> tuple[Value, ...]:
         """The indices of the row's element number `k` in the scan's order."""
         if self.o.reverse:
-            k = b.value(Binary, "sub", b.value(Const, self.count - 1, INT32), k)
+            k = b.binary("sub", b.const(self.count - 1), k)
         own = (*row[: self.o.dim], k, *row[self.o.dim :])
         return tuple(shifted(b, offset, arg) for offset, arg in zip(r.offsets, own))

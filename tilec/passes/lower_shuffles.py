@@ -7,18 +7,7 @@ it wants; the warp meets again before the array is used anew."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Cast,
-    Const,
-    Load,
-    Shuffle,
-    ShuffleXor,
-    Store,
-    ThreadIndex,
-    WarpSync,
-)
+from tilec.ir.ops import Alloc, Load, Shuffle, ShuffleXor, Store, ThreadIndex, WarpSync
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import LANES
@@ -52,10 +41,10 @@ def lower_shuffles(func: Func, target: Target) -> Func:
 def _other(b: Builder, o: Shuffle | ShuffleXor, me: Value, subst: Substitution) -> Value:
     """The thread whose value is wanted."""
     if isinstance(o, ShuffleXor):
-        return b.value(Binary, "xor", me, b.value(Const, o.mask, INT32))
+        return b.binary("xor", me, o.mask)
     lane = subst.get(o.lane, o.lane)
     if lane.dtype != INT32:
-        lane = b.value(Cast, lane, INT32)
-    lanes = b.value(Const, LANES, INT32)
-    first = b.value(Binary, "sub", me, b.value(Binary, "mod", me, lanes))
-    return b.value(Binary, "add", first, b.value(Binary, "mod", lane, lanes))
+        lane = b.cast(lane, INT32)
+    lanes = b.const(LANES)
+    first = b.binary("sub", me, b.binary("mod", me, lanes))
+    return b.binary("add", first, b.binary("mod", lane, lanes))

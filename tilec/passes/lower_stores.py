@@ -21,8 +21,6 @@ from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.ops import (
     Barrier,
     ClusterBarrier,
-    Compare,
-    Const,
     Copy,
     For,
     GridSync,
@@ -38,11 +36,11 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32, DType
+from tilec.ir.types import DType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.utils.building import counted, read_packed
-from tilec.passes.utils.rings import TensorMaps, elected, only_if
+from tilec.passes.utils.rings import TensorMaps, elected
 from tilec.target import Target
 
 
@@ -87,7 +85,7 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     b = Builder(func.loc)
     wait = Builder(func.loc)
     wait.emit(TmaStoreWait, 0, True)
-    only_if(b, b.value(Compare, "eq", Place(b).lane, b.value(Const, 0, INT32)), wait.ops)
+    b.branch(b.compare("eq", Place(b).lane, 0), wait.ops)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
@@ -130,7 +128,7 @@ def _read(o: Op) -> list[Op]:
     """The thread that started shared tiles waits until TMA has read them."""
     b, wait = Builder(o.loc), Builder(o.loc)
     wait.emit(TmaStoreWait, 0, True)
-    only_if(b, elected(b), wait.ops)
+    b.branch(elected(b), wait.ops)
     return b.ops
 
 
@@ -143,13 +141,13 @@ def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     n = Numbers(send)
     for offset, shifts in boxes:
         starts = zip(reversed(o.dest.offsets), shifts)
-        at = tuple(n.op("add", narrow(send, v), n.const(shift)) for v, shift in starts)
+        at = tuple(n.op("add", narrow(send, v), shift) for v, shift in starts)
         how = (None, o.eviction_policy, o.reduction)
         send.emit(TmaStore, descriptor, at, tile, n.const(offset), *how)
     send.emit(TmaStoreCommit)
     if wait:
         send.emit(TmaStoreWait, 0, True)
-    only_if(b, elected(b), send.ops)
+    b.branch(elected(b), send.ops)
     return b.ops
 
 
@@ -168,13 +166,13 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)
-    first_lane = b.value(Compare, "eq", lane, x.const(0))
-    own_rows = x.op("mul", warp, x.const(CHUNK_ROWS))
+    first_lane = b.compare("eq", lane, x.const(0))
+    own_rows = x.op("mul", warp, CHUNK_ROWS)
     origin = _part(x, layout, "warp", warp)
     own_offset = shared_offset(b, staging, (own_rows, x.const(0)))
     if found.matrices:
-        row = x.op("mod", lane, x.const(16))
-        column = x.op("mul", x.op("floordiv", lane, x.const(16)), x.const(8))
+        row = x.op("mod", lane, 16)
+        column = x.op("mul", x.op("floordiv", lane, 16), 8)
     else:
         row, column = _part(x, layout, "lane", lane)
     row = x.op("add", own_rows, row)
@@ -184,7 +182,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
         inner.emit(WarpSync)
         y = Numbers(inner)
         for access, (at_row, at_column) in enumerate(found.places):
-            own = y.op("add", row, y.const(at_row)), y.op("add", column, y.const(at_column))
+            own = y.op("add", row, at_row), y.op("add", column, at_column)
             offset = shared_offset(inner, staging, own)
             values = _values(inner, o, c, [chunk[access] for chunk in found.registers], found.run)
             if found.matrices:

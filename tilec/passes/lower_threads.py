@@ -40,7 +40,6 @@ from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Const,
     For,
     GridSync,
     If,
@@ -126,7 +125,7 @@ class _Split:
         if not any(places):
             return None
         b = Builder(o.loc)
-        zero = b.value(Const, 0, INT32)
+        zero = b.const(0)
 
         def uniform(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(v for v, place in zip(values, places) if place is None)
@@ -205,7 +204,7 @@ class _Split:
             for r in uniform:
                 b = Builder(ops[-1].loc)
                 self.kept[r] = self._place(r)
-                first = b.value(Const, 0, INT32)
+                first = b.const(0)
                 ops.extend((*b.ops, Load(self.kept[r], (first,), results=(r,), loc=b.loc)))
 
         for o in block.ops:

@@ -13,7 +13,6 @@ from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import (
     ELEMENTWISE,
-    as_dtype,
     each_element,
     in_turn,
     is_private,
@@ -104,8 +103,8 @@ def _packed(
         where = (*outer, shifted(inner, i, row), shifted(inner, j, column))
         value = inner.value(Load, source.buffer, where)
         if tf32:
-            value = as_dtype(inner, value, TFLOAT32)
-        inner.emit(Store, made, at, as_dtype(inner, value, dtype))
+            value = inner.cast(value, TFLOAT32)
+        inner.emit(Store, made, at, inner.cast(value, dtype))
     return made
 
 

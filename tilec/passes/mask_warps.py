@@ -22,13 +22,9 @@ from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
-    Const,
     For,
     If,
     Load,
-    Select,
     Shuffle,
     ShuffleXor,
     Store,
@@ -112,7 +108,7 @@ class _Masks:
         then, orelse = Builder(ops[0].loc), Builder(ops[0].loc)
         then.ops += [clone(o, self.subst) for o in ops]
         then.emit(Yield, tuple(self.copy(r) for r in needed))
-        zeros = (orelse.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in needed)
+        zeros = (orelse.zero(r.dtype) for r in needed)
         orelse.emit(Yield, tuple(zeros))
         types = tuple(r.type for r in needed)
         done = self.b.emit(If, mask, then.block(), orelse.block(), types, loc=ops[0].loc)
@@ -163,22 +159,22 @@ class _Masks:
         cond = self.copy(o.cond)
         then = self.block(o.then, self.both(mask, cond))
         orelse = self.block(o.orelse, self.both(mask, self.b.value(Unary, "not", cond)))
-        return [self.b.value(Select, cond, x, y) for x, y in zip(then, orelse)]
+        return [self.b.select(cond, x, y) for x, y in zip(then, orelse)]
 
     def both(self, mask: Value | None, cond: Value) -> Value:
-        return cond if mask is None else self.b.value(Binary, "and", mask, cond)
+        return cond if mask is None else self.b.binary("and", mask, cond)
 
     def stepped(self, o: For | While, mask: Value | None) -> Sequence[Value]:
         """A loop as long as any thread has an iteration left, under a mask of those that have."""
         outer = self.b
         left = outer.value(Alloc, BufferType((1,), INT32, "shared"), name="left")
-        zero, one = outer.value(Const, 0, INT32), outer.value(Const, 1, INT32)
+        zero, one = outer.const(0), outer.const(1)
         first = () if isinstance(o, While) else (self.copy(o.lo),)
         inits = (*first, *map(self.copy, o.inits))
         outer.emit(Store, left, (zero,), zero)
         inits = (self.vote(o, inits, mask, left, zero, one), *inits)
         cond = Builder(o.loc)
-        going = cond.value(Compare, "ne", cond.value(Load, left, (zero,)), zero)
+        going = cond.compare("ne", cond.value(Load, left, (zero,)), zero)
         cond.emit(Yield, (going,))
         mine, *args = before = tuple(Value(v.type, v.name) for v in inits)
         self.masked.update(before)
@@ -186,8 +182,8 @@ class _Masks:
         self.subst.update(zip(o.body.args, args))
         after = self.block(o.body, mine)
         if isinstance(o, For):
-            after.insert(0, self.b.value(Binary, "add", args[0], self.copy(o.step)))
-        after = [self.b.value(Select, mine, new, old) for new, old in zip(after, args)]
+            after.insert(0, self.b.binary("add", args[0], self.copy(o.step)))
+        after = [self.b.select(mine, new, old) for new, old in zip(after, args)]
         self.b.emit(Store, left, (zero,), zero)
         self.b.emit(Yield, (self.vote(o, after, mine, left, zero, one), *after))
         body, self.b = self.b.block(before), outer
@@ -206,14 +202,11 @@ class _Masks:
     ) -> Value:
         """Whether this thread has an iteration left; `left` is 1 where any has."""
         if isinstance(o, For):
-            again = self.b.value(Compare, "lt", carried[0], self.copy(o.hi))
+            again = self.b.compare("lt", carried[0], self.copy(o.hi))
         else:
             self.subst.update(zip(o.cond.args, carried))
             (again,) = self.block(o.cond, mask)
         mine = self.both(mask, again)
-        then = Builder(o.loc)
-        then.emit(Store, left, (zero,), one)
-        then.emit(Yield, ())
-        self.b.emit(If, mine, then.block(), Block((), (Yield((), loc=o.loc),)), ())
+        self.b.branch(mine, [Store(left, (zero,), one, loc=o.loc)])
         self.b.emit(WarpSync)
         return mine

@@ -36,8 +36,6 @@ from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Compare,
-    Const,
     Copy,
     Fill,
     Gemm,
@@ -45,18 +43,15 @@ from tilec.ir.ops import (
     Parallel,
     Print,
     Reduce,
-    Select,
     Store,
     Yield,
 )
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.reductions import neutral
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
@@ -308,7 +303,7 @@ class _Padding:
 
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
-        nothing = b.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype)
+        nothing = b.zero(v.dtype)
         b.emit(Fill, self._grown(whole(b, v)), nothing)
         return b.ops
 
@@ -386,7 +381,7 @@ class _Padding:
                 inside = _inside(inner, at, o.source.extents, source.extents)
                 assert inside is not None
                 own, other = inner.value(Load, v, at), neutral(inner, o, v.dtype)
-                inner.emit(Store, held, at, inner.value(Select, inside, own, other))
+                inner.emit(Store, held, at, inner.select(inside, own, other))
             source = whole(b, held)
         if dest.buffer in self.shapes:
             dest = self._grown(dest)
@@ -404,7 +399,7 @@ class _Padding:
         cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
-        only_if(b, cond, (x for x in o.body.ops if not isinstance(x, Yield)))
+        b.branch(cond, (x for x in o.body.ops if not isinstance(x, Yield)))
         b.emit(Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 
@@ -414,8 +409,6 @@ def _inside(
 ) -> Value | None:
     """Whether indices below `grown` are below `extents`; None where all of them are."""
     below = [
-        b.value(Compare, "lt", arg, b.value(Const, own, INT32))
-        for arg, own, more in zip(args, extents, grown)
-        if more > own
+        b.compare("lt", arg, own) for arg, own, more in zip(args, extents, grown) if more > own
     ]
-    return conjunction(b, below)
+    return b.conjunction(below)

@@ -90,7 +90,7 @@ def _written_out(
     b = Builder(o.loc)
     carried = o.inits
     for i in range(int(lo), int(hi), int(step)):
-        at = b.value(Const, i, o.lo.dtype)
+        at = b.const(i, o.lo.dtype)
         numbers[at] = i
         own: Substitution = dict(zip(o.body.args, (at, *carried)))
         for x in o.body.ops:

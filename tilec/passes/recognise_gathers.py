@@ -27,7 +27,6 @@ from tilec.ir.core import (
 from tilec.ir.effects import is_clonable
 from tilec.ir.ops import (
     Assume,
-    Const,
     Copy,
     For,
     Gather,
@@ -38,7 +37,7 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, MOST_NARROW, BufferType
+from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.masked_loads import Mask, masked_loads
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, MemoryFacts
@@ -155,7 +154,7 @@ class _Tile:
     def copy(self, tensor: Value, index: Value) -> list[Op]:
         assert self.store is not None
         b = Builder(self.p.loc)
-        zeros = tuple(b.value(Const, 0, INT32) for _ in self.p.extents)
+        zeros = tuple(b.const(0) for _ in self.p.extents)
         source = Region(tensor, (index, *zeros), (1, *self.p.extents))
         b.emit(Copy, source, Region(self.store.dest, zeros, self.p.extents))
         return b.ops

@@ -19,31 +19,25 @@ from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, as_dtype, in_turn, is_private, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Atomic,
-    Binary,
     Bitcast,
-    Cast,
-    Compare,
-    Const,
     Copy,
     Gemm,
-    If,
     Load,
     LoadMatrices,
     Reduce,
     Scan,
-    Select,
     Store,
     View,
-    Yield,
 )
-from tilec.ir.types import DTYPES, INT32, BufferType, DType, Extent
+from tilec.ir.types import DTYPES, BufferType, DType, Extent
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
+from tilec.passes.utils.building import or_zero
 from tilec.passes.utils.warp_matrices import by_elements
 
 
@@ -174,12 +168,12 @@ class _Views:
         for index, extent in zip(indices, shape):
             if total is not None:
                 number = self.tensors.number(b, extent, index.dtype)
-                total = b.value(Binary, "mul", total, number)
+                total = b.binary("mul", total, number)
                 if v.buffer.space == "global":
-                    below = b.value(Compare, "lt", index, number)
-                    inside = below if inside is None else b.value(Binary, "and", inside, below)
-            total = index if total is None else b.value(Binary, "add", total, index)
-        return (total or b.value(Const, 0, INT32)), inside
+                    below = b.compare("lt", index, number)
+                    inside = below if inside is None else b.binary("and", inside, below)
+            total = index if total is None else b.binary("add", total, index)
+        return (total or b.const(0)), inside
 
     def element(
         self, b: Builder, v: Value, indices: Sequence[Value]
@@ -196,7 +190,7 @@ class _Views:
             place = indices[of_view[0]]
             for d in of_view[1:]:
                 number = self.tensors.number(b, v.buffer.shape[d], place.dtype)
-                place = b.value(Binary, "add", b.value(Binary, "mul", place, number), indices[d])
+                place = b.binary("add", b.binary("mul", place, number), indices[d])
             found += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
         return tuple(found), None
 
@@ -206,8 +200,8 @@ class _Views:
         for d, extent in reversed(list(enumerate(shape))):
             number = self.tensors.number(b, extent, place.dtype)
             if d:
-                found.insert(0, b.value(Binary, "mod", place, number))
-                place = b.value(Binary, "floordiv", place, number)
+                found.insert(0, b.binary("mod", place, number))
+                place = b.binary("floordiv", place, number)
             else:
                 found.insert(0, place)
         return tuple(found)
@@ -220,21 +214,21 @@ class _Views:
             return self._inside(b, inside, _as(b, b.value(Load, root, where), dtype))
         place, inside = self.place(b, v, indices)
         if times > 1:
-            word, value = _bits(dtype), b.value(Const, 0, _bits(dtype))
-            first = b.value(Binary, "mul", place, b.value(Const, times, place.dtype))
+            word, value = _bits(dtype), b.const(0, _bits(dtype))
+            first = b.binary("mul", place, times)
             for k in range(times):
-                at = b.value(Binary, "add", first, b.value(Const, k, place.dtype))
+                at = b.binary("add", first, k)
                 part = b.value(Load, root, self.indices(b, root.buffer.shape, at))
-                part = b.value(Cast, _as(b, part, own), word)
-                shift = b.value(Const, k * own.bits, word)
-                value = b.value(Binary, "or", value, b.value(Binary, "shl", part, shift))
+                part = b.cast(_as(b, part, own), word)
+                shift = b.const(k * own.bits, word)
+                value = b.binary("or", value, b.binary("shl", part, shift))
         else:
-            count = b.value(Const, root.dtype.bits // dtype.bits, place.dtype)
-            at = b.value(Binary, "floordiv", place, count)
+            count = b.const(root.dtype.bits // dtype.bits, place.dtype)
+            at = b.binary("floordiv", place, count)
             whole = _as(b, b.value(Load, root, self.indices(b, root.buffer.shape, at)), own)
-            part = b.value(Cast, b.value(Binary, "mod", place, count), own)
-            shift = b.value(Binary, "mul", part, b.value(Const, dtype.bits, own))
-            value = b.value(Cast, b.value(Binary, "shr", whole, shift), _bits(dtype))
+            part = b.cast(b.binary("mod", place, count), own)
+            shift = b.binary("mul", part, dtype.bits)
+            value = b.cast(b.binary("shr", whole, shift), _bits(dtype))
         return self._inside(b, inside, _as(b, value, dtype))
 
     def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
@@ -242,8 +236,8 @@ class _Views:
         if inside is None:
             return value
         dtype = value.dtype
-        zero = b.value(Const, 0.0 if dtype.is_float else 0, dtype)
-        return b.value(Select, inside, value, zero)
+        zero = b.zero(dtype)
+        return b.select(inside, value, zero)
 
     def store(self, b: Builder, v: Value, indices: Sequence[Value], value: Value) -> None:
         root = self.source[v]
@@ -262,18 +256,14 @@ class _Views:
         else:
             place, inside = self.place(b, v, indices)
             own, word = _bits(root.dtype), _as(inner, value, _bits(v.dtype))
-            first = inner.value(Binary, "mul", place, inner.value(Const, times, place.dtype))
+            first = inner.binary("mul", place, times)
             for k in range(times):
-                at_k = inner.value(Binary, "add", first, inner.value(Const, k, place.dtype))
-                shift = inner.value(Const, k * own.bits, word.dtype)
-                part = inner.value(Cast, inner.value(Binary, "shr", word, shift), own)
+                at_k = inner.binary("add", first, k)
+                shift = inner.const(k * own.bits, word.dtype)
+                part = inner.cast(inner.binary("shr", word, shift), own)
                 at = self.indices(inner, root.buffer.shape, at_k)
                 inner.emit(Store, root, at, _as(inner, part, root.dtype))
-        if inside is None:
-            b.ops += inner.ops
-            return
-        inner.emit(Yield)
-        b.emit(If, inside, inner.block(), Block((), (Yield(loc=b.loc),)))
+        b.branch(inside, inner.ops)
 
     def atomic(self, o: Atomic) -> Sequence[Op]:
         root = self.source[o.dest]
@@ -286,16 +276,7 @@ class _Views:
         b = Builder(o.loc)
         at, inside = self.element(b, o.dest, o.indices)
         done = replace(o, dest=root, indices=at)
-        if inside is None:
-            return [*b.ops, done]
-        fresh = tuple(Value(r.type, r.name) for r in o.results)
-        done = replace(done, results=fresh)
-        zeros = Builder(o.loc)
-        none = tuple(zeros.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in fresh)
-        then = Block((), (done, Yield(fresh, loc=o.loc)))
-        orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
-        types = tuple(r.type for r in fresh)
-        return [*b.ops, If(inside, then, orelse, types, results=o.results, loc=o.loc)]
+        return [*b.ops, done if inside is None else or_zero(inside, done)]
 
     # --- tiles ---
 
@@ -324,7 +305,7 @@ class _Views:
                 for d in of_root:
                     one = root.buffer.shape[d] == 1
                     at = None if one else next(pairs)
-                    offsets.append(b.value(Const, 0, INT32) if at is None else r.offsets[at])
+                    offsets.append(b.const(0) if at is None else r.offsets[at])
                     extents.append(1 if at is None else r.extents[at])
                 continue
             if len(large) > 1 or (large and large[0] != of_view[-1]):
@@ -337,17 +318,17 @@ class _Views:
             place = self.first(b, r, of_view)
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
-                offsets.append(place if here else b.value(Const, 0, INT32))
+                offsets.append(place if here else b.const(0))
                 extents.append(r.extents[large[0]] if here and large else 1)
         return Region(root, tuple(offsets), tuple(extents))
 
     def first(self, b: Builder, r: Region, of_view: Sequence[int]) -> Value:
         """The row-major number, among some dimensions, of a box's first element."""
-        place: Value = b.value(Const, 0, INT32)
+        place: Value = b.const(0)
         for d in of_view:
             extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
-            wide = as_dtype(b, place, extent.dtype)
-            place = b.value(Binary, "add", b.value(Binary, "mul", wide, extent), r.offsets[d])
+            wide = b.cast(place, extent.dtype)
+            place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
         return place
 
     def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:
@@ -372,7 +353,7 @@ class _Views:
             own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
             made = before.value(Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
-            zeros = tuple(before.value(Const, 0, INT32) for _ in theirs.extents)
+            zeros = tuple(before.const(0) for _ in theirs.extents)
             whole = Region(made, zeros, theirs.extents)
             if any(e.reads for e in own):
                 before.emit(Copy, theirs, whole)
@@ -384,7 +365,7 @@ class _Views:
         done = _with_regions(o, boxes)
         copies: Substitution = {}
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
-            zeros = tuple(before.value(Const, 0, INT32) for _ in v.buffer.shape)
+            zeros = tuple(before.const(0) for _ in v.buffer.shape)
             copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
         done = replace(
             done,

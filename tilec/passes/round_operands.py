@@ -21,7 +21,7 @@ from dataclasses import replace
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.instr import find_instruction
-from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
+from tilec.ir.ops import Alloc, AnnotateLayout, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32
 from tilec.passes.utils.building import with_types
 from tilec.target import Target
@@ -37,7 +37,7 @@ def round_operands(func: Func, target: Target) -> Func:
         match o:
             case Store() | Fill() if o.dest.dtype == TFLOAT32 and o.value.dtype != TFLOAT32:
                 b = Builder(o.loc)
-                rounded = b.value(Cast, o.value, TFLOAT32)
+                rounded = b.cast(o.value, TFLOAT32)
                 return [*b.ops, replace(o, value=rounded)]
         return None
 

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.core import (
-    Block,
     Builder,
     Func,
     Op,
@@ -41,11 +40,9 @@ from tilec.ir.ops import (
     Alloc,
     Binary,
     Cast,
-    Compare,
     Const,
     Fma,
     For,
-    If,
     Load,
     Lookup,
     RegRead,
@@ -53,10 +50,9 @@ from tilec.ir.ops import (
     Store,
     Unary,
     Wgmma,
-    Yield,
     constants,
 )
-from tilec.ir.types import FLOAT32, INT32, BufferType, DType
+from tilec.ir.types import FLOAT32, BufferType, DType
 from tilec.passes.utils.building import counted
 from tilec.target import Target
 
@@ -109,23 +105,19 @@ class _Divisions:
         size = max(self.used) + 1
         near, lacking = (self._array(b, size, FLOAT32) for _ in range(2))
         fits: list[Value] = []
-        one = b.value(Const, 1.0, FLOAT32)
+        one = b.const(1.0, FLOAT32)
         for k in self.used:
-            at = b.value(Const, k, INT32)
+            at = b.const(k)
             d = b.value(RegRead, self.by, at)
-            r = b.value(Binary, "div", one, d)
+            r = b.binary("div", one, d)
             rest = b.value(Fma, b.value(Unary, "neg", r), d, one)
             b.emit(Store, near, (at,), r)
-            b.emit(Store, lacking, (at,), b.value(Binary, "mul", rest, r))
-            fits.append(b.value(Compare, "ge", d, b.value(Const, SMALL, FLOAT32)))
-            fits.append(b.value(Compare, "le", d, b.value(Const, LARGE, FLOAT32)))
+            b.emit(Store, lacking, (at,), b.binary("mul", rest, r))
+            fits.append(b.compare("ge", d, SMALL))
+            fits.append(b.compare("le", d, LARGE))
         fits += self._dividends(b)
-        good = fits[0]
-        for other in fits[1:]:
-            good = b.value(Binary, "and", good, other)
-        done = Yield(loc=self.loop.loc)
-        fast, exact = self._multiplied(near, lacking), clone(self.loop, {})
-        b.emit(If, good, Block((), (fast, done)), Block((), (exact, done)))
+        good = b.conjunction(fits)
+        b.branch(good, [self._multiplied(near, lacking)], [clone(self.loop, {})])
         return b.ops
 
     @staticmethod
@@ -135,8 +127,8 @@ class _Divisions:
     def _dividends(self, b: Builder) -> Iterator[Value]:
         """Whether none is 0, too small, too large (the sum of squares is not) or nan."""
         squares, least = self._array(b, APART, FLOAT32), self._array(b, APART, FLOAT32)
-        every = tuple(b.value(Const, k, INT32) for k in range(APART))
-        first = b.value(Const, 0.0, FLOAT32), b.value(Const, LARGEST, FLOAT32)
+        every = tuple(b.const(k) for k in range(APART))
+        first = b.const(0.0, FLOAT32), b.const(LARGEST, FLOAT32)
         for at in every:
             b.emit(Store, squares, (at,), first[0])
             b.emit(Store, least, (at,), first[1])
@@ -151,11 +143,11 @@ class _Divisions:
                 more = inner.value(Fma, x, x, inner.value(Load, squares, (at,)))
                 inner.emit(Store, squares, (at,), more)
                 size, before = inner.value(Unary, "abs", x), inner.value(Load, least, (at,))
-                inner.emit(Store, least, (at,), inner.value(Binary, "min", before, size))
+                inner.emit(Store, least, (at,), inner.binary("min", before, size))
         for at in every:
             sum, small = (b.value(Load, v, (at,)) for v in (squares, least))
-            yield b.value(Compare, "lt", sum, b.value(Const, math.inf, FLOAT32))
-            yield b.value(Compare, "ge", small, b.value(Const, SMALLEST, FLOAT32))
+            yield b.compare("lt", sum, math.inf)
+            yield b.compare("ge", small, SMALLEST)
 
     def _multiplied(self, near: Value, lacking: Value) -> Op:
         """The loop with products for its quotients."""
@@ -169,7 +161,7 @@ class _Divisions:
             b, (x, d), divisor = Builder(o.loc), (o.lhs, o.rhs), made[o.rhs]
             assert isinstance(divisor, RegRead)
             r, less = (b.value(Load, v, (divisor.index,)) for v in (near, lacking))
-            q = b.value(Fma, x, r, b.value(Binary, "mul", x, less))
+            q = b.value(Fma, x, r, b.binary("mul", x, less))
             e = b.value(Fma, b.value(Unary, "neg", q), d, x)
             subst[o.result] = b.value(Fma, e, r, q)
             return b.ops

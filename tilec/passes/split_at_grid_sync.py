@@ -20,8 +20,8 @@ from dataclasses import replace
 from tilec.ir.core import Block, Builder, Func, Op, Value, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_read, buffers_written, is_clonable, written_tensors
-from tilec.ir.ops import Const, GridSync, Yield, constants
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.ops import GridSync, Yield, constants
+from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import covered
 
 
@@ -44,7 +44,7 @@ def split_at_grid_sync(func: Func) -> Func:
 def _nowhere(func: Func) -> Func:
     """A launch without blocks."""
     b = Builder(func.loc)
-    b.emit(Yield, (b.value(Const, 0, INT32),))
+    b.emit(Yield, (b.const(0),))
     body = Block((), func.body.ops[-1:])
     return replace(func.with_body(body), grid=b.block())
 

@@ -33,25 +33,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone
+from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.dependence import modref
-from tilec.ir.errors import ResourceError
+from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Cast,
-    Compare,
     Copy,
     For,
     Gemm,
+    Load,
     MbarrierArrive,
     MbarrierInit,
     MbarrierWait,
     ProxyFence,
     Scope,
-    Select,
     SetRegisters,
+    Store,
     TmaCopy,
     WgmmaWait,
     Yield,
@@ -62,16 +61,7 @@ from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.registers import at_launch
-from tilec.passes.utils.restage import restaged
-from tilec.passes.utils.rings import only_if
-from tilec.passes.utils.role_cut import (
-    GROUP_WARPS,
-    LAST_GROUPS,
-    Cut,
-    kind_of,
-    like,
-    writes,
-)
+from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
@@ -116,7 +106,7 @@ class _Roles(Cut):
                 top.emit(MbarrierInit, v, count, slot)
         n = Numbers(top)
         trips = n.op("sub", self.loop.hi, self.loop.lo)
-        self.trips = top.value(Binary, "max", trips, n.const(0), name="trips")
+        self.trips = top.binary("max", trips, n.const(0), name="trips")
         top.emit(Scope, "first", 0, GROUP_WARPS, self._first())
         for part in range(LAST_GROUPS):
             top.emit(Scope, f"last_{part}", GROUP_WARPS * (part + 1), GROUP_WARPS, self._last(part))
@@ -146,10 +136,10 @@ class _Roles(Cut):
         n, inner = Numbers(b), Builder(self.loop.loc)
         t, *at = (Value(INT32_SCALAR, name) for name in ("t", "slot", "parity"))
         m = Numbers(inner)
-        more = m.op("add", at[0], m.const(1))
-        wraps = inner.value(Compare, "eq", more, m.const(self.stages))
-        slot = inner.value(Select, wraps, m.const(0), more)
-        following = slot, m.op("xor", at[1], inner.value(Cast, wraps, INT32))
+        more = m.op("add", at[0], 1)
+        wraps = inner.compare("eq", more, m.const(self.stages))
+        slot = inner.select(wraps, m.const(0), more)
+        following = slot, m.op("xor", at[1], inner.cast(wraps, INT32))
         body(inner, t, (at[0], at[1]), following)
         inner.emit(Yield, following)
         none, block = n.const(0), inner.block([t, *at])
@@ -207,7 +197,7 @@ class _Roles(Cut):
             if not self.is_late(o):
                 b.ops.append(clone(o, {}))
         if vectors:  # what they are in the end, for what stands behind the loop
-            self._wait(b, "free", (stage, n.op("xor", parity, n.const(1))))
+            self._wait(b, "free", (stage, n.op("xor", parity, 1)))
             for v in vectors:
                 self._hand_on(b, v, stage)
             self._arrive(b, "ready", stage)
@@ -240,14 +230,14 @@ class _Roles(Cut):
             if self.is_late(o):
                 b.ops += columns.statement(o, {})
         n = Numbers(b)
-        ahead = n.op("min", self.trips, n.const(self.stages))
+        ahead = n.op("min", self.trips, self.stages)
 
         def begin(b: Builder, t: Value) -> None:
             if self.lent:
                 taken, n = Builder(b.loc), Numbers(b)
                 none = n.const(0)
                 self._wait(taken, "taken", (none, none))
-                only_if(b, b.value(Compare, "eq", t, n.const(self.stages - 1)), taken.ops)
+                b.branch(b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
@@ -271,12 +261,12 @@ class _Roles(Cut):
                         else:
                             b.ops.append(y)
             self._arrive(b, "free", at[0])
-            later = n.op("add", t, n.const(self.stages))
+            later = n.op("add", t, self.stages)
             more = Builder(self.loop.loc)
             scalars = self._scalars(more, self._brought_by(part), later)
             self._wait(more, "free", at)
             self._bring(more, part, later, at[0], scalars)
-            only_if(b, b.value(Compare, "lt", later, self.trips), more.ops)
+            b.branch(b.compare("lt", later, self.trips), more.ops)
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)
@@ -410,5 +400,35 @@ def _columns(b: Builder, r: Region, lo: int, hi: int, rows: bool = False) -> Reg
         return r
     n = Numbers(b, r.offsets[at].dtype)
     offsets, extents = list(r.offsets), list(r.extents)
-    offsets[at], extents[at] = n.op("add", offsets[at], n.const(lo)), hi - lo
+    offsets[at], extents[at] = n.op("add", offsets[at], lo), hi - lo
     return replace(r, offsets=tuple(offsets), extents=tuple(extents))
+
+
+# --- stages of larger buffers ---
+#
+# Buffers that have become a stage of larger ones: what ops of a program by hand touch of them.
+
+
+def restaged(
+    o: Op, ring: Mapping[Value, Value], stage: Value, refuse: Callable[[Op, str], CompileError]
+) -> list[Op]:
+    """`o` where each buffer of `ring` is stage `stage` of another, whose first dimension counts
+    them. Raises the error that `refuse` makes for an op that takes such a buffer as a whole."""
+
+    def visit(x: Op) -> None | Op:
+        match x:
+            case Load(source=v) if v in ring:
+                return replace(x, source=ring[v], indices=(stage, *x.indices))
+            case Store(dest=v) if v in ring:
+                return replace(x, dest=ring[v], indices=(stage, *x.indices))
+        changed: dict[str, Any] = {}
+        for name in x.operand_fields:
+            got = getattr(x, name)
+            if isinstance(got, Region) and got.buffer in ring:
+                offsets, extents = (stage, *got.offsets), (1, *got.extents)
+                changed[name] = Region(ring[got.buffer], offsets, extents)
+            elif isinstance(got, Value) and got in ring:
+                raise refuse(x, f"{got.name} is more than one tile")
+        return replace(x, **changed) if changed else None
+
+    return list(rewrite(Block((), (o,)), visit).ops)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.core import Builder, Func, Op, Region, rewrite
-from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Fill, Reduce
+from tilec.ir.ops import Alloc, Copy, Fill, Reduce
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.utils.building import counted, whole
@@ -71,10 +71,10 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
     count = o.source.extents[o.dim] // length
     with counted(b, count, "slice", "serial") as (number, inner):
         offsets, extents = [*o.source.offsets], [*o.source.extents]
-        first = inner.value(Binary, "mul", number, inner.value(Const, length, INT32))
+        first = inner.binary("mul", number, length)
         if offsets[o.dim].dtype != INT32:
-            first = inner.value(Cast, first, offsets[o.dim].dtype)
-        offsets[o.dim] = inner.value(Binary, "add", offsets[o.dim], first)
+            first = inner.cast(first, offsets[o.dim].dtype)
+        offsets[o.dim] = inner.binary("add", offsets[o.dim], first)
         extents[o.dim] = length
         part = Region(o.source.buffer, tuple(offsets), tuple(extents))
         held = _fragment(inner, part)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.ir.core import Builder, Func, Op, rewrite
 from tilec.ir.element_loops import each_element
 from tilec.ir.instr import instructions_of
-from tilec.ir.ops import Alloc, Binary, Gemm, Load, Store
+from tilec.ir.ops import Alloc, Gemm, Load, Store
 from tilec.ir.types import BufferType
 from tilec.passes.utils.operands import part_of_sum
 from tilec.target import Target
@@ -53,5 +53,5 @@ def _add(b: Builder, o: Gemm) -> None:
     part = b.value(Alloc, t, name=f"{o.c.name}_part")
     b.ops.append(replace(o, c=part, clear=True))
     with each_element(b, shape) as (inner, at):
-        total = inner.value(Binary, "add", inner.value(Load, o.c, at), inner.value(Load, part, at))
+        total = inner.binary("add", inner.value(Load, o.c, at), inner.value(Load, part, at))
         inner.emit(Store, o.c, at, total)

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
-    Binary,
     CheckIndex,
     Const,
     For,
@@ -106,28 +105,24 @@ class _Work:
 def _unrolled(o: For, count: int, numbers: Mapping[Value, Number], subst: Substitution) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
-
-    def const(at: Builder, n: int) -> Value:
-        return at.value(Const, n, o.lo.dtype)
-
     lo, hi = numbers.get(o.lo), numbers.get(o.hi)
     known = None if lo is None or hi is None else int(hi - lo) % count
     if known is None:
-        trips = b.value(Binary, "max", b.value(Binary, "sub", o.hi, o.lo), const(b, 0))
-        rest = b.value(Binary, "mod", trips, const(b, count))
-        end = b.value(Binary, "add", o.lo, b.value(Binary, "sub", trips, rest))
+        trips = b.binary("max", b.binary("sub", o.hi, o.lo), 0)
+        rest = b.binary("mod", trips, count)
+        end = b.binary("add", o.lo, b.binary("sub", trips, rest))
     else:
-        end = const(b, int(hi or 0) - known) if known else o.hi
+        end = b.const(int(hi or 0) - known, o.lo.dtype) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
     for number in range(count):
-        at = inner.value(Binary, "add", first, const(inner, number)) if number else first
+        at = inner.binary("add", first, number) if number else first
         own: Substitution = dict(zip(o.body.args, (at, *values)))
         inner.ops += [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
         values = tuple(own.get(v, v) for v in yielded(o.body))
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
-    done = b.emit(For, "serial", o.lo, end, const(b, count), o.inits, body)
+    done = b.emit(For, "serial", o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
         left = For("serial", end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
         done = clone(left, {})

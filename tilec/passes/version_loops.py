@@ -31,7 +31,6 @@ from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
     Binary,
     Compare,
-    Const,
     For,
     If,
     Load,
@@ -43,7 +42,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
@@ -96,7 +94,7 @@ class _Guarded:
         met = [c for c in corners if c is not None]
         if len(met) != len(conds):
             return None
-        cond = conjunction(self.b, met)
+        cond = self.b.conjunction(met)
         assert cond is not None
         self.b.loc = guard.loc
         orelse = self.unchanged()
@@ -120,10 +118,10 @@ class _Guarded:
                 if not facts.non_negative(a.rhs) or self.across(b.rhs) & self.across(b.lhs):
                     continue
                 n = Builder(a.loc)
-                last = n.value(Binary, "sub", a.rhs, n.value(Const, 1, a.rhs.dtype))
-                bound = n.value(Binary, "min", last, b.rhs)
-                both = [n.value(Compare, "le", a.lhs, bound)]
-                cond = conjunction(n, [*both, *(z for z in conds if z is not x and z is not y)])
+                last = n.binary("sub", a.rhs, 1)
+                bound = n.binary("min", last, b.rhs)
+                both = [n.compare("le", a.lhs, bound)]
+                cond = n.conjunction([*both, *(z for z in conds if z is not x and z is not y)])
                 assert cond is not None
                 at = self.o.body.ops.index(guard)
                 ops = self.o.body.ops
@@ -145,7 +143,7 @@ class _Guarded:
         sides = [n for n, o in enumerate(origins) if sum(a in o for a in self.o.body.args) > 1]
         for n in sides if len(sides) > 1 else ():
             b = Builder(guard.loc)
-            others = conjunction(b, met[:n] + met[n + 1 :])
+            others = b.conjunction(met[:n] + met[n + 1 :])
             assert others is not None
             b.emit(If, others, self.without(guard, conds[n]), found)
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))
@@ -207,7 +205,7 @@ class _Guarded:
             if slope is None and arg in self.known.facts.origins.of(cond):
                 return None
             last = slope is not None and slope > 0
-            corner[arg] = self.b.value(Const, extent - 1 if last else 0, arg.dtype)
+            corner[arg] = self.b.const(extent - 1 if last else 0, arg.dtype)
         return self.again(cond, corner)
 
     def known_before(self, v: Value) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
-from tilec.ir.effects import update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import DType, Type, scalar_type
 
@@ -59,7 +58,7 @@ class Atomic(Op):
         return (Effect("update", box),)
 
 
-@op("atomic_tile")
+@op("atomic_tile", reads="source", updates="dest")
 class AtomicTile(Op):
     """Combine each element of a region with that of `source`, by atomics. `engine` "tma_store": TMA
     shall do it (`select_copies` makes a copy with a reduction of that, where it can); otherwise
@@ -70,11 +69,8 @@ class AtomicTile(Op):
     kind: str
     engine: str = ""
 
-    def effects(self) -> Effects:
-        return Effect("read", self.source), Effect("update", self.dest)
 
-
-@op("mem_atomic")
+@op("mem_atomic", updates="dest")
 class MemAtomic(Op):
     """`atomic` at `offset` (elements); where `guard` is false nothing is done, and it gives 0."""
 
@@ -88,11 +84,8 @@ class MemAtomic(Op):
     def infer(self) -> Sequence[Type]:
         return (scalar_type(self.dest.dtype),)
 
-    def effects(self) -> Effects:
-        return (update(self.dest),)
 
-
-@op("mem_red")
+@op("mem_red", updates="dest")
 class MemRed(Op):
     """Add a vector to the elements from `offset` on, each by an atomic of its own; where `guard` is
     false nothing is done. Nobody is told what they were."""
@@ -105,6 +98,3 @@ class MemRed(Op):
     def verify(self) -> None:
         if self.value.dtype != self.dest.dtype:
             raise InternalError(f"adds {self.value.type} to {self.dest.type}", self.loc)
-
-    def effects(self) -> Effects:
-        return (update(self.dest),)

@@ -65,7 +65,7 @@ class TmaCopy(Op):
         )
 
 
-@op("mbarrier_expect_tx")
+@op("mbarrier_expect_tx", updates="barrier", effects=ORDER)
 class MbarrierExpectTx(Op):
     """Announce `bytes` that asynchronous copies will bring in the running phase of `stage`; no
     arrival."""
@@ -76,9 +76,6 @@ class MbarrierExpectTx(Op):
 
     def verify(self) -> None:
         check_barrier(self, self.barrier)
-
-    def effects(self) -> Effects:
-        return (update(self.barrier), *ORDER)
 
 
 @op("set_registers", effects=ORDER)

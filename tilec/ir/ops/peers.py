@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
-from tilec.ir.effects import ORDER, read, update, write
+from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.schedule import check_barrier
 from tilec.ir.types import Type, VectorType, scalar_type
@@ -47,7 +47,7 @@ class ClusterCopy(Op):
         )
 
 
-@op("cluster_load")
+@op("cluster_load", reads="source")
 class ClusterLoad(Op):
     """`mem_load` from the shared memory of the block with number `block` (i32) in the cluster."""
 
@@ -65,11 +65,8 @@ class ClusterLoad(Op):
         if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
             raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
 
-    def effects(self) -> Effects:
-        return (read(self.source),)
 
-
-@op("cluster_store")
+@op("cluster_store", writes="dest")
 class ClusterStore(Op):
     """`mem_store`, aligned to its size, to the shared memory of the block with number `block` (i32)
     in the cluster."""
@@ -83,11 +80,8 @@ class ClusterStore(Op):
         if self.dest.buffer.space != "shared" or self.value.dtype != self.dest.dtype:
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
-    def effects(self) -> Effects:
-        return (write(self.dest),)
 
-
-@op("cluster_send")
+@op("cluster_send", reads="source", writes="dest", updates="barrier", engine="tma")
 class ClusterSend(Op):
     """Start an asynchronous copy of `bytes` (a multiple of 16, as both places are) from `source`,
     `source_offset` elements from its start, to `dest` of the block with number `block` (i32) in the
@@ -102,7 +96,3 @@ class ClusterSend(Op):
     block: Value
     barrier: Value
     stage: Value
-
-    def effects(self) -> Effects:
-        sent = read(self.source, engine="tma"), write(self.dest, engine="tma")
-        return (*sent, update(self.barrier, "tma"))

@@ -99,7 +99,7 @@ def constants(block: Block) -> dict[Value, bool | int | float]:
     return {o.result: o.value for o in walk(block) if isinstance(o, Const)}
 
 
-@op("binary", pure=True)
+@op("binary", pure=True, result="lhs")
 class Binary(Op):
     """`kind` (see BINARY_KINDS) of two values of one type. Integers have a result for all operands
     (`docs/language.md`). `nonzero`: a pass that divides knows its divisor not to be 0 or -1.
@@ -111,9 +111,6 @@ class Binary(Op):
     rhs: Value
     nonzero: bool = False
     reciprocal: Value | None = None
-
-    def infer(self) -> Sequence[Type]:
-        return (self.lhs.type,)
 
     def verify(self) -> None:
         if self.kind not in BINARY_KINDS:
@@ -151,16 +148,13 @@ class Unary(Op):
         return semantics.unary(self.kind, operand, self.operand.dtype)
 
 
-@op("fma", pure=True)
+@op("fma", pure=True, result="a")
 class Fma(Op):
     """a * b + c, rounded once."""
 
     a: Value
     b: Value
     c: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (self.a.type,)
 
     def evaluate(self, a: Array, b: Array, c: Array) -> Array:
         return semantics.fma(a, b, c, self.a.dtype)
@@ -189,16 +183,13 @@ class Compare(Op):
         return semantics.compare(self.kind, lhs, rhs)
 
 
-@op("select", pure=True)
+@op("select", pure=True, result="on_true")
 class Select(Op):
     """`on_true` where `cond` holds, else `on_false`. Both are evaluated."""
 
     cond: Value
     on_true: Value
     on_false: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (self.on_true.type,)
 
     def verify(self) -> None:
         if self.on_true.type != self.on_false.type:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Effect, Effects, Op, Value, op
-from tilec.ir.effects import ORDER, read, update
+from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.effects import ORDER, OUTPUT
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BOOL, INT32, BufferType, Type
 
@@ -112,7 +112,7 @@ class ProxyFence(Op):
     they see its writes to shared memory, and do not overtake its reads."""
 
 
-@op("mbarrier_init")
+@op("mbarrier_init", updates="barrier")
 class MbarrierInit(Op):
     """Set every stage of `barrier` (or the one named `slot`) to expect `count` arrivals (one thread
     executes it). After the last one, the emitter's `mbarrier_init_fence` and a block barrier make
@@ -125,16 +125,13 @@ class MbarrierInit(Op):
     def verify(self) -> None:
         check_barrier(self, self.barrier)
 
-    def effects(self) -> Effects:
-        return (update(self.barrier),)
-
 
 @op("mbarrier_init_fence", effects=ORDER)
 class MbarrierInitFence(Op):
     """Make initialised mbarriers known to the asynchronous proxy."""
 
 
-@op("mbarrier_expect")
+@op("mbarrier_expect", updates="barrier", effects=ORDER)
 class MbarrierExpect(Op):
     """Arrive once at `stage` and announce `bytes` that asynchronous copies will bring; at the
     barrier of the block with number `block` (i32) in the cluster, if it is given."""
@@ -144,11 +141,8 @@ class MbarrierExpect(Op):
     bytes: int
     block: Value | None = None
 
-    def effects(self) -> Effects:
-        return (update(self.barrier), *ORDER)
 
-
-@op("mbarrier_arrive")
+@op("mbarrier_arrive", updates="barrier", effects=ORDER)
 class MbarrierArrive(Op):
     """Arrive once at `stage`; only where `guard` (bool) holds, if it is given (no branch).
 
@@ -168,11 +162,8 @@ class MbarrierArrive(Op):
         if self.publish and self.block is None:
             raise InternalError("an arrival that publishes names its block", self.loc)
 
-    def effects(self) -> Effects:
-        return (update(self.barrier), *ORDER)
 
-
-@op("mbarrier_wait")
+@op("mbarrier_wait", reads="barrier", effects=ORDER)
 class MbarrierWait(Op):
     """Wait until the phase of `stage` with this parity (i32: 0 or 1) has completed. `acquire`: and
     see what other blocks of the cluster published."""
@@ -181,9 +172,6 @@ class MbarrierWait(Op):
     stage: Value
     parity: Value
     acquire: bool = False
-
-    def effects(self) -> Effects:
-        return (read(self.barrier), *ORDER)
 
 
 @op("cluster_index", pure=True, result=INT32)
@@ -206,7 +194,7 @@ class ClusterBarrier(Op):
     part: str = ""
 
 
-@op("cluster_sum")
+@op("cluster_sum", updates="fragments", effects=ORDER)
 class ClusterSum(Op):
     """In the cluster's first block, add to each of `fragments` those of the other blocks, element
     by element in the order of their numbers; what the others' fragments hold afterwards is of no
@@ -217,11 +205,8 @@ class ClusterSum(Op):
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
 
-    def effects(self) -> Effects:
-        return (*(update(v) for v in self.fragments), *ORDER)
 
-
-@op("sum_parts", result=BOOL)
+@op("sum_parts", result=BOOL, updates="fragments", effects=OUTPUT)
 class SumParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
@@ -235,9 +220,6 @@ class SumParts(Op):
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
-
-    def effects(self) -> Effects:
-        return (*(update(v) for v in self.fragments), Effect("output"))
 
 
 @op("device_fence", effects=ORDER)

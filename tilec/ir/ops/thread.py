@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Effect, Effects, Op, Value, op
-from tilec.ir.effects import ORDER, read, update, write
+from tilec.ir.core import Effects, Op, Value, op
+from tilec.ir.effects import ORDER, OUTPUT, read, update
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array, np
 from tilec.ir.types import INT32, UINT32, DType, Type, VectorType, scalar_type
@@ -43,7 +43,7 @@ class Lookup(Op):
     index: Value
 
 
-@op("reg_read")
+@op("reg_read", reads="fragment")
 class RegRead(Op):
     """Register `index` (elements) of a fragment: a scalar of its dtype."""
 
@@ -53,20 +53,14 @@ class RegRead(Op):
     def infer(self) -> Sequence[Type]:
         return (scalar_type(self.fragment.dtype),)
 
-    def effects(self) -> Effects:
-        return (read(self.fragment),)
 
-
-@op("reg_write")
+@op("reg_write", writes="fragment")
 class RegWrite(Op):
     """Set register `index` (elements) of a fragment."""
 
     fragment: Value
     index: Value
     value: Value
-
-    def effects(self) -> Effects:
-        return (write(self.fragment),)
 
 
 @op("extract", pure=True)
@@ -90,16 +84,13 @@ class Pack(Op):
         return (VectorType(self.values[0].dtype, len(self.values)),)
 
 
-@op("and_or", pure=True)
+@op("and_or", pure=True, result="value")
 class AndOr(Op):
     """`(value & mask) | bits`, of a u32."""
 
     value: Value
     mask: int
     bits: int
-
-    def infer(self) -> Sequence[Type]:
-        return (self.value.type,)
 
     def verify(self) -> None:
         if self.value.type != scalar_type(UINT32):
@@ -109,7 +100,7 @@ class AndOr(Op):
         return value & np.uint32(self.mask) | np.uint32(self.bits)
 
 
-@op("shuffle_xor", effects=ORDER)
+@op("shuffle_xor", effects=ORDER, result="value")
 class ShuffleXor(Op):
     """What lane `lane ^ mask` of this warp holds as `value`, a scalar or a vector. All lanes of the
     warp take part."""
@@ -117,24 +108,18 @@ class ShuffleXor(Op):
     value: Value
     mask: int
 
-    def infer(self) -> Sequence[Type]:
-        return (self.value.type,)
-
     def verify(self) -> None:
         if not 0 < self.mask < 64:
             raise InternalError(f"a shuffle with the lane mask {self.mask}", self.loc)
 
 
-@op("shuffle", effects=ORDER)
+@op("shuffle", effects=ORDER, result="value")
 class Shuffle(Op):
     """What lane number `lane` (i32) of this warp holds as `value`, a scalar or a vector. All lanes
     of the warp take part."""
 
     value: Value
     lane: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (self.value.type,)
 
 
 @op("warp_mma", effects=ORDER)
@@ -193,7 +178,7 @@ class LoadMatrices(Op):
         return (read(self.source, self.indices, (*outer, *extents)), *ORDER)
 
 
-@op("ldmatrix_values")
+@op("ldmatrix_values", reads="source", effects=ORDER)
 class LdmatrixValues(Op):
     """`ldmatrix` of `count` matrices into values, each two (four, one) elements of 16 (8, 32) bits
     after the other. Lane l gives the offset of row l % 8 of matrix l / 8."""
@@ -206,9 +191,6 @@ class LdmatrixValues(Op):
     def infer(self) -> Sequence[Type]:
         return (scalar_type(self.source.dtype),) * (self.count * 32 // self.source.dtype.bits)
 
-    def effects(self) -> Effects:
-        return (read(self.source), *ORDER)
-
 
 @op("check_index", effects=ORDER)
 class CheckIndex(Op):
@@ -219,7 +201,7 @@ class CheckIndex(Op):
     indices: tuple[Value, ...]
 
 
-@op("mem_load")
+@op("mem_load", reads="source")
 class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
     of the address. Where `guard` is false: `other` (a scalar, for each element; zero if absent).
@@ -240,9 +222,6 @@ class MemLoad(Op):
         if self.words:
             return (VectorType(UINT32, self.lanes * dtype.bits // 32),)
         return (scalar_type(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
-
-    def effects(self) -> Effects:
-        return (read(self.source),)
 
 
 @op("misaligned", pure=True, result=INT32)
@@ -272,7 +251,7 @@ class Realign(Op):
             raise InternalError(f"{self.words.type} to be realigned", self.loc)
 
 
-@op("mem_store")
+@op("mem_store", writes="dest")
 class MemStore(Op):
     """Write a scalar or vector at `offset`."""
 
@@ -287,11 +266,8 @@ class MemStore(Op):
         if self.value.dtype != self.dest.dtype:
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
-    def effects(self) -> Effects:
-        return (write(self.dest),)
 
-
-@op("count_up", result=INT32)
+@op("count_up", result=INT32, updates="dest")
 class CountUp(Op):
     """Add one to element `offset` of `dest`, an int32 tensor, at once with regard to all threads of
     the device; where it held `last` it becomes 0. Gives what it held. It orders nothing by itself:
@@ -306,11 +282,8 @@ class CountUp(Op):
         if t.space != "global" or t.dtype != INT32:
             raise InternalError(f"a counter in {t}", self.loc)
 
-    def effects(self) -> Effects:
-        return (update(self.dest),)
 
-
-@op("cp_async")
+@op("cp_async", reads="source", writes="dest", engine="cp_async")
 class CpAsync(Op):
     """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers.
     With `valid` (i32, 0 to `bytes`) only so many bytes are read; zeros are written after them. PTX
@@ -324,11 +297,8 @@ class CpAsync(Op):
     valid: Value | None = None
     cache: str = ""
 
-    def effects(self) -> Effects:
-        return read(self.source, engine="cp_async"), write(self.dest, engine="cp_async")
 
-
-@op("ldmatrix")
+@op("ldmatrix", reads="source", writes="dest")
 class Ldmatrix(Op):
     """Read `count` (1, 2, 4) matrices of 8x8 16-bit elements from shared memory into packs
     `register` … of a fragment whose packs are two elements. Lane l gives the address of row l % 8
@@ -341,11 +311,8 @@ class Ldmatrix(Op):
     count: int
     transposed: bool = False
 
-    def effects(self) -> Effects:
-        return read(self.source), write(self.dest)
 
-
-@op("stmatrix")
+@op("stmatrix", writes="dest")
 class Stmatrix(Op):
     """Write matrices of 8x8 16-bit elements, one per value (each a vector of two elements). PTX
     ISA, `stmatrix`."""
@@ -355,11 +322,8 @@ class Stmatrix(Op):
     values: tuple[Value, ...]
     transposed: bool = False
 
-    def effects(self) -> Effects:
-        return (write(self.dest),)
 
-
-@op("mma")
+@op("mma", reads="a b", updates="c")
 class Mma(Op):
     """c += a @ b by the matrix instruction `instr` (a row's name), on the row's own number of
     consecutive packs starting at pack `c_register`, `a_register`, `b_register` of each
@@ -374,9 +338,6 @@ class Mma(Op):
     b_register: Value
     metadata: Value | None = None
     selector: int = 0
-
-    def effects(self) -> Effects:
-        return read(self.a), read(self.b), update(self.c)
 
 
 @op("wgmma")
@@ -416,7 +377,7 @@ class Wgmma(Op):
         return (*operands, *described, update(self.c, "wgmma"))
 
 
-@op("tma_load")
+@op("tma_load", writes="dest", updates="barrier", engine="tma")
 class TmaLoad(Op):
     """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared
     memory; its bytes are counted on slot `stage` of `barrier`. Executed by one thread.
@@ -434,11 +395,8 @@ class TmaLoad(Op):
     blocks: Value | None = None
     cache: str = ""
 
-    def effects(self) -> Effects:
-        return write(self.dest, engine="tma"), update(self.barrier, "tma")
 
-
-@op("tma_store")
+@op("tma_store", reads="source", effects=OUTPUT, engine="tma")
 class TmaStore(Op):
     """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are
     dropped. Executed by the threads where `guard` (bool) holds, if it is given (no branch): one per
@@ -452,9 +410,6 @@ class TmaStore(Op):
     guard: Value | None = None
     cache: str = ""
     reduction: str = ""
-
-    def effects(self) -> Effects:
-        return read(self.source, engine="tma"), Effect("output")
 
 
 @op("prefetch_map", effects=ORDER)

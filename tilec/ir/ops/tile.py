@@ -11,7 +11,7 @@ from typing import Any
 
 from tilec.ir import semantics
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
-from tilec.ir.effects import read, write
+from tilec.ir.effects import DESCRIBE, OUTPUT, read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.atomic import Atomic
 from tilec.ir.ops.scalar import COMPARE_KINDS
@@ -169,7 +169,7 @@ class Copy(Op):
         return converted.reshape(self.dest.extents)
 
 
-@op("fill")
+@op("fill", writes="dest")
 class Fill(Op):
     """Set every element of an on-chip buffer, or of a region of a global tensor, to `value`.
     `replaced`, decided by `fold_clears`: a product behind it stores instead of adding, and what the
@@ -183,9 +183,6 @@ class Fill(Op):
         _check_rank(self, self.dest.buffer, self.dest.offsets)
         if self.value.type != scalar_type(self.dest.dtype):
             raise InternalError(f"fill of {self.dest.buffer.type} with {self.value.type}", self.loc)
-
-    def effects(self) -> Effects:
-        return (Effect("write", self.dest),)
 
     def evaluate(self, value: Array) -> Array:
         return semantics.np.full(self.dest.extents, value)
@@ -381,7 +378,7 @@ class Reduce(Op):
         return semantics.cast(found, acc, self.dest.dtype).reshape(self.dest.extents)
 
 
-@op("scan")
+@op("scan", reads="source", writes="dest")
 class Scan(Op):
     """Each element of `dest` is what the elements of `source` along dimension `dim`, up to its own
     place and with it, make together; with `reverse`, from its own place on. Both have the same
@@ -411,9 +408,6 @@ class Scan(Op):
         if self.source.extents != self.dest.extents or self.kind not in ("sum", "max"):
             boxes = f"{self.source.extents} into {self.dest.extents}"
             raise InternalError(f"scan by {self.kind!r} of {boxes}", self.loc)
-
-    def effects(self) -> Effects:
-        return Effect("read", self.source), Effect("write", self.dest)
 
     def evaluate(self, source: Array, dest: Array | None = None) -> Array:
         """`dest`, its old values (where it is in the source's buffer), does not count."""
@@ -453,7 +447,7 @@ class Print(Op):
         return (*shown, Effect("output"))
 
 
-@op("device_assert")
+@op("device_assert", effects=OUTPUT)
 class DeviceAssert(Op):
     """A check of debugging: where `cond` is false a GPU's thread prints `text` with `block`, its
     block's indices, and traps; the CPU notes `number`, which its launch raises an error for.
@@ -464,11 +458,8 @@ class DeviceAssert(Op):
     number: int
     block: tuple[Value, ...] = ()
 
-    def effects(self) -> Effects:
-        return (Effect("output"),)
 
-
-@op("assume")
+@op("assume", effects=DESCRIBE)
 class Assume(Op):
     """The author says (in `text`) that `lhs` is `kind` `rhs`, both integers of one dtype: a kind of
     `compare`, or "multiple", which `rhs`, a Const, divides. Where this stands under a condition, or
@@ -482,9 +473,6 @@ class Assume(Op):
     def verify(self) -> None:
         if self.kind not in (*COMPARE_KINDS, "multiple") or self.lhs.dtype != self.rhs.dtype:
             raise InternalError(f"assume {self.lhs} {self.kind} {self.rhs}", self.loc)
-
-    def effects(self) -> Effects:
-        return (Effect("describe"),)
 
 
 @op("annotate_layout")
@@ -510,7 +498,7 @@ class AnnotateSafeValue(Op):
         return (Effect("describe", Region(self.dest)),)
 
 
-@op("use_swizzle")
+@op("use_swizzle", effects=DESCRIBE)
 class UseSwizzle(Op):
     """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), for
     the L2 cache."""
@@ -518,18 +506,12 @@ class UseSwizzle(Op):
     panel_size: int
     order: str = "row"
 
-    def effects(self) -> Effects:
-        return (Effect("describe"),)
 
-
-@op("annotate_schedule")
+@op("annotate_schedule", effects=DESCRIBE)
 class AnnotateSchedule(Op):
     """What the user fixes of the plan (`tilec.ir.schedule`): pairs of a field and its value."""
 
     choices: tuple[tuple[str, Any], ...]
-
-    def effects(self) -> Effects:
-        return (Effect("describe"),)
 
 
 def _check_rank(o: Op, buffer: Value, indices: Sequence[Value]) -> None:

@@ -6,19 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, upstream, walk
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateSafeValue,
-    Binary,
-    Compare,
-    Const,
-    Lane,
-    RingStage,
-    Warp,
-)
+from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
 
 
@@ -35,12 +25,13 @@ class Numbers:
 
     def const(self, value: int) -> Value:
         if value not in self.consts:
-            made = self.b.value(Const, value, self.dtype)
+            made = self.b.const(value, self.dtype)
             self.consts[value] = made
             self.known[made] = value
         return self.consts[value]
 
-    def op(self, kind: str, x: Value, y: Value) -> Value:
+    def op(self, kind: str, x: Value, y: Value | int) -> Value:
+        y = y if isinstance(y, Value) else self.const(y)
         a, c = self.known.get(x), self.known.get(y)
         if kind in ("add", "xor", "sub") and c == 0:
             return x
@@ -52,17 +43,15 @@ class Numbers:
             return x
         if kind == "mul" and a == 1:
             return y
-        return self.b.value(
-            Binary, kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod")
-        )
+        return self.b.binary(kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod"))
 
     def term(self, source: Value, t: Term) -> Value:
         value = source
         if t.div != 1:
-            value = self.op("floordiv", value, self.const(t.div))
+            value = self.op("floordiv", value, t.div)
         if t.mod:
-            value = self.op("mod", value, self.const(t.mod))
-        return self.op("mul", value, self.const(t.mul))
+            value = self.op("mod", value, t.mod)
+        return self.op("mul", value, t.mul)
 
     def combine(self, terms: Sequence[Term], source: Callable[[Term], Value]) -> Value:
         total = self.const(0)
@@ -113,7 +102,7 @@ def coordinates(b: Builder, layout: Layout, place: Place, reg: Value) -> list[Va
 
 def narrow(b: Builder, v: Value) -> Value:
     """`v` as i32."""
-    return as_dtype(b, v, INT32)
+    return b.cast(v, INT32)
 
 
 def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
@@ -124,7 +113,7 @@ def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
     offset = n.combine(layout.inverse_terms(), lambda t: coords[int(t.source)])
     if layout.pad:
         every, skip = layout.pad
-        extra = n.op("mul", n.op("floordiv", offset, n.const(every)), n.const(skip))
+        extra = n.op("mul", n.op("floordiv", offset, every), skip)
         offset = n.op("add", offset, extra)
     return offset
 
@@ -133,13 +122,13 @@ def unique_replica(b: Builder, layout: Layout, place: Place) -> Value | None:
     """True in the one thread among those that hold the same elements that acts for them; None if
     no element is held twice."""
     lanes = _first_of(b, layout, "lane", place.lane)
-    return conjunction(b, [*lanes, *_first_of(b, layout, "warp", place.warp)])
+    return b.conjunction([*lanes, *_first_of(b, layout, "warp", place.warp)])
 
 
 def unique_register(b: Builder, layout: Layout, register: Value) -> Value | None:
     """True in the first of a thread's registers that hold the same element; None if none is held
     twice."""
-    return conjunction(b, _first_of(b, layout, "reg", register))
+    return b.conjunction(_first_of(b, layout, "reg", register))
 
 
 def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
@@ -151,18 +140,10 @@ def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
         if d.owner != owner:
             continue
         if not any(d.step) and d.radix > 1:
-            digit = n.op("mod", n.op("floordiv", at, n.const(below)), n.const(d.radix))
-            conds.append(b.value(Compare, "eq", digit, n.const(0)))
+            digit = n.op("mod", n.op("floordiv", at, below), d.radix)
+            conds.append(b.compare("eq", digit, n.const(0)))
         below *= d.radix
     return conds
-
-
-def conjunction(b: Builder, conds: Sequence[Value]) -> Value | None:
-    """All of them; None if there are none."""
-    total: Value | None = None
-    for c in conds:
-        total = c if total is None else b.value(Binary, "and", total, c)
-    return total
 
 
 class Tensors:
@@ -187,8 +168,8 @@ class Tensors:
     def number(self, b: Builder, e: Extent, dtype: DType) -> Value:
         """An extent or stride as a value of `dtype`."""
         if isinstance(e, int):
-            return b.value(Const, e, dtype)
-        return as_dtype(b, self.named[e], dtype)
+            return b.const(e, dtype)
+        return b.cast(self.named[e], dtype)
 
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
         """Offset in elements of an element of a global tensor: i64."""
@@ -196,17 +177,17 @@ class Tensors:
         total = n.const(0)
         if t.strides is None:  # contiguous
             for index, extent in zip(indices, t.shape):
-                wide = as_dtype(b, index, INT64)
+                wide = b.cast(index, INT64)
                 if n.known.get(total) != 0:
                     total = n.op("mul", total, self.number(b, extent, INT64))
                 total = n.op("add", total, wide)
             return total
         for index, stride in zip(indices, t.strides):
-            wide = as_dtype(b, index, INT64)
+            wide = b.cast(index, INT64)
             if stride == 1:
                 step = wide
             elif isinstance(stride, int):
-                step = n.op("mul", wide, n.const(stride))
+                step = n.op("mul", wide, stride)
             else:
                 step = n.op("mul", wide, self.number(b, stride, INT64))
             total = n.op("add", total, step)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
-from tilec.ir.element_loops import as_dtype
-from tilec.ir.ops import Alloc, Const, Copy, For, Pack, RegRead, Yield
+from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -18,12 +17,23 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 def whole(b: Builder, v: Value) -> Region:
     """All of an on-chip buffer."""
     shape = v.buffer.static_shape
-    return Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+    return Region(v, tuple(b.const(0) for _ in shape), shape)
 
 
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
+
+
+def or_zero(cond: Value, o: Op) -> Op:
+    """`o` where `cond` holds; elsewhere its results are 0."""
+    results = tuple(Value(r.type, r.name) for r in o.results)
+    zeros = Builder(o.loc)
+    none = tuple(zeros.zero(r.dtype) for r in results)
+    then = Block((), (replace(o, results=results), Yield(results, loc=o.loc)))
+    orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
+    types = tuple(r.type for r in results)
+    return If(cond, then, orelse, types, results=o.results, loc=o.loc)
 
 
 @contextmanager
@@ -34,7 +44,7 @@ def counted(
     index, inner = Value(ScalarType(INT32), name), Builder(b.loc)
     yield index, inner
     inner.emit(Yield)
-    bounds = (b.value(Const, n, INT32) for n in (0, count, 1))
+    bounds = (b.const(n) for n in (0, count, 1))
     b.emit(For, kind, *bounds, (), inner.block([index]))
 
 
@@ -61,4 +71,4 @@ def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: 
     """Registers of a fragment, side by side in a vector if they are several, as `dtype`."""
     parts = tuple(b.value(RegRead, fragment, r) for r in registers)
     value = b.value(Pack, parts) if len(parts) > 1 else parts[0]
-    return as_dtype(b, value, dtype)
+    return b.cast(value, dtype)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Const, Copy, Fill, Gemm, If, Load, Parallel, Store
-from tilec.ir.types import INT32
+from tilec.ir.ops import Copy, Fill, Gemm, If, Load, Parallel, Store
 from tilec.passes.utils.addressing import Numbers
 
 
@@ -75,7 +74,7 @@ class ColumnPart:
     def _whole(self, b: Builder, v: Value) -> Region:
         made = self.own[v]
         shape = made.buffer.static_shape
-        return Region(made, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+        return Region(made, tuple(b.const(0) for _ in shape), shape)
 
     def _columns(self, b: Builder, o: Copy, other: Region) -> Region:
         """The part of the other side of a copy, whose last dimension is the columns."""
@@ -85,7 +84,7 @@ class ColumnPart:
         if other.extents[-1] != mine.extents[-1] or other.buffer.buffer.space != "global":
             raise self.refuse(o, "the other side is no tensor with the same columns")
         n = Numbers(b, last.dtype)
-        moved = n.op("add", last, n.const(self.number * width))
+        moved = n.op("add", last, self.number * width)
         return replace(
             other, offsets=(*other.offsets[:-1], moved), extents=(*other.extents[:-1], width)
         )
@@ -110,7 +109,7 @@ class ColumnPart:
         part = Value(index.type, index.name)
         top = Builder(o.loc)
         n = Numbers(top)
-        whole = n.op("add", part, n.const(self.number * width))
+        whole = n.op("add", part, self.number * width)
 
         def visit(x: Op) -> None | Op:
             match x:

@@ -17,13 +17,10 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_clonable
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Compare,
     ConsumerGroup,
     Copy,
     For,
@@ -31,13 +28,12 @@ from tilec.ir.ops import (
     OrderedArrive,
     OrderedWait,
     RingStage,
-    Select,
     While,
     Yield,
     yielded,
 )
 from tilec.passes.utils.addressing import Numbers, narrow
-from tilec.passes.utils.rings import Position, const, only_if
+from tilec.passes.utils.rings import Position
 from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_ORDERED = 1  # named barriers below it: 0 the block's, 1 … `groups` each group's own
@@ -137,10 +133,10 @@ class ConsumerGroups:
         what its ring loops become; `positions`, where a group stands in the ring of each buffer."""
         self.positions = positions
         group = b.value(ConsumerGroup)
-        last = b.value(Compare, "eq", group, const(b, self.count - 1))
+        last = b.compare("eq", group, self.count - 1)
         pass_on = Builder(b.loc)
         pass_on.emit(OrderedArrive, self.ordered)
-        only_if(b, last, pass_on.ops)
+        b.branch(last, pass_on.ops)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)
@@ -149,22 +145,22 @@ class ConsumerGroups:
     def _own_only(self, b: Builder, group: Value, own: Block) -> For:
         """The loop over every so-many-th iteration, from the group's first one on."""
         loop = self.loop
-        number = as_dtype(b, group, loop.step.dtype)
-        first = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
+        number = b.cast(group, loop.step.dtype)
+        first = b.binary("add", loop.lo, b.binary("mul", number, loop.step))
         for other in range(self.count - 1):
-            tile = b.value(Binary, "add", loop.lo, _times(b, loop.step, other))
-            exists = b.value(Compare, "lt", tile, loop.hi)
-            later = b.value(Compare, "gt", group, const(b, other))
-            exists = b.value(Binary, "and", exists, later)
-            only_if(b, exists, self._skipped(tile))
+            tile = b.binary("add", loop.lo, _times(b, loop.step, other))
+            exists = b.compare("lt", tile, loop.hi)
+            later = b.compare("gt", group, other)
+            exists = b.binary("and", exists, later)
+            b.branch(exists, self._skipped(tile))
         stride = _times(b, loop.step, self.count)
         body = Builder(loop.loc)
         body.ops += own.ops[:-1]
         for ahead in range(1, self.count):
             index = loop.body.args[0]
-            tile = body.value(Binary, "add", index, _times(body, loop.step, ahead))
-            exists = body.value(Compare, "lt", tile, loop.hi)
-            only_if(body, exists, self._skipped(tile))
+            tile = body.binary("add", index, _times(body, loop.step, ahead))
+            exists = body.compare("lt", tile, loop.hi)
+            body.branch(exists, self._skipped(tile))
         body.ops.append(own.ops[-1])
         return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
 
@@ -179,12 +175,11 @@ class ConsumerGroups:
             else:
                 b.ops += self.carried.copy(Block((), (o,)), handed)
         until = Value(group.type, "until")
-        mine = b.value(Compare, "eq", until, const(b, 0))
+        mine = b.compare("eq", until, 0)
         others = self._skipped(loop.body.args[0])
-        then = Block((), (*own.ops[:-1], Yield(loc=b.loc)))
-        b.emit(If, mine, then, Block((), (*others, Yield(loc=b.loc))))
-        sooner = b.value(Binary, "sub", until, const(b, 1))
-        after = b.value(Select, mine, const(b, self.count - 1), sooner)
+        b.branch(mine, own.ops[:-1], others)
+        sooner = b.binary("sub", until, 1)
+        after = b.select(mine, b.const(self.count - 1), sooner)
         b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))
         return replace(
             loop,
@@ -266,11 +261,11 @@ def _brings(loop: For) -> bool:
 
 def _times(b: Builder, v: Value, factor: int) -> Value:
     n = Numbers(b, v.dtype)
-    return n.op("mul", v, n.const(factor))
+    return n.op("mul", v, factor)
 
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:
     """How many iterations a loop has."""
     n = Numbers(b, lo.dtype)
-    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), n.const(1))
-    return narrow(b, n.op("max", n.op("floordiv", up, step), n.const(0)))
+    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), 1)
+    return narrow(b, n.op("max", n.op("floordiv", up, step), 0))

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, as_dtype, boxes, is_part_of_fragment, loop_of
-from tilec.ir.ops import Binary, Compare, Const, Load, Parallel, Store, Yield
+from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
+from tilec.ir.ops import Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import (
@@ -23,9 +23,7 @@ from tilec.passes.utils.accesses import (
     is_by_each_thread,
     parallel_accesses,
 )
-from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.regions import LoopRegions
-from tilec.passes.utils.rings import only_if
 
 
 def over_all(func: Func, held: Collection[Value]) -> Func:
@@ -89,17 +87,17 @@ class _Part(LoopRegions):
             x = Value(ScalarType(INT32), f"x{len(args)}")
             args.append(x)
             places.append(x)
-            inner = b.value(Binary, "sub", as_dtype(b, x, offset.dtype), offset)
+            inner = b.binary("sub", b.cast(x, offset.dtype), offset)
             known = None
             if extent > 1:
                 arg = next(left)
-                subst[arg] = as_dtype(b, inner, arg.dtype)
+                subst[arg] = b.cast(inner, arg.dtype)
                 known = form.without(arg).constant
             if known != 0:
-                conds.append(b.value(Compare, "ge", inner, b.value(Const, 0, offset.dtype)))
+                conds.append(b.compare("ge", inner, 0))
             if known is None or known + extent < size:
-                conds.append(b.value(Compare, "lt", inner, b.value(Const, extent, offset.dtype)))
-        zero = b.value(Const, 0, INT32)
+                conds.append(b.compare("lt", inner, extent))
+        zero = b.const(0)
         subst |= {a: zero for a in self.o.body.args if a not in subst}
         buffers = {a.buffer for a in self.found}
 
@@ -109,12 +107,7 @@ class _Part(LoopRegions):
             return None
 
         body = rewrite(self.o.body, visit, subst)
-        cond = conjunction(b, conds)
-        acts = [x for x in body.ops if not isinstance(x, Yield)]
-        if cond is None:
-            b.ops += acts
-        else:
-            only_if(b, cond, acts)
+        b.branch(b.conjunction(conds), [x for x in body.ops if not isinstance(x, Yield)])
         b.emit(Yield)
         made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))
         return [*self.hoisted, made]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Op, Value, clone, upstream
+from tilec.ir.core import Block, Builder, Op, Value, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.ops import (
     Alloc,
@@ -22,7 +22,7 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.types import INT32
+from tilec.passes.utils.building import or_zero
 
 Wanted = Callable[[For], If | None]
 
@@ -107,7 +107,7 @@ class LeadThread:
                 made.append(replace(o, body=told))
             elif isinstance(o, Atomic):
                 flush()
-                made.append(_given(o, lead))
+                made.append(or_zero(lead, o))
             elif o.pure or isinstance(o, Alloc):
                 made.append(o)  # nothing that is held back gives it a value
             elif self._is_own(o):
@@ -131,7 +131,7 @@ class LeadThread:
             return None
         b = Builder(loop.loc)
         b.ops += made
-        first = b.value(Const, 0, INT32)
+        first = b.const(0)
         b.emit(Yield, tuple(b.value(Shuffle, v, first) for v in yielded(loop.body)))
         return b.block(loop.body.args)
 
@@ -150,22 +150,7 @@ class LeadThread:
         )
 
 
-def _given(o: Atomic, lead: Value) -> Op:
-    """The atomic where `lead` holds; the others get 0."""
-    some, none = Builder(o.loc), Builder(o.loc)
-    own = clone(o, {})
-    some.ops.append(own)
-    some.emit(Yield, own.results)
-    none.emit(Yield, (none.value(Const, 0, o.result.dtype),))
-    types = (o.result.type,)
-    return replace(If(lead, some.block(), none.block(), types, loc=o.loc), results=o.results)
-
-
-def _guarded(ops: Iterable[Op], lead: Value) -> Op:
-    ops = tuple(ops)
+def _guarded(ops: Sequence[Op], lead: Value) -> Op:
     b = Builder(ops[0].loc)
-    b.ops += ops
-    b.emit(Yield)
-    none = Builder(ops[0].loc)
-    none.emit(Yield)
-    return If(lead, b.block(), none.block(), loc=ops[0].loc)
+    b.branch(lead, ops)
+    return b.ops[0]

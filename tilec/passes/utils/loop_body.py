@@ -16,7 +16,6 @@ from tilec.ir.ops import (
     Binary,
     CheckIndex,
     Compare,
-    Const,
     CpAsync,
     ElementAccess,
     Extract,
@@ -35,12 +34,11 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, ScalarType
+from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
-from tilec.passes.utils.addressing import conjunction, narrow, shared_offset
+from tilec.passes.utils.addressing import narrow, shared_offset
 from tilec.passes.utils.masked_loads import masked_loads
 from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
-from tilec.passes.utils.rings import only_if
 
 
 class LoopBody:
@@ -104,7 +102,7 @@ class LoopBody:
                 for env in envs:
                     done = [clone(o, env)]
                     if self.replica is not None and any(e.is_once for e in o.effects()):
-                        only_if(self.b, self.replica, done)
+                        self.b.branch(self.replica, done)
                     else:
                         self.b.ops += done
 
@@ -119,8 +117,7 @@ class LoopBody:
             elif step is not None and (more := e % self.width):
                 made = envs[e - more][o.result]
                 if step:
-                    number = self.b.value(Const, step * more, made.dtype)
-                    made = self.b.value(Binary, "add", made, number)
+                    made = self.b.binary("add", made, step * more)
                 env[o.result] = made
             else:
                 self.b.ops.append(clone(o, env))
@@ -147,7 +144,7 @@ class LoopBody:
         """A condition that holds for all neighbours if it does for the outer two: they take the
         branch together where it holds, else each for itself."""
         b, together, apart = self.b, Builder(o.loc), Builder(o.loc)
-        whole = conjunction(b, [env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
+        whole = b.conjunction([env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
         assert whole is not None
         self.b = together
         own = [dict(env) for env in envs]
@@ -185,7 +182,7 @@ class LoopBody:
         access = self.fragments[o]
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
-        index = b.value(Binary, "add", self.first, b.value(Const, e, INT32)) if e else self.first
+        index = b.binary("add", self.first, e) if e else self.first
         straight = access.dims == tuple(range(len(self.loop.extents)))
         if not straight or access.buffer.buffer.layout != self.loop.layout:
             index = b.value(Lookup, self._table(access), index)
@@ -291,10 +288,10 @@ class LoopBody:
             index = env.get(o.indices[d], o.indices[d])
             if high and d != skip:
                 extent = self.known.tensors.number(b, t.shape[d], index.dtype)
-                conds.append(b.value(Compare, "lt", index, extent))
+                conds.append(b.compare("lt", index, extent))
             if low:
-                zero = b.value(Const, 0, index.dtype)
-                conds.append(b.value(Compare, "ge", index, zero))
+                zero = b.const(0, index.dtype)
+                conds.append(b.compare("ge", index, zero))
         return conds
 
     def _bytes(self, o: ElementAccess, width: int) -> int:
@@ -316,7 +313,7 @@ class LoopBody:
             return None
         index = group[-1].get(o.indices[-1], o.indices[-1])
         extent = self._extent(o, index, known)
-        return None if extent is None else self.b.value(Compare, "lt", index, extent)
+        return None if extent is None else self.b.compare("lt", index, extent)
 
     def _cache(self, buffer: Value) -> str:
         """What the loop's author says of L2 and this buffer."""
@@ -324,11 +321,11 @@ class LoopBody:
 
     def _load(self, o: Load, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
-        guard = conjunction(b, self._guard(o, group[-1], known))
+        guard = b.conjunction(self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
         other = None
         if guard is not None and safe is not None:
-            other = b.value(Const, safe.value, safe.dtype)
+            other = b.const(safe.value, safe.dtype)
         width = len(group)
         at, size = self._offset(o, group[0]), self._bytes(o, width)
         cache = self._cache(o.source)
@@ -365,7 +362,7 @@ class LoopBody:
 
     def _atomic(self, o: Atomic, group: list[Substitution], known: VectorAccess) -> None:
         env = group[0]
-        guard = conjunction(self.b, self._conditions(o, group[-1], known))
+        guard = self.b.conjunction(self._conditions(o, group[-1], known))
         if len(group) > 1:
             values = self.b.value(Pack, tuple(e.get(o.value, o.value) for e in group))
             self.b.emit(MemRed, o.dest, self._offset(o, env), values, guard)
@@ -386,7 +383,7 @@ class LoopBody:
 
     def _store(self, o: Store, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
-        guard = conjunction(b, self._conditions(o, group[-1], known))
+        guard = b.conjunction(self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
@@ -426,18 +423,18 @@ class LoopBody:
         """How many bytes of a vector lie inside the tensor; None if all of them always do."""
         last = len(o.indices) - 1
         b = self.b
-        inside = conjunction(b, self._guard(o, group[0], known, skip=last))
+        inside = b.conjunction(self._guard(o, group[0], known, skip=last))
         size = o.source.dtype.bits // 8
-        whole = b.value(Const, len(group) * size, INT32)
+        whole = b.const(len(group) * size)
         valid = whole
         index = group[0].get(o.indices[-1], o.indices[-1])
         extent = self._extent(o, index, known)
         if extent is not None:
-            left = b.value(Binary, "sub", extent, index)
-            count, zero = (b.value(Const, n, left.dtype) for n in (len(group), 0))
-            left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)
+            left = b.binary("sub", extent, index)
+            count, zero = (b.const(n, left.dtype) for n in (len(group), 0))
+            left = b.binary("max", b.binary("min", left, count), zero)
             left = narrow(b, left)  # only now: it may have been far below zero
-            valid = b.value(Binary, "mul", left, b.value(Const, size, INT32))
+            valid = b.binary("mul", left, size)
         if inside is not None:
-            valid = b.value(Select, inside, valid, b.value(Const, 0, INT32))
+            valid = b.select(inside, valid, b.const(0))
         return None if valid is whole else valid

@@ -8,15 +8,12 @@ from tilec.ir.core import Builder, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Exchange, exchange
 from tilec.ir.ops import (
-    Cast,
-    Compare,
     Copy,
     Extract,
     Lane,
     Lookup,
     RegRead,
     RegWrite,
-    Select,
     Shuffle,
     ShuffleXor,
 )
@@ -37,7 +34,7 @@ def exchange_registers(o: Copy) -> list[Op]:
     n = Numbers(b)
     lane = b.value(Lane)
     highs = {
-        mask: b.value(Compare, "eq", _lane_bit(n, lane, mask), n.const(1))
+        mask: b.compare("eq", _lane_bit(n, lane, mask), n.const(1))
         for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
     }
     reader = _reader(n, lane, plan)
@@ -51,19 +48,19 @@ def exchange_registers(o: Copy) -> list[Op]:
         for mask in reversed(plan.keeps):
             half = len(values) // 2
             pairs = list(zip(values[:half], values[half:]))
-            values = [inner.value(Select, highs[mask], high, low) for low, high in pairs]
+            values = [inner.select(highs[mask], high, low) for low, high in pairs]
         for i, mask in enumerate(plan.swaps):
             _swap(inner, values, 1 << i, mask, highs[mask])
         for mask in plan.gathers:
             others = [inner.value(ShuffleXor, v, mask) for v in values]
             pairs = list(zip(values, others))
-            values = [inner.value(Select, highs[mask], other, own) for own, other in pairs]
-            values += [inner.value(Select, highs[mask], own, other) for own, other in pairs]
+            values = [inner.select(highs[mask], other, own) for own, other in pairs]
+            values += [inner.select(highs[mask], own, other) for own, other in pairs]
         if reader is not None:
             values = [inner.value(Shuffle, v, reader) for v in values]
         for m, value in enumerate(values):
             if value.dtype != d.dtype:
-                value = inner.value(Cast, value, d.dtype)
+                value = inner.cast(value, d.dtype)
             for e in range(plan.pack):
                 at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
                 one = value if plan.pack == 1 else inner.value(Extract, value, e)
@@ -105,10 +102,10 @@ def _swap(b: Builder, values: list[Value], bit: int, mask: int, high: Value) -> 
         if m & bit:
             continue
         first, second = values[m], values[m | bit]
-        given = b.value(Select, high, first, second)
+        given = b.select(high, first, second)
         taken = b.value(ShuffleXor, given, mask)
-        values[m] = b.value(Select, high, taken, first)
-        values[m | bit] = b.value(Select, high, second, taken)
+        values[m] = b.select(high, taken, first)
+        values[m | bit] = b.select(high, second, taken)
 
 
 def _reader(n: Numbers, lane: Value, plan: Exchange) -> Value | None:
@@ -117,9 +114,9 @@ def _reader(n: Numbers, lane: Value, plan: Exchange) -> Value | None:
         return None
     total = n.const(0)
     for p, q in enumerate(plan.turn):
-        total = n.op("add", total, n.op("mul", _lane_bit(n, lane, 1 << p), n.const(1 << q)))
+        total = n.op("add", total, n.op("mul", _lane_bit(n, lane, 1 << p), 1 << q))
     return total
 
 
 def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
-    return n.op("mod", n.op("floordiv", lane, n.const(mask)), n.const(2))
+    return n.op("mod", n.op("floordiv", lane, mask), 2)

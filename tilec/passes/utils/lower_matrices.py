@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from tilec.ir.core import Builder, Func, Op, Region, Value, walk
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import MatrixAccess, matrix_access, stmatrix_ok
-from tilec.ir.ops import Binary, Const, Copy, Gemm, Ldmatrix, Stmatrix
-from tilec.ir.types import INT32
+from tilec.ir.ops import Copy, Gemm, Ldmatrix, Stmatrix
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted, read_packed
 from tilec.target import Target
@@ -44,8 +43,8 @@ def store_matrices(o: Copy) -> list[Op]:
     with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
         x = Numbers(inner)
         per = 2 * access.count
-        first = x.op("mul", g, x.const(per))
-        registers = [x.op("add", first, x.const(e)) for e in range(per)]
+        first = x.op("mul", g, per)
+        registers = [x.op("add", first, e) for e in range(per)]
         values = tuple(
             read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
             for e in range(0, per, 2)
@@ -69,7 +68,7 @@ def _groups(
     place = Place(b)
     place.make(access.rows)
     with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
-        row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
+        row = inner.binary("mul", g, 8)
         coords = [*tile.offsets[: -layout.rank], *coordinates(inner, access.rows, place, row)]
         offset = shared_offset(inner, t.layout, coords)
         yield b, inner, g, offset, access
@@ -108,7 +107,7 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
 def load_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy."""
     with _groups(o, o.dest.buffer, o.source) as (b, inner, g, offset, access):
-        first = inner.value(Binary, "mul", g, inner.value(Const, access.count, INT32))
+        first = inner.binary("mul", g, access.count)
         sides = o.dest.buffer, first, o.source.buffer, offset
         inner.emit(Ldmatrix, *sides, access.count, access.transposed)
     return b.ops

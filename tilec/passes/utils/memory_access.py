@@ -13,8 +13,8 @@ from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.layout import Layout
 from tilec.ir.neighbours import Neighbours
-from tilec.ir.ops import Atomic, Compare, Const, ElementAccess, If, Parallel
-from tilec.ir.types import FLOAT32, INT32, BufferType
+from tilec.ir.ops import Atomic, ElementAccess, If, Parallel
+from tilec.ir.types import FLOAT32, BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
 
@@ -164,10 +164,10 @@ def inside_at_corners(
     in their place."""
     conds: list[Value] = []
     done: set[tuple[object, ...]] = set()
-    first: Substitution = {**at, **{a: b.value(Const, 0, INT32) for a in p.body.args}}
+    first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
     last: Substitution = {
         **at,
-        **{a: b.value(Const, e - 1, INT32) for a, e in zip(p.body.args, p.extents)},
+        **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)},
     }
     for o, (d, low, high) in needs:
         index = o.indices[d]
@@ -185,12 +185,12 @@ def inside_at_corners(
             if most is None:
                 return None
             extent = known.tensors.number(b, t.shape[d], most.dtype)
-            conds.append(b.value(Compare, "lt", most, extent))
+            conds.append(b.compare("lt", most, extent))
         if low:
             least = clone_expression(b, index, inner, first)
             if least is None:
                 return None
-            conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
+            conds.append(b.compare("ge", least, 0))
     return conds
 
 

@@ -175,7 +175,7 @@ class Multicast:
         total = n.const(0)
         for d in dims:
             if self.cluster[d] > 1:
-                step = n.op("mul", b.value(ClusterIndex, d), n.const(self.strides[d]))
+                step = n.op("mul", b.value(ClusterIndex, d), self.strides[d])
                 total = n.op("add", total, step)
         return total
 
@@ -184,7 +184,7 @@ class Multicast:
         n = Numbers(b)
         total, below = n.const(0), 1
         for d in share.dims:
-            step = n.op("mul", b.value(ClusterIndex, d), n.const(below))
+            step = n.op("mul", b.value(ClusterIndex, d), below)
             total = n.op("add", total, step)
             below *= self.cluster[d]
         return total

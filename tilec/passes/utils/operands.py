@@ -17,7 +17,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Op, Region, Value
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
-from tilec.ir.ops import Alloc, Binary, Const, Copy, Gemm
+from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
 from tilec.passes.utils.building import whole
@@ -95,7 +95,7 @@ def _cut(b: Builder, x: Region, dim: int, start: int, size: int) -> Region:
     extents[dim] = size
     if start:
         old = offsets[dim]
-        offsets[dim] = b.value(Binary, "add", old, b.value(Const, start, old.dtype))
+        offsets[dim] = b.binary("add", old, start)
     return Region(x.buffer, tuple(offsets), tuple(extents))
 
 

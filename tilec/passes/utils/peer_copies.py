@@ -15,19 +15,11 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
-from tilec.ir.ops import (
-    Binary,
-    ClusterCopy,
-    ClusterStore,
-    Compare,
-    MbarrierArrive,
-    MbarrierExpect,
-    MemLoad,
-)
+from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad
 from tilec.ir.ops import ClusterSend as Send
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.utils.building import counted
-from tilec.passes.utils.rings import const, elected, only_if
+from tilec.passes.utils.rings import elected
 
 PIECE = 16  # bytes: what a bulk copy moves, and where it begins, are multiples of it
 MOST_PIECES = 64
@@ -46,10 +38,10 @@ class Part:
 
     def moved(self, b: Builder) -> Value:
         """How far that is, in elements (i32)."""
-        total = const(b, 0)
+        total = b.const(0)
         for index, step in self.steps:
-            far = b.value(Binary, "mul", narrow(b, index), const(b, step))
-            total = b.value(Binary, "add", total, far)
+            far = b.binary("mul", narrow(b, index), step)
+            total = b.binary("add", total, far)
         return total
 
 
@@ -152,10 +144,10 @@ def send(o: ClusterCopy, found: Pieces) -> list[Op]:
     total = prod(o.source.extents) * size
     inner.emit(MbarrierExpect, o.barrier, o.stage, total, o.block)
     for at, there, count in found.runs:
-        begin, end = n.op("add", source, n.const(at)), n.op("add", dest, n.const(there))
+        begin, end = n.op("add", source, at), n.op("add", dest, there)
         to = o.dest.buffer, end, o.block, o.barrier, o.stage
         inner.emit(Send, o.source.buffer, begin, count * size, *to)
-    only_if(b, elected(b), inner.ops)
+    b.branch(elected(b), inner.ops)
     return b.ops
 
 
@@ -167,22 +159,22 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
     lanes = _lanes(o)
     vectors, threads = prod(shape) // lanes, warps * WARP
     x, place = Numbers(b), Place(b)
-    thread = x.op("add", x.op("mul", place.warp, x.const(WARP)), place.lane)
+    thread = x.op("add", x.op("mul", place.warp, WARP), place.lane)
     with counted(b, -(-vectors // threads), "part") as (round, inner):
         y = Numbers(inner)
-        number = y.op("add", y.op("mul", round, y.const(threads)), thread)
+        number = y.op("add", y.op("mul", round, threads), thread)
         work = Builder(o.loc)
         z = Numbers(work)
-        left, at = z.op("mul", number, z.const(lanes)), list[Value]()
+        left, at = z.op("mul", number, lanes), list[Value]()
         for extent in reversed(shape[1:]):
-            at.insert(0, z.op("mod", left, z.const(extent)))
-            left = z.op("floordiv", left, z.const(extent))
+            at.insert(0, z.op("mod", left, extent))
+            left = z.op("floordiv", left, extent)
         at.insert(0, left)
         here, there = _place(work, o.source, at), _place(work, o.dest, at)
         value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
         work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
         if vectors % threads:
-            only_if(inner, inner.value(Compare, "lt", number, y.const(vectors)), work.ops)
+            inner.branch(inner.compare("lt", number, y.const(vectors)), work.ops)
         else:
             inner.ops += work.ops
     return b.ops
@@ -193,7 +185,7 @@ def arrive(o: ClusterCopy) -> list[Op]:
     barrier of theirs."""
     b, inner = Builder(o.loc), Builder(o.loc)
     inner.emit(MbarrierArrive, o.barrier, o.stage, None, o.block, True)
-    only_if(b, elected(b), inner.ops)
+    b.branch(elected(b), inner.ops)
     return b.ops
 
 

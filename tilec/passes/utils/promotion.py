@@ -51,7 +51,7 @@ class Promoted:
             n = Numbers(b, last.dtype)
             source = replace(
                 o.source,
-                offsets=(*o.source.offsets[:-1], n.op("add", last, n.const(lo))),
+                offsets=(*o.source.offsets[:-1], n.op("add", last, lo)),
                 extents=(*o.source.extents[:-1], hi - lo),
             )
             b.emit(Copy, source, whole(b, v))

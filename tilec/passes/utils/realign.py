@@ -25,13 +25,8 @@ from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Cast,
-    Compare,
-    Const,
     Copy,
     Extract,
-    If,
     MemLoad,
     Misaligned,
     Pack,
@@ -39,23 +34,13 @@ from tilec.ir.ops import (
     RegRead,
     RegWrite,
     RingStage,
-    Select,
     Store,
     Unary,
-    Yield,
 )
-from tilec.ir.types import INT32, INT64, UINT32, BufferType
-from tilec.passes.utils.addressing import (
-    Place,
-    Tensors,
-    conjunction,
-    coordinates,
-    narrow,
-    unique_replica,
-)
+from tilec.ir.types import INT64, UINT32, BufferType
+from tilec.passes.utils.addressing import Place, Tensors, coordinates, narrow, unique_replica
 from tilec.passes.utils.building import copy_whole, counted
 from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
-from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load
@@ -166,7 +151,7 @@ class Realigner:
         reachable = [self._reachable(b, o) for o in copies]
         inside: list[Value | None] = [None for _ in copies]
         if not once:
-            inside = [conjunction(b, [r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
+            inside = [b.conjunction([r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
         return Pieces(copies, [tiles[o.dest.buffer] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, held: Held) -> None:
@@ -176,7 +161,7 @@ class Realigner:
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 if number < tile.ahead:
                     for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
-                        index = b.value(Const, n, INT32)
+                        index = b.const(n)
                         b.emit(RegWrite, held.words[o.dest.buffer], index, value)
 
         self._forms(b, found, each)
@@ -185,14 +170,14 @@ class Realigner:
         ends = Builder(b.loc)
         for o, tile in zip(found.copies, found.tiles):
             v, register = held.ends[o.dest.buffer], count()
-            zero = b.value(Const, 0, v.dtype)
+            zero = b.const(0, v.dtype)
             for e in range(tile.parts * _per_piece(o)):
-                b.emit(RegWrite, v, b.value(Const, e, INT32), zero)
+                b.emit(RegWrite, v, b.const(e), zero)
             for part in self._parts(ends, o, tile.elements.layout):
-                wanted = conjunction(ends, self._lacking(ends, o, part))
+                wanted = ends.conjunction(self._lacking(ends, o, part))
                 assert wanted is not None
                 for value in self._elements(ends, o, part, wanted):
-                    n = ends.value(Const, next(register), INT32)
+                    n = ends.const(next(register))
                     ends.emit(RegWrite, v, n, value)
         self._unless_reachable(b, found, ends)
 
@@ -210,7 +195,7 @@ class Realigner:
                 valid = None if inside else self._valid(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
-                    index = [b.value(Const, n, INT32) for n in numbers]
+                    index = [b.const(n) for n in numbers]
                     read = [b.value(RegRead, held.words[v], n) for n in index]
                 else:
                     read = self._words(b, o, part, inside)
@@ -218,10 +203,10 @@ class Realigner:
                 got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
                 there = self._in_memory(b, o, part) if held.ends and not inside else None
                 for e in range(per):
-                    n, value = b.value(Const, per * number + e, INT32), b.value(Extract, got, e)
+                    n, value = b.const(per * number + e), b.value(Extract, got, e)
                     if there is not None:
                         end = b.value(RegRead, held.ends[v], n)
-                        value = b.value(Select, there, value, end)
+                        value = b.select(there, value, end)
                     b.emit(RegWrite, elements[v], n, value)
             copy_whole(b, elements[v], dest[v], engine="threads", vector=1)
 
@@ -238,15 +223,15 @@ class Realigner:
         multiples of 16 bytes apart, or each has its own `skip`."""
         assert layout is not None
         per, v = _per_piece(o), o.source.buffer
-        first = self._part(b, o, layout, b.value(Const, 0, INT32))
-        zeros = tuple(b.value(Const, 0, i.dtype) for i in first.indices)
+        first = self._part(b, o, layout, b.const(0))
+        zeros = tuple(b.const(0, i.dtype) for i in first.indices)
         for away in layout.table("reg")[::per].tolist():
-            coords = tuple(b.value(Const, c, INT32) for c in away)
+            coords = tuple(b.const(c) for c in away)
             moved = element_indices(b, Region(v, zeros, o.source.extents), coords)
-            offset = b.value(Binary, "add", first.offset, self.tensors.offset(b, v.buffer, moved))
+            offset = b.binary("add", first.offset, self.tensors.offset(b, v.buffer, moved))
             own = any(c % per for c in away)
             skip = b.value(Misaligned, v, offset) if own else first.skip
-            indices = tuple(b.value(Binary, "add", i, m) for i, m in zip(first.indices, moved))
+            indices = tuple(b.binary("add", i, m) for i, m in zip(first.indices, moved))
             yield _Part(first.place, indices, offset, skip)
 
     def _part(self, b: Builder, o: Copy, layout: Layout, register: Value) -> _Part:
@@ -263,7 +248,7 @@ class Realigner:
         first = self._first(b, part)
         guard = None if inside else self._in_memory(b, o, part)
         for half in range(2):
-            at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
+            at = b.binary("add", first, half * per)
             got = b.value(MemLoad, o.source.buffer, at, per, PIECE, guard, words=True)
             found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
         return found
@@ -271,18 +256,18 @@ class Realigner:
     @staticmethod
     def _first(b: Builder, part: _Part) -> Value:
         """The offset at which the first piece of a part begins."""
-        return b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
+        return b.binary("sub", part.offset, b.cast(part.skip, INT64))
 
     def _in_memory(self, b: Builder, o: Copy, part: _Part) -> Value:
         """Whether the row of a part exists, and its two pieces lie in the memory of the tensor."""
         first = self._first(b, part)
-        end = b.value(Binary, "add", first, b.value(Const, 2 * _per_piece(o) - 1, INT64))
+        end = b.binary("add", first, 2 * _per_piece(o) - 1)
         tests = [
-            b.value(Compare, "ge", first, b.value(Const, 0, INT64)),
-            b.value(Compare, "le", end, self._last(b, o)),
+            b.compare("ge", first, 0),
+            b.compare("le", end, self._last(b, o)),
             *self._row_inside(b, o, part, 1),  # no row behind the last one ends before that
         ]
-        found = conjunction(b, tests)
+        found = b.conjunction(tests)
         assert found is not None
         return found
 
@@ -295,17 +280,17 @@ class Realigner:
         """The elements of a part, one by one, that lie inside of the tensor."""
         v, valid, found = o.source.buffer, self._valid(b, o, part), []
         for e in range(_per_piece(o)):
-            at = b.value(Binary, "add", part.offset, b.value(Const, e, INT64))
-            inside = b.value(Compare, "gt", valid, b.value(Const, e, INT32))
-            guard = b.value(Binary, "and", wanted, inside)
+            at = b.binary("add", part.offset, e)
+            inside = b.compare("gt", valid, e)
+            guard = b.binary("and", wanted, inside)
             found.append(b.value(MemLoad, v, at, 1, v.dtype.bits // 8, guard))
         return found
 
     def _unless_reachable(self, b: Builder, found: Pieces, made: Builder) -> None:
         """What is `made`, where not all pieces lie in memory."""
-        reachable = conjunction(b, found.reachable)
+        reachable = b.conjunction(found.reachable)
         assert reachable is not None
-        only_if(b, b.value(Unary, "not", reachable), made.ops)
+        b.branch(b.value(Unary, "not", reachable), made.ops)
 
     def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -318,42 +303,40 @@ class Realigner:
             for o, tile in zip(found.copies, found.tiles):
                 layout, per = tile.elements.layout, _per_piece(o)
                 assert layout is not None
-                register = body.value(Binary, "mul", number, body.value(Const, per, INT32))
+                register = body.binary("mul", number, per)
                 part = self._part(body, o, layout, register)
-                there = body.value(Compare, "lt", number, body.value(Const, tile.parts, INT32))
+                there = body.compare("lt", number, tile.parts)
                 mine = unique_replica(body, layout, Place(body))
                 own = [] if mine is None else [mine]
-                wanted = conjunction(body, [there, *own, *self._lacking(body, o, part)])
+                wanted = body.conjunction([there, *own, *self._lacking(body, o, part)])
                 assert wanted is not None
-                some = wanted if some is None else body.value(Binary, "or", some, wanted)
+                some = wanted if some is None else body.binary("or", some, wanted)
                 inner = Builder(b.loc)
-                zero = inner.value(Const, 0, INT32)
+                zero = inner.const(0)
                 for e, value in enumerate(self._elements(loads, o, part, wanted)):
-                    column = inner.value(
-                        Binary, "add", part.place[-1], inner.value(Const, e, INT32)
-                    )
+                    column = inner.binary("add", part.place[-1], e)
                     place = iter((*part.place[:-1], column))
                     index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
                     inner.emit(Store, dest[o.dest.buffer], index, value)
-                only_if(stores, wanted, inner.ops)
+                stores.branch(wanted, inner.ops)
             assert some is not None
-            only_if(body, some, loads.ops + stores.ops)
+            body.branch(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
         last."""
         rows = [*zip(part.indices, o.source.buffer.buffer.shape)][first:-1]
         numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
-        return [b.value(Compare, "lt", i, n) for i, n in numbers]
+        return [b.compare("lt", i, n) for i, n in numbers]
 
     def _valid(self, b: Builder, o: Copy, part: _Part) -> Value:
         """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
         all parts in one place of their rows."""
         column = part.indices[-1]
         end = self.tensors.number(b, o.source.buffer.buffer.shape[-1], column.dtype)
-        left = b.value(Binary, "sub", end, column)
-        most, none = (b.value(Const, n, column.dtype) for n in (_per_piece(o), 0))
-        return narrow(b, b.value(Binary, "max", b.value(Binary, "min", left, most), none))
+        left = b.binary("sub", end, column)
+        most, none = (b.const(n, column.dtype) for n in (_per_piece(o), 0))
+        return narrow(b, b.binary("max", b.binary("min", left, most), none))
 
     # --- the forms ---
 
@@ -374,28 +357,28 @@ class Realigner:
         tests = []
         r = o.source
         for at, extent, n in zip(r.offsets, r.extents, r.buffer.buffer.shape):
-            end = b.value(Binary, "add", at, b.value(Const, extent, at.dtype))
-            tests.append(b.value(Compare, "le", end, self.tensors.number(b, n, at.dtype)))
+            end = b.binary("add", at, extent)
+            tests.append(b.compare("le", end, self.tensors.number(b, n, at.dtype)))
         return tests
 
     def _reachable(self, b: Builder, o: Copy) -> Value:
         """Whether every piece that a row of the region needs lies in the tensor's memory."""
         r, t = o.source, o.source.buffer.buffer
-        per = b.value(Const, _per_piece(o), INT64)
+        per = b.const(_per_piece(o), INT64)
         sizes = self._sizes(b, r)
         ends = []
         for d, (at, extent) in enumerate(zip(r.offsets, r.extents)):
-            end = b.value(Binary, "add", at, b.value(Const, extent, at.dtype))
+            end = b.binary("add", at, extent)
             if d < t.rank - 1:
-                end = b.value(Binary, "min", end, sizes[d])
+                end = b.binary("min", end, sizes[d])
             ends.append(end)
-        end = b.value(Binary, "add", self._before(b, t, ends), per)
-        inside = b.value(Compare, "le", end, self._last(b, o))
+        end = b.binary("add", self._before(b, t, ends), per)
+        inside = b.compare("le", end, self._last(b, o))
         if t.align >= PIECE:
             return inside
         first = self.tensors.offset(b, t, r.offsets)
-        skip = b.value(Cast, b.value(Misaligned, r.buffer, first), INT64)
-        return b.value(Binary, "and", inside, b.value(Compare, "ge", first, skip))
+        skip = b.cast(b.value(Misaligned, r.buffer, first), INT64)
+        return b.binary("and", inside, b.compare("ge", first, skip))
 
     def _last(self, b: Builder, o: Copy) -> Value:
         """The offset of the tensor's last element; where its rows overlap, of the last one before
@@ -405,9 +388,9 @@ class Realigner:
         last = self._before(b, t, sizes)
         if t.rank == 1:
             return last
-        begins = [sizes[0], *(b.value(Const, 0, n.dtype) for n in sizes[1:])]
+        begins = [sizes[0], *(b.const(0, n.dtype) for n in sizes[1:])]
         row = self.tensors.offset(b, t, begins)
-        return b.value(Binary, "min", last, b.value(Binary, "sub", row, b.value(Const, 1, INT64)))
+        return b.binary("min", last, b.binary("sub", row, 1))
 
     def _sizes(self, b: Builder, r: Region) -> list[Value]:
         """The extents of a region's tensor, in the dtypes of its offsets."""
@@ -416,8 +399,8 @@ class Realigner:
 
     def _before(self, b: Builder, t: BufferType, ends: list[Value]) -> Value:
         """The offset of the last element before these ends."""
-        ones = [b.value(Const, 1, v.dtype) for v in ends]
-        return self.tensors.offset(b, t, [b.value(Binary, "sub", v, n) for v, n in zip(ends, ones)])
+        ones = [b.const(1, v.dtype) for v in ends]
+        return self.tensors.offset(b, t, [b.binary("sub", v, n) for v, n in zip(ends, ones)])
 
 
 def _per_piece(o: Copy) -> int:
@@ -429,6 +412,4 @@ def _branches(b: Builder, cond: Value) -> Iterator[tuple[Builder, Builder]]:
     """Builders of what is done where `cond` holds, and where it does not."""
     sides = Builder(b.loc), Builder(b.loc)
     yield sides
-    for side in sides:
-        side.emit(Yield)
-    b.emit(If, cond, *(side.block() for side in sides))
+    b.branch(cond, *(side.ops for side in sides))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Builder, Op, Region, Value
-from tilec.ir.element_loops import as_dtype, carried, each_element, element_indices, shifted
-from tilec.ir.ops import Alloc, Binary, Const, Load, Reduce, Store
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.element_loops import carried, each_element, element_indices, shifted
+from tilec.ir.ops import Alloc, Load, Reduce, Store
+from tilec.ir.types import BufferType
 from tilec.passes.utils.reductions import combine, taken
 
 LANES = 16  # sums of a row side by side, so that they are computed as vectors
@@ -31,20 +31,20 @@ def reduction_loops(o: Reduce) -> list[Op]:
     with each_element(b, kept or (1,)) as (inner, at):
         args = at[: len(kept)]
         if partial is None:
-            value = _chain(inner, o, args, inner.value(Const, 0, INT32), count, 1)
+            value = _chain(inner, o, args, inner.const(0), count, 1)
         else:
-            value = inner.value(Load, partial, (*args, inner.value(Const, 0, INT32)))
+            value = inner.value(Load, partial, (*args, inner.const(0)))
             for n in range(1, lanes):
-                more = inner.value(Load, partial, (*args, inner.value(Const, n, INT32)))
+                more = inner.value(Load, partial, (*args, inner.const(n)))
                 value = combine(inner, o, value, more)
             for n in range(count // lanes * lanes, count):
-                last = inner.value(Const, n, INT32)
+                last = inner.const(n)
                 value = combine(inner, o, value, _element(inner, o, args, last))
         place = _place(inner, o.dest, [a for a, e in zip(args, kept) if e != 1])
         if not o.clear:
             old = inner.value(Load, o.dest.buffer, place)
-            value = combine(inner, o, as_dtype(inner, old, o.accumulator), value)
-        inner.emit(Store, o.dest.buffer, place, as_dtype(inner, value, o.dest.dtype))
+            value = combine(inner, o, inner.cast(old, o.accumulator), value)
+        inner.emit(Store, o.dest.buffer, place, inner.cast(value, o.dest.dtype))
     return b.ops
 
 
@@ -54,12 +54,12 @@ def _chain(
     """`count` elements along the dimension from `start` on, `step` apart, combined."""
 
     def more(inner: Builder, n: Value, so_far: Value) -> Value:
-        steps = inner.value(Binary, "mul", n, inner.value(Const, step, INT32))
-        at = inner.value(Binary, "add", start, steps)
+        steps = inner.binary("mul", n, step)
+        at = inner.binary("add", start, steps)
         return combine(inner, o, so_far, _element(inner, o, args, at))
 
     first = _element(b, o, args, start)
-    one, end = b.value(Const, 1, INT32), b.value(Const, count, INT32)
+    one, end = b.const(1), b.const(count)
     return carried(b, one, end, first, more)
 
 
@@ -71,4 +71,4 @@ def _element(b: Builder, o: Reduce, args: Sequence[Value], at: Value) -> Value:
 
 
 def _place(b: Builder, dest: Region, args: Sequence[Value]) -> tuple[Value, ...]:
-    return element_indices(b, dest, args or (b.value(Const, 0, INT32),))
+    return element_indices(b, dest, args or (b.const(0),))

@@ -8,10 +8,9 @@ whoever took part has it, so that loops over both need no exchange."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Value
-from tilec.ir.element_loops import as_dtype
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout
-from tilec.ir.ops import Binary, Compare, Const, Reduce, Select, Unary
+from tilec.ir.ops import Reduce, Unary
 from tilec.ir.types import DType
 
 
@@ -58,16 +57,16 @@ def combined_layout(result: Layout, parts: int) -> Layout:
 
 def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:
     """Two values of `o.accumulator` as one."""
-    found = b.value(Binary, o.combine, x, y)
+    found = b.binary(o.combine, x, y)
     if o.propagate_nan and x.dtype.is_float:
         for v in (x, y):
-            found = b.value(Select, b.value(Compare, "ne", v, v), v, found)
+            found = b.select(b.compare("ne", v, v), v, found)
     return found
 
 
 def taken(b: Builder, o: Reduce, x: Value) -> Value:
     """An element as it takes part."""
-    x = as_dtype(b, x, o.accumulator)
+    x = b.cast(x, o.accumulator)
     return b.value(Unary, "abs", x) if o.kind.startswith("abs") else x
 
 
@@ -81,4 +80,4 @@ def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
     if dtype.kind == "int" and o.accumulator.kind == "uint":
         low, high = 0, -1  # which is the largest there
     value = {"max": low, "min": high, "bitand": -1}.get(o.kind, 0)
-    return b.value(Const, value, dtype)
+    return b.const(value, dtype)

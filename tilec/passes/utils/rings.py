@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tilec.ir.core import (
-    Block,
     Builder,
     Func,
     Op,
@@ -25,14 +24,9 @@ from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
-    Binary,
-    Cast,
-    Compare,
-    Const,
     Copy,
     For,
     Gemm,
-    If,
     Lane,
     Load,
     MbarrierArrive,
@@ -41,12 +35,10 @@ from tilec.ir.ops import (
     MbarrierWait,
     PrefetchMap,
     RingStage,
-    Select,
     Store,
     TmaLoad,
     Warp,
     WarpSync,
-    Yield,
 )
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
 from tilec.passes.utils.addressing import narrow
@@ -121,10 +113,6 @@ def _without_stray(func: Func) -> Func:
     return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
 
-def const(b: Builder, value: int) -> Value:
-    return b.value(Const, value, INT32)
-
-
 def meeting(func: Func) -> tuple[int, int]:
     """Number and threads of the barrier at which the threads of the user's program meet: the
     block's (0, 0), or, where there are producer warps beside them, one of their own."""
@@ -132,26 +120,21 @@ def meeting(func: Func) -> tuple[int, int]:
     return (1, threads) if int(func.attrs.get("launch_threads", threads)) != threads else (0, 0)
 
 
-def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
-    """The ops where `cond` holds."""
-    b.emit(If, cond, Block((), (*ops, Yield(loc=b.loc))), Block((), (Yield(loc=b.loc),)))
-
-
 def elected(b: Builder, every_warps: int = 0, lanes: int = 1) -> Value:
     """True in one thread of the scope, or, with `every_warps`, in one thread of every so many
     warps (in the first `lanes` threads of such a warp)."""
-    zero = const(b, 0)
+    zero = b.const(0)
     lane = b.value(Lane)
-    first_lane = b.value(Compare, "eq", lane, zero)
+    first_lane = b.compare("eq", lane, zero)
     if lanes > 1:
-        first_lane = b.value(Compare, "lt", lane, const(b, lanes))
+        first_lane = b.compare("lt", lane, lanes)
     warp = b.value(Warp)
     if every_warps == 1:
         return first_lane
     if every_warps:
-        warp = b.value(Binary, "mod", warp, const(b, every_warps))
-    first_warp = b.value(Compare, "eq", warp, zero)
-    return b.value(Binary, "and", first_lane, first_warp)
+        warp = b.binary("mod", warp, every_warps)
+    first_warp = b.compare("eq", warp, zero)
+    return b.binary("and", first_lane, first_warp)
 
 
 class Position:
@@ -165,40 +148,38 @@ class Position:
         self.stages = stages
         self.stage = b.value(Alloc, local, name=f"{name}_stage")
         self.phase = b.value(Alloc, local, name=f"{name}_phase")
-        zero = const(b, 0)
+        zero = b.const(0)
         b.emit(Store, self.stage, (zero,), zero)
-        b.emit(Store, self.phase, (zero,), const(b, phase))
+        b.emit(Store, self.phase, (zero,), b.const(phase))
 
     def get_stage(self, b: Builder) -> Value:
-        return b.value(Load, self.stage, (const(b, 0),), name="stage")
+        return b.value(Load, self.stage, (b.const(0),), name="stage")
 
     def get_phase(self, b: Builder) -> Value:
-        return b.value(Load, self.phase, (const(b, 0),), name="phase")
+        return b.value(Load, self.phase, (b.const(0),), name="phase")
 
     def before(self, b: Builder, stage: Value) -> Value:
         """The stage before `stage`."""
-        at_start = b.value(Compare, "eq", stage, const(b, 0))
-        less = b.value(Binary, "sub", stage, const(b, 1))
-        return b.value(Select, at_start, const(b, self.stages - 1), less)
+        at_start = b.compare("eq", stage, 0)
+        less = b.binary("sub", stage, 1)
+        return b.select(at_start, b.const(self.stages - 1), less)
 
     def advance(self, b: Builder, stage: Value, phase: Value | None = None) -> None:
-        zero = const(b, 0)
-        following = b.value(Binary, "add", stage, const(b, 1))
-        wrap = b.value(Compare, "eq", following, const(b, self.stages))
-        b.emit(Store, self.stage, (zero,), b.value(Select, wrap, zero, following))
+        zero = b.const(0)
+        following = b.binary("add", stage, 1)
+        wrap = b.compare("eq", following, self.stages)
+        b.emit(Store, self.stage, (zero,), b.select(wrap, zero, following))
         if phase is not None:
-            turned = b.value(Binary, "xor", phase, b.value(Cast, wrap, INT32))
+            turned = b.binary("xor", phase, b.cast(wrap, INT32))
             b.emit(Store, self.phase, (zero,), turned)
 
     def skip(self, b: Builder, count: Value) -> None:
         """Advance by `count` (i32, not negative) acquires at once."""
-        zero, stages = const(b, 0), const(b, self.stages)
-        ahead = b.value(Binary, "add", self.get_stage(b), count)
-        rounds = b.value(Binary, "floordiv", ahead, stages)
-        b.emit(Store, self.stage, (zero,), b.value(Binary, "mod", ahead, stages))
-        turned = b.value(
-            Binary, "and", b.value(Binary, "add", self.get_phase(b), rounds), const(b, 1)
-        )
+        zero, stages = b.const(0), b.const(self.stages)
+        ahead = b.binary("add", self.get_stage(b), count)
+        rounds = b.binary("floordiv", ahead, stages)
+        b.emit(Store, self.stage, (zero,), b.binary("mod", ahead, stages))
+        turned = b.binary("and", b.binary("add", self.get_phase(b), rounds), 1)
         b.emit(Store, self.phase, (zero,), turned)
 
 
@@ -241,10 +222,8 @@ class Ring:
         stage."""
         assert self.full is not None
         stage = at.get_stage(b)
-        wait = Builder(b.loc) if only is not None else b
-        wait.emit(MbarrierWait, self.full, stage, at.get_phase(b))
-        if only is not None:
-            only_if(b, only, wait.ops)
+        wait = MbarrierWait(self.full, stage, at.get_phase(b), loc=b.loc)
+        b.branch(only, [wait])
         return stage
 
     def wait_free(self, b: Builder, at: Position) -> Value:
@@ -265,7 +244,7 @@ class Ring:
         assert self.empty is not None
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
-            who = b.value(Binary, "and", who, guard)
+            who = b.binary("and", who, guard)
         b.emit(MbarrierArrive, self.empty, stage, who, self._linked(b))
 
     def free(self, b: Builder, at: Position, stage: Value, phase: Value) -> None:
@@ -282,11 +261,11 @@ class Ring:
         differs = b.value(Lane)
         if self.links != tuple(range(len(self.links))):
             table = sum(link << 4 * i for i, link in enumerate(self.links))
-            at = b.value(Binary, "and", differs, const(b, 7))
-            shift = b.value(Binary, "shl", at, const(b, 2))
-            moved = b.value(Binary, "shr", const(b, table), shift)
-            differs = b.value(Binary, "and", moved, const(b, 7))
-        return b.value(Binary, "xor", self.number, differs)
+            at = b.binary("and", differs, 7)
+            shift = b.binary("shl", at, 2)
+            moved = b.binary("shr", b.const(table), shift)
+            differs = b.binary("and", moved, 7)
+        return b.binary("xor", self.number, differs)
 
 
 class TensorMaps:
@@ -352,24 +331,24 @@ def tma_boxes(
     shape = tile.buffer.static_shape
     share = multicast.shares.get(tile)
     blocks = None
-    first = start = const(b, 0)
+    first = start = b.const(0)
     if share is not None:
         shape = (*shape[: share.along], share.extent, *shape[share.along + 1 :])
         part, blocks = multicast.part(b, share), multicast.receivers(b, share)
-        first = b.value(Binary, "mul", part, const(b, share.extent))
-        start = b.value(Binary, "mul", part, const(b, share.step))
+        first = b.binary("mul", part, share.extent)
+        start = b.binary("mul", part, share.step)
     descriptor, dims, boxes = maps.boxes(tile, o.source, shape, share.box if share else None)
     for offset, shifts in boxes:
         coords = []
         for d, shift, base in zip(dims, shifts, reversed(o.source.offsets)):
             at = narrow(b, base)
             if shift:
-                at = b.value(Binary, "add", at, const(b, shift))
+                at = b.binary("add", at, shift)
             if share is not None and d == share.along:
-                at = b.value(Binary, "add", at, first)
+                at = b.binary("add", at, first)
             coords.append(at)
-        where = const(b, offset)
+        where = b.const(offset)
         if share is not None:
-            where = b.value(Binary, "add", where, start)
+            where = b.binary("add", where, start)
         at_barrier = (barrier, stage, blocks, o.eviction_policy)
         b.emit(TmaLoad, ring_stage, where, descriptor, tuple(coords), *at_barrier)

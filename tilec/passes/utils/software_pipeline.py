@@ -21,10 +21,8 @@ from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.ops import (
     Alloc,
-    Compare,
     For,
     Gemm,
-    If,
     OrderedArrive,
     OrderedWait,
     RingStage,
@@ -35,7 +33,7 @@ from tilec.ir.ops import (
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import FIRST_ORDERED
-from tilec.passes.utils.rings import Position, Ring, is_brought, only_if
+from tilec.passes.utils.rings import Position, Ring, is_brought
 from tilec.passes.utils.slicing import Slice
 
 ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
@@ -44,10 +42,10 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
     n = Numbers(b)
-    last = b.value(Compare, "ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
+    last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
     arrive = Builder(b.loc)
     arrive.emit(OrderedArrive, ORDERED, warpgroups)
-    only_if(b, last, arrive.ops)
+    b.branch(last, arrive.ops)
 
 
 def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
@@ -120,13 +118,12 @@ class SoftwarePipeline:
         self._iteration(steady, {0: index, 1: before}, self.turn)
         steady.emit(Yield)
         n = Numbers(last, loop.lo.dtype)
-        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), n.const(1)), loop.step)
+        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), 1), loop.step)
         self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
-        runs = b.value(Compare, "gt", loop.hi, loop.lo)
-        done = Block((), (*first.ops, rest, *between, *last.ops, Yield(loc=loop.loc)))
-        none = clone_block(Block((), (*between, Yield(loc=loop.loc))), {})
-        b.emit(If, runs, done, none)
+        runs = b.compare("gt", loop.hi, loop.lo)
+        none = clone_block(Block((), tuple(between)), {}).ops
+        b.branch(runs, (*first.ops, rest, *between, *last.ops), none)
         return b.ops
 
     def _iteration(
@@ -136,8 +133,8 @@ class SoftwarePipeline:
         from one to another in `turn`."""
         at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
         if turn is not None:
-            one = Numbers(b).op("floordiv", b.value(Warp), Numbers(b).const(4))
-            at.first = b.value(Compare, "eq", one, Numbers(b).const(0))
+            one = Numbers(b).op("floordiv", b.value(Warp), 4)
+            at.first = b.compare("eq", one, Numbers(b).const(0))
         for o, s in self.stage.items():
             if s in indices:
                 b.loc = o.loc

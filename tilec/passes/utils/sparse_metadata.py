@@ -7,7 +7,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Value
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Digit, Layout, has_runs
-from tilec.ir.ops import Alloc, Binary, Bitcast, Cast, Const, Extract, Gemm, MemLoad, RegWrite
+from tilec.ir.ops import Alloc, Bitcast, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
@@ -64,20 +64,20 @@ class Metadata:
         for r in range(layout.size("reg")):
             row, unit = coordinates(inner, layout, self.place, x.const(r))
             if units < layout.shape[1]:  # all lanes have what the first selector asks for
-                unit = x.op("mod", unit, x.const(units))
-            own.append((row, x.op("add", x.op("mul", step, x.const(units)), unit)))
-        group = x.op("floordiv", self.place.warp, x.const(instr.warps))
-        group = x.op("mod", group, x.const(self.groups))
-        first = x.op("mul", group, x.const(self.share))
+                unit = x.op("mod", unit, units)
+            own.append((row, x.op("add", x.op("mul", step, units), unit)))
+        group = x.op("floordiv", self.place.warp, instr.warps)
+        group = x.op("mod", group, self.groups)
+        first = x.op("mul", group, self.share)
         with counted(inner, self.share // instr.m, "i") as (i, each):
             y = Numbers(each)
-            top = y.op("add", first, y.op("mul", i, y.const(instr.m)))
+            top = y.op("add", first, y.op("mul", i, instr.m))
             parts = [self._unit(y, y.op("add", top, row), unit) for row, unit in own]
             word = _joined(each, parts, instr.unit)
             either = _word(each, "or", _by(each, "shr", word, 2), _by(each, "shr", word, 3))
             nothing = _by(each, "xor", _by(each, "and", either, _LOW), _LOW)
             word = _word(each, "or", word, _by(each, "shl", nothing, 2))
-            at = y.op("mul", i, y.const(times))
+            at = y.op("mul", i, times)
             at = at if times == 1 else y.op("add", at, step)
             each.emit(RegWrite, words, at, word)
 
@@ -86,12 +86,12 @@ class Metadata:
         b, bits, wanted = x.b, self.region.buffer.dtype.bits, self.instr.unit
         if bits > wanted:
             per = bits // wanted
-            whole = self._elements(x, row, x.op("floordiv", unit, x.const(per)), 1)[0]
-            place = x.op("mul", x.op("mod", unit, x.const(per)), x.const(wanted))
-            part = _word(b, "shr", whole, b.value(Cast, place, UINT32))
+            whole = self._elements(x, row, x.op("floordiv", unit, per), 1)[0]
+            place = x.op("mul", x.op("mod", unit, per), wanted)
+            part = _word(b, "shr", whole, b.cast(place, UINT32))
             return _by(b, "and", part, (1 << wanted) - 1)
         count = wanted // bits
-        column = x.op("mul", unit, x.const(count))
+        column = x.op("mul", unit, count)
         return _joined(b, self._elements(x, row, column, count), bits)
 
     def _elements(self, x: Numbers, row: Value, column: Value, count: int) -> list[Value]:
@@ -103,14 +103,14 @@ class Metadata:
         width = count if runs and self.region.divisors[1] % count == 0 else 1
         found = []
         for e in range(0, count, width):
-            at = self.region.coordinates(x, row, x.op("add", column, x.const(e)))
+            at = self.region.coordinates(x, row, x.op("add", column, e))
             offset = shared_offset(b, memory, at)
             loaded = b.value(MemLoad, v, offset, width, width * bits // 8)
             for q in range(width):
                 value = loaded if width == 1 else b.value(Extract, loaded, q)
                 own = DTYPES[f"uint{bits}"]
                 value = value if value.dtype == own else b.value(Bitcast, value, own)
-                found.append(value if own == UINT32 else b.value(Cast, value, UINT32))
+                found.append(value if own == UINT32 else b.cast(value, UINT32))
         return found
 
 
@@ -123,8 +123,8 @@ def _joined(b: Builder, parts: list[Value], bits: int) -> Value:
 
 
 def _word(b: Builder, kind: str, x: Value, y: Value) -> Value:
-    return b.value(Binary, kind, x, y)
+    return b.binary(kind, x, y)
 
 
 def _by(b: Builder, kind: str, x: Value, y: int) -> Value:
-    return _word(b, kind, x, b.value(Const, y, UINT32))
+    return _word(b, kind, x, b.const(y, UINT32))

@@ -4,8 +4,7 @@ loads of elements elsewhere."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Op, Value
-from tilec.ir.ops import Binary, CheckIndex, Const, LdmatrixValues, Load, LoadMatrices, ThreadIndex
-from tilec.ir.types import INT32
+from tilec.ir.ops import CheckIndex, LdmatrixValues, Load, LoadMatrices, ThreadIndex
 from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts
 
@@ -17,22 +16,22 @@ _CHUNK_BITS = 128  # of a row
 def by_elements(o: LoadMatrices) -> list[Op]:
     """What `o` gives, each element by a load of its own."""
     b = Builder(o.loc)
-    lane = b.value(Binary, "mod", b.value(ThreadIndex), b.value(Const, LANES, INT32))
+    lane = b.binary("mod", b.value(ThreadIndex), LANES)
     x = Numbers(b)
-    row, quarter = x.op("floordiv", lane, x.const(4)), x.op("mod", lane, x.const(4))
+    row, quarter = x.op("floordiv", lane, 4), x.op("mod", lane, 4)
     results = iter(o.results)
     for down, right in zip(o.rows, o.columns):
         for e in range(o.per):
-            along = x.op("add", x.op("mul", quarter, x.const(o.per)), x.const(e))
+            along = x.op("add", x.op("mul", quarter, o.per), e)
             r, c = (along, row) if o.transposed else (row, along)
-            at = _moved(b, o, x.op("add", r, x.const(down)), x.op("add", c, x.const(right)))
+            at = _moved(b, o, x.op("add", r, down), x.op("add", c, right))
             b.ops.append(Load(o.source, at, results=(next(results),), loc=o.loc))
     return b.ops
 
 
 def _moved(b: Builder, o: LoadMatrices, down: Value, right: Value) -> tuple[Value, ...]:
     *outer, row, column = (narrow(b, v) for v in o.indices)
-    there = (b.value(Binary, "add", v, by) for v, by in ((row, down), (column, right)))
+    there = (b.binary("add", v, by) for v, by in ((row, down), (column, right)))
     return (*outer, *there)
 
 
@@ -46,9 +45,9 @@ def by_ldmatrix(o: LoadMatrices, known: MemoryFacts) -> list[Op] | None:
     if known.facts.divisor(o.indices[-1]) % chunk or any(c % chunk for c in o.columns):
         return None
     b = Builder(o.loc)
-    lane = b.value(Binary, "mod", b.value(ThreadIndex), b.value(Const, LANES, INT32))
+    lane = b.binary("mod", b.value(ThreadIndex), LANES)
     x = Numbers(b)
-    matrix, row = x.op("floordiv", lane, x.const(_ROWS)), x.op("mod", lane, x.const(_ROWS))
+    matrix, row = x.op("floordiv", lane, _ROWS), x.op("mod", lane, _ROWS)
     down, right = _by_matrix(x, matrix, o.rows), _by_matrix(x, matrix, o.columns)
     at = _moved(b, o, x.op("add", down, row), right)
     whole = Load(o.source, at)
@@ -65,6 +64,6 @@ def _by_matrix(x: Numbers, matrix: Value, places: tuple[int, ...]) -> Value:
     found = x.const(places[0])
     for bit in range((len(places) - 1).bit_length()):
         step = places[1 << bit] - places[0]
-        digit = x.op("mod", x.op("floordiv", matrix, x.const(1 << bit)), x.const(2))
-        found = x.op("add", found, x.op("mul", digit, x.const(step)))
+        digit = x.op("mod", x.op("floordiv", matrix, 1 << bit), 2)
+        found = x.op("add", found, x.op("mul", digit, step))
     return found

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Builder, Op, Value
 from tilec.ir.instr import find_instruction
-from tilec.ir.ops import Binary, Cast, Const, Shuffle, ThreadIndex, WarpMma
+from tilec.ir.ops import Cast, Shuffle, ThreadIndex, WarpMma
 from tilec.ir.types import FLOAT32, INT32
 from tilec.target import Target
 
@@ -25,38 +25,31 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
     wide = dtype if dtype.bits == 64 else FLOAT32 if dtype.is_float else INT32
     halves = instr.m // 8
 
-    def number(value: int) -> Value:
-        return b.value(Const, value, INT32)
-
-    def combined(kind: str, x: Value, y: int) -> Value:
-        return b.value(Binary, kind, x, number(y))
-
     thread = b.value(ThreadIndex)
-    lane = combined("mod", thread, LANES)
+    lane = b.binary("mod", thread, LANES)
     warp = LANES if target.max_threads == 1 else target.warp_size
-    first = b.value(Binary, "sub", combined("mod", thread, warp), lane)
-    row = combined("floordiv", lane, 4)
-    column = combined("mul", combined("mod", lane, 4), 2)
+    first = b.binary("sub", b.binary("mod", thread, warp), lane)
+    row = b.binary("floordiv", lane, 4)
+    column = b.binary("mul", b.binary("mod", lane, 4), 2)
     per = max(1, 32 // o.a[0].dtype.bits)  # elements of a register
     reach = 4 * per  # of the registers of four lanes along k
 
     def sent(value: Value, place: Value) -> Value:
         """`value` as a lane of this thread's 32 has it."""
-        got = b.value(Shuffle, value, b.value(Binary, "add", first, place))
-        return got if got.dtype is wide else b.value(Cast, got, wide)
+        return b.cast(b.value(Shuffle, value, b.binary("add", first, place)), wide)
 
-    sums = [v if v.dtype is wide else b.value(Cast, v, wide) for v in o.c]
+    sums = [b.cast(v, wide) for v in o.c]
     for k in range(instr.k):
         part, at = k // reach, k % reach // per
-        of_row = b.value(Binary, "add", combined("mul", row, 4), number(at))
+        of_row = b.binary("add", b.binary("mul", row, 4), at)
         a = [sent(o.a[(part * halves + h) * per + k % per], of_row) for h in range(halves)]
         right = []
         for c in range(2):
-            place = combined("add", combined("mul", combined("add", column, c), 4), at)
+            place = b.binary("add", b.binary("mul", b.binary("add", column, c), 4), at)
             right.append(sent(o.b[part * per + k % per], place))
         for i in range(2 * halves):
-            product = b.value(Binary, "mul", a[i // 2], right[i % 2])
-            sums[i] = b.value(Binary, "add", sums[i], product)
+            product = b.binary("mul", a[i // 2], right[i % 2])
+            sums[i] = b.binary("add", sums[i], product)
     named = {}
     for result, total in zip(o.results, sums):
         if result.dtype is wide:

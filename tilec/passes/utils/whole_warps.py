@@ -14,15 +14,11 @@ behind its end; of tensors it is guarded, whatever the author says of his thread
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, rewrite, walk
 from tilec.ir.ops import (
     Assume,
-    Compare,
-    Const,
     DeviceAssert,
-    If,
     Load,
     MbarrierArrive,
     MbarrierExpect,
@@ -33,12 +29,12 @@ from tilec.ir.ops import (
     ShuffleXor,
     ThreadIndex,
     WarpMma,
-    Yield,
 )
-from tilec.ir.types import INT32, ScalarType
+from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of
 from tilec.ir.varying import varying
 from tilec.ir.verify import meets
+from tilec.passes.utils.building import or_zero
 from tilec.target import Target
 
 _MEMORY = ("shared", "global")
@@ -96,12 +92,5 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
 
 def _guarded(o: Op, asked: int) -> list[Op]:
     b = Builder(o.loc)
-    inside = b.value(Compare, "lt", b.value(ThreadIndex), b.value(Const, asked, INT32))
-    results = tuple(Value(r.type, r.name) for r in o.results)
-    done = replace(o, results=results)
-    zeros = Builder(o.loc)
-    none = tuple(zeros.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in results)
-    then = Block((), (done, Yield(results, loc=o.loc)))
-    orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
-    types = tuple(r.type for r in o.results)
-    return [*b.ops, If(inside, then, orelse, types, results=o.results, loc=o.loc)]
+    inside = b.compare("lt", b.value(ThreadIndex), asked)
+    return [*b.ops, or_zero(inside, o)]
