@@ -4,6 +4,7 @@ sizes compiled without spills or serialised products."""
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,25 @@ EDGES: dict[str, Any] = {  # no keys, one key, one query, rows that see nothing,
     "vertical_slash": [(1, [0], [0]), (70, [], []), (130, [129], [129])],
 }
 
+EMPTY: dict[str, Any] = {  # no queries, no keys, no batch
+    "attention_sink": [((1, 0, 40, 2, 1), 0), ((0, 40, 40, 2, 1), 0), ((1, 0, 0, 2, 1), 1)],
+    "block_sparse": [((1, 0, 1), True, 1.0), ((0, 65, 1), True, 1.0)],
+    "flash_decoding": [([], 2, 1, 1), ([], 2, 1, 3), ([0], 2, 1, 3)],
+    "gqa_fwd": [((1, 0, 40, 4, 2), False), ((0, 40, 40, 4, 2), True), ((1, 0, 0, 4, 2), True)],
+    "mha_bwd": [
+        ((1, 0, 40, 1), False),
+        ((1, 0, 40, 1), True),
+        ((1, 40, 0, 1), False),
+        ((1, 0, 0, 1), True),
+        ((0, 40, 40, 1), True),
+    ],
+    "mha_fwd": [((1, 0, 40, 1), {}), ((0, 40, 40, 1), {"causal": True}), ((1, 0, 0, 1), {})],
+    "mla_decode": [([], 20, 2, 32), ([], 20, 1, 0), ([0], 20, 2, 0)],
+    "paged_decode": [([], 2, 1, 1, 16), ([0], 2, 1, 2, 16)],
+    "varlen_fwd": [([], [], False), ([0, 0], [5, 0], False), ([0], [7], True)],
+    "vertical_slash": [(0, [], []), (0, [], [0])],
+}
+
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,15 +99,17 @@ def test_on_the_cpu(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_edges(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     run(name, capsys, EDGES[name])
+    run(name, capsys, EMPTY[name])
 
 
 @pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("cases", [EDGES, EMPTY], ids=["edges", "empty"])
 @pytest.mark.parametrize("name", NAMES)
-def test_edges_simulated(name: str, cpu: None) -> None:
+def test_edges_simulated(name: str, cases: dict[str, Any], cpu: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tilec.PerformanceWarning)  # few queries suit no TMA
         with simulated("cuda:sm_90a") as reports:
-            importlib.import_module(name).main(EDGES[name])
+            importlib.import_module(name).main(cases[name])
     assert reports and all(report.ok for report in reports), reports
 
 
@@ -169,13 +191,27 @@ def test_a_page_that_is_none_is_found(cpu: None) -> None:
 
 
 @pytest.mark.usefixtures("unassembled")
-@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_head_dimension_that_fits_nowhere(target: str) -> None:
-    """What is over is told, not tried."""
+    """What is over is told, and up to which dimension heads fit: that does, the next does not."""
     example = importlib.import_module("mha_fwd")
+
+    def compiled(dim: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tilec.PerformanceWarning)  # what just fits is slow
+            example.mha(dim, dim).compile(*example.specs(dim, dim), target=target)
+
     with pytest.raises(tilec.ResourceError, match="bytes of shared memory a block") as told:
-        example.mha(1024, 1024).compile(*example.specs(1024, 1024), target=target)
+        compiled(1024)
     assert "k shared" in str(told.value) and "help: " in str(told.value)
+    assert "k = T.alloc_shared((BN, dim)" in str(told.value)
+    found = re.search(
+        r"help: or up to (\d+) in place of 1024, as wide as q, k, v, o are$", str(told.value)
+    )
+    assert found, told.value
+    compiled(int(found[1]))
+    with pytest.raises(tilec.ResourceError, match="in place of"):
+        compiled(int(found[1]) + 16)
 
 
 def kernels() -> Iterator[Any]:
@@ -263,7 +299,7 @@ def test_runs_agree_bit_for_bit_on_gpu(causal: bool, gpu: Any) -> None:
         o, lse = gpu.empty_like(q), gpu.empty(2, 4, 900, device="cuda")
         forward.mha(128, 128, causal)(q, k, v, q.new_empty(1), o, lse)
         dq, dk, dv = (gpu.empty_like(x) for x in (q, k, v))
-        given = gpu.empty_like(lse), gpu.empty_like(lse), lse[..., None]
+        given = gpu.empty_like(lse), gpu.empty_like(lse), lse.new_empty(1, 1, 1, 1)
         backward.backward(q, k, v, o, do, lse, causal, True, dq, dk, dv, *given)
         for name, got in (("o", o), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv)):
             assert gpu.equal(seen.setdefault(name, got), got), name

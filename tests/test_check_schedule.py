@@ -15,6 +15,7 @@ from mutant_families import product_kernel
 from mutant_operators import change_at, said, sites, weaker
 from place_programs import PLACES
 
+import tilec
 import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import InternalError
@@ -214,3 +215,38 @@ def test_what_tma_cannot_bring_after_all_does_not_run_ahead() -> None:
     assert {o.engine for o in copies if o.dest.buffer.name == "x"} == {"threads"}
     waits = [o for o in walk(kept["insert_sync"].body) if isinstance(o, CpAsyncWait)]
     assert all(o.pending >= 0 for o in waits)
+
+
+def two_loops(
+    A: T.Tensor((N, N), "float16"), B: T.Tensor((N, N), "float16"), C: T.Tensor((N, N), "float32")
+):
+    """A loop whose tiles come by cp.async under a condition, and one that brings the same buffers
+    through registers, from any column."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(N, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(N, 32), num_stages=3):
+            if k % 2 == 0:
+                T.copy(A[by * 64, k * 32], a)
+                T.copy(B[k * 32, bx * 64], b)
+                T.gemm(a, b, acc)
+        for k in T.Pipelined(4, num_stages=2):
+            T.copy(A[by * 64, k + 32], a)
+            T.copy(B[k + 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.usefixtures("unassembled")
+def test_the_last_iterations_end_what_those_before_them_began(rng: np.random.Generator) -> None:
+    """Of a loop's many iterations the first and last are executed: as many as copies are ahead,
+    or one that has no copy to wait for ends with theirs under way."""
+    a, b = (rng.standard_normal((72, 72)).astype(np.float16) for _ in range(2))
+    c = np.full((72, 72), np.nan, np.float32)
+    report = tilec.simulate(tilec.kernel(two_loops), a, b, c, target="cuda:sm_80")
+    assert report.ok, report
+    x, y = (np.pad(n.astype(np.float64), ((0, 32), (0, 32))) for n in (a, b))
+    want = x[:72, :32] @ y[:32, :72] + x[:72, 64:96] @ y[64:96, :72]
+    want += sum(x[:72, k : k + 32] @ y[k : k + 32, :72] for k in range(32, 36))
+    assert np.abs(c - want).max() <= 1e-3 * np.abs(want).max()

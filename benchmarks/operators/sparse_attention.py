@@ -182,19 +182,19 @@ def ours(s: Sparse) -> Candidate:
     if s.kept:
         kernel = example("block_sparse").block_sparse(s.dim)
         specs = [x, x, x, tilec.spec((*count, s.blocks), "int8"), x]
-        specs.append(tilec.spec((s.batch, s.heads, s.length), "float32"))
         names: tuple[str, ...] = ("q", "k", "v", "blocks", "o", "lse")
     else:
         kernel = example("vertical_slash").vertical_slash(s.dim)
         counts, lists = tilec.spec(count, "int32"), tilec.spec((*count, WIDTH), "int32")
         specs = [x, x, x, counts, lists, counts, lists, x]
-        names = ("q", "k", "v", "run_count", "runs", "single_count", "singles", "o")
+        names = ("q", "k", "v", "run_count", "runs", "single_count", "singles", "o", "lse")
+    specs.append(tilec.spec((s.batch, s.heads, s.length), "float32"))
 
     def views(t: Tensors, config: Config) -> Tensors:
         found = by_tokens(t, "q", "k", "v") | {"o": t["out"].view(s.shape).transpose(1, 2)}
         if s.kept:
             found["blocks"] = t["mask"].view(torch.int8)
-            found["lse"] = torch.empty(s.shape[:3], device=t["q"].device)
+        found["lse"] = torch.empty(s.shape[:3], device=t["q"].device)
         return found
 
     return tilec_candidate(lambda _: [Step(kernel, specs, names, meta)], views)

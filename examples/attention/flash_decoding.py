@@ -170,7 +170,7 @@ CASES = [([100, 0, 17], 4, 2, 3), ([65], 40, 2, 1)]  # keys, heads, groups, spli
 def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64) -> None:
     worst = 0.0
     for lengths, h, g, splits in cases:
-        b, most = len(lengths), max(lengths)
+        b, most = len(lengths), max(lengths, default=0)
         q = random((b, h, dim), "float16", 1)
         k, v = (random((b, most, g, dim), "float16", i) for i in (2, 3))
         parts, sums = empty((b, splits, h, dim), "float32"), empty((b, splits, h), "float32")

@@ -218,11 +218,11 @@ def backward(
     dq: Any, dk: Any, dv: Any, delta: Any, log: Any, total: Any,
 ) -> None:  # fmt: skip
     """Fills `dq`, `dk`, `dv` and, on the way, `delta` and `log` (batch, heads, queries) and, where
-    it need not be `deterministic`, `total` (as `dq`, in float32)."""
+    it need not be `deterministic`, `total` (as `dq`, in float32; else one element in as many
+    dimensions). No queries or no keys: 0 in what there is."""
     dim = q.shape[3]
-    share = total[:1, :1, :1, :1] if deterministic else total
-    deltas(dim, not deterministic)(o, do, lse, delta, log, share)
-    by_keys(dim, causal, not deterministic)(q, k, v, do, log, delta, share, dk, dv)
+    deltas(dim, not deterministic)(o, do, lse, delta, log, total)
+    by_keys(dim, causal, not deterministic)(q, k, v, do, log, delta, total, dk, dv)
     if deterministic:
         by_rows(dim, causal)(q, k, v, do, log, delta, dq)
     else:
@@ -253,7 +253,8 @@ def main(cases: list[tuple[tuple[int, ...], bool]] = CASES, dim: int = 64) -> No
         o, lse = empty((b, s, h, dim), "float16"), empty((b, h, s), "float32")
         mha(dim, dim, causal)(q, k, v, random((1,), "float16"), o, lse)
         for deterministic in (False, True):
-            dq, total = (empty((b, s, h, dim), f"float{bits}") for bits in (16, 32))
+            dq = empty((b, s, h, dim), "float16")
+            total = empty((1, 1, 1, 1) if deterministic else (b, s, h, dim), "float32")
             dk, dv = (empty((b, n, h, dim), "float16") for _ in range(2))
             delta, log = (empty((b, h, s), "float32") for _ in range(2))
             made = (dq, dk, dv, delta, log, total)

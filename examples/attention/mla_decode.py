@@ -138,8 +138,8 @@ CASES = [([100, 0], 20, 2, 32), ([70], 3, 1, 0)]  # keys, heads, splits, page (0
 def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64, pe: int = 32) -> None:
     worst, rng = 0.0, np.random.default_rng(7)
     for lengths, h, splits, page in cases:
-        b, size = len(lengths), page or max(lengths)
-        each = -(-max(lengths) // size)
+        b, size = len(lengths), page or max([1, *lengths])
+        each = -(-max(lengths, default=0) // size)
         pages = rng.permutation(b * each).reshape(b, each)
         q, q_pe = random((b, h, dim), "float16", 1), random((b, h, pe), "float16", 2)
         kv, k_pe = (random((b * each, size, d), "float16", d) for d in (dim, pe))

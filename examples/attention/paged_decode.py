@@ -108,7 +108,7 @@ CASES = [([100, 0, 17], 4, 2, 3, 32), ([150], 8, 1, 1, 128)]  # keys, heads, gro
 def main(cases: list[tuple[list[int], int, int, int, int]] = CASES, dim: int = 64) -> None:
     worst, rng = 0.0, np.random.default_rng(7)
     for lengths, h, g, splits, page in cases:
-        b, most = len(lengths), -(-max(lengths) // page)
+        b, most = len(lengths), -(-max(lengths, default=0) // page)
         pages = rng.permutation(b * most).reshape(b, most)
         for i, n in enumerate(lengths):
             pages[i, -(-n // page) :] = -1

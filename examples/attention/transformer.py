@@ -34,7 +34,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        delta, log, unused = torch.empty_like(lse), torch.empty_like(lse), lse[..., None]
+        delta, log, unused = torch.empty_like(lse), torch.empty_like(lse), lse.new_empty(1, 1, 1, 1)
         do = gradients[0].contiguous()
         backward(q, k, v, o, do, lse, ctx.causal, True, dq, dk, dv, delta, log, unused)
         return dq, dk, dv, None

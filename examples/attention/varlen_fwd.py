@@ -114,7 +114,9 @@ def main(cases: list[tuple[list[int], list[int], bool]] = CASES) -> None:
         q = random((q_ends[-1], h, dim), "float16", 1)
         k, v = (random((k_ends[-1], g, dim), "float16", i) for i in (2, 3))
         o, lse = empty((q_ends[-1], h, dim), "float16"), empty((h, q_ends[-1]), "float32")
-        varlen(dim, causal)(q, k, v, integers(q_ends), integers(k_ends), o, lse, max(queries))
+        varlen(dim, causal)(
+            q, k, v, integers(q_ends), integers(k_ends), o, lse, max(queries, default=0)
+        )
         for b, (s, n) in enumerate(zip(queries, keys)):
             rows, at = slice(q_ends[b], q_ends[b + 1]), slice(k_ends[b], k_ends[b + 1])
             seen = visible(s, n, causal)

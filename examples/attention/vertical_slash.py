@@ -3,13 +3,24 @@
 
 `lists` turns the two into what a kernel wants, for each block of BM queries: the first keys of runs
 of BN (the slashes, joined), and the single keys outside of these. Runs come as tiles, single keys
-are gathered row by row. Q, K, V and O are (batch, sequence, heads, dim).
+are gathered row by row. Q, K, V and O are (batch, sequence, heads, dim); Lse is the logarithm of
+each row's sum, -inf where a row sees no key.
 """
 
 from typing import Any
 
 import numpy as np
-from attention_support import LOG2_E, WHERE, attend, check_rows, empty, float64, random, table
+from attention_support import (
+    LOG2_E,
+    WHERE,
+    attend,
+    check_lse,
+    check_rows,
+    empty,
+    float64,
+    random,
+    table,
+)
 
 import tilec
 import tilec.language as T
@@ -49,6 +60,7 @@ def vertical_slash(dim: int) -> Any:
         single_count: T.Tensor((B, H, I), "int32"),
         singles: T.Tensor((B, H, I, NS), "int32"),
         O: T.Tensor((B, S, H, dim), "float16"),
+        Lse: T.Tensor((B, H, S), "float32"),
         BM: T.constexpr = 64,
         BN: T.constexpr = 64,
     ):
@@ -86,6 +98,8 @@ def vertical_slash(dim: int) -> Any:
                 step(q, k_single, v_single, s, p, o, high, before, shrink, total, more, scale)
             for i in T.Parallel(BM):
                 shrink[i] = T.if_then_else(total[i] > 0, 1 / total[i], 0.0)
+                if bx * BM + i < S:
+                    Lse[b, h, bx * BM + i] = (high[i] * scale + T.log2(total[i])) / LOG2_E
             for i, j in T.Parallel(BM, dim):
                 o[i, j] *= shrink[i]
             T.copy(o, O[b, bx * BM : (bx + 1) * BM, h, :])
@@ -116,7 +130,7 @@ def lists(
 
 def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """How long each list is, and all of them in one array."""
-    whole = np.zeros((len(rows), max(1, *map(len, rows))), np.int64)
+    whole = np.zeros((len(rows), max([1, *map(len, rows)])), np.int64)
     for i, row in enumerate(rows):
         whole[i, : len(row)] = row
     return np.array([len(row) for row in rows]), whole
@@ -125,7 +139,7 @@ def padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 def specs(dim: int, length: int) -> list[Any]:
     x, count = tilec.spec((1, length, 8, dim), "float16"), (1, 8, -(-length // 64))
     counts, table = tilec.spec(count, "int32"), tilec.spec((*count, 1000), "int32")
-    return [x, x, x, counts, table, counts, table, x]
+    return [x, x, x, counts, table, counts, table, x, tilec.spec((1, 8, length), "float32")]
 
 
 SPECS = [(vertical_slash(dim), specs(dim, 16384), {}) for dim in (64, 128)]
@@ -137,9 +151,9 @@ def main(cases: list[tuple[int, list[int], list[int]]] = CASES, dim: int = 64) -
     for length, verticals, slashes in cases:
         runs, singles = lists(length, verticals, slashes, bm, bn)
         q, k, v = (random((1, length, 1, dim), "float16", i) for i in range(3))
-        o = empty((1, length, 1, dim), "float16")
+        o, lse = empty((1, length, 1, dim), "float16"), empty((1, 1, length), "float32")
         tables = (table(x[None, None]) for rows in (runs, singles) for x in padded(rows))
-        vertical_slash(dim)(q, k, v, *tables, o, BM=bm, BN=bn)
+        vertical_slash(dim)(q, k, v, *tables, o, lse, BM=bm, BN=bn)
         seen = np.zeros((length, length), bool)
         for i in range(length):
             seen[i, singles[i // bm]] = True
@@ -151,8 +165,9 @@ def main(cases: list[tuple[int, list[int], list[int]]] = CASES, dim: int = 64) -
             assert seen[key:, key].all()
         for d in slashes:
             assert seen[place[d:], place[d:] - d].all()
-        want, _ = attend(*(float64(x)[0, :, 0] for x in (q, k, v)), seen)
+        want, sums = attend(*(float64(x)[0, :, 0] for x in (q, k, v)), seen)
         worst = max(worst, check_rows(f"{verticals}, {slashes}", o[0, :, 0], want))
+        check_lse(f"{verticals}, {slashes}", lse[0, 0], sums)
     print(f"vertical_slash on {WHERE}: {len(cases)} cases, largest relative error {worst:.1e}")
 
 

@@ -173,9 +173,14 @@ class Uniformity:
 
     def _effects(self, o: Op, around: Level) -> None:
         for e in o.effects():
-            if e.kind == "output":
+            if e.kind in ("output", "update"):
                 self._around[o] = around
-            elif e.writes and e.region and e.region.buffer.buffer.space == "local":
+            if (
+                e.kind != "output"
+                and e.writes
+                and e.region
+                and e.region.buffer.buffer.space == "local"
+            ):
                 level = max(self._highest(o.operands), around)
                 self._again = self._raise(e.region.buffer, level) or self._again
 

@@ -40,6 +40,7 @@ from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
+from tilec.tune.extents import said_to_fit
 
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 
@@ -155,6 +156,8 @@ def compile_variant(
             final = _first_good(func, target, keep_pass, ranked, tried, attempts, key.only_ranked)
         except ResourceError as error:
             if not error.may_spill or not asked_for:
+                more = "" if key.only_ranked else said_to_fit(func, target)
+                error.hint += f"\n{more}" if more else ""
                 raise
             runs.clear()
             asked_for = False  # and said

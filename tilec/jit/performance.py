@@ -17,6 +17,7 @@ from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, AtomicTile, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
 from tilec.ir.uniformity import Level, uniformity_of
+from tilec.jit.repeated_atomics import warn_of_repeated_atomics
 from tilec.jit.repeated_sums import repeated_sums
 from tilec.passes.check_registers import most_held, said_of
 from tilec.passes.demote_fragments import demoted
@@ -53,6 +54,7 @@ class Watch:
 
     def warn(self, func: Func, final: Func, target: Target) -> None:
         """Warn of what is slow in `func`, as it was traced, which became `final`."""
+        warn_of_repeated_atomics(func)
         _warn_of_serial(func, final)
         _warn_of_stages(func, final)
         _warn_of_atomics(func, final)

@@ -227,8 +227,9 @@ class _Thread:
         early = max(o.stage, default=0)  # iterations whose beginnings stand in front of the loop
         indices = range(lo - early * step, hi, step)
         first = self.program.stages + 2 if o.kind == "pipelined" else 2
-        if self.program.consumer_groups == 1 and len(indices) > first + 2:
-            indices = (*indices[:first], *indices[-2:])  # type: ignore[assignment]
+        last = max(2, self.program.stages)  # what the iterations before these started has ended
+        if self.program.consumer_groups == 1 and len(indices) > first + last:
+            indices = (*indices[:first], *indices[-last:])  # type: ignore[assignment]
         indices = indices[early:]
         values = [self.env.get(v, 0) for v in o.inits]
         for i in indices:
