@@ -3,9 +3,9 @@ tensor, arithmetic, and how often each of them happens.
 
 Nothing is assumed of the kernel: the grid is its block of scalar ops, a loop's trips are its bounds
 evaluated for the sizes at hand, a tile's bytes are the extents of the copy that moves it. What is
-only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`; where it is divided into
-tiles, as those of `UNKNOWN_LENGTH`, so that wide tiles have fewer; the least of it and of a number
-as that number."""
+only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`; where it is divided
+into tiles, as those of `UNKNOWN_LENGTH`, so that wide tiles have fewer; the least of it and of a
+number as that number."""
 
 from __future__ import annotations
 
