@@ -281,9 +281,8 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     if has_pipelined_product(func) and one_group and (overlaps or waits):
         t = GROUP_THREADS if func.attrs.get("threads") is None else None
         # Persistent, staged, overlapped; those that wait have no loop over tiles: it lost 3 %.
-        ways = [(False, True, False), (False, False, False)] if waits else []
-        if overlaps:
-            ways += [(False, False, True)] if waits else [(False, False, True), (True, False, True)]
+        ways = [(False, False, True)] if overlaps else []  # first of those as fast
+        ways += [(False, True, False), (False, False, False)] if waits else [(True, False, True)]
         made += [
             _plan(specialise=True, persistent=p, residents=n, threads=t, staged_store=s, overlap=o)
             for n in RESIDENTS

@@ -3,8 +3,9 @@ tensor, arithmetic, and how often each of them happens.
 
 Nothing is assumed of the kernel: the grid is its block of scalar ops, a loop's trips are its bounds
 evaluated for the sizes at hand, a tile's bytes are the extents of the copy that moves it. What is
-only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`, but the least of it and
-of a number as that number."""
+only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`; where it is divided
+into tiles, as those of `UNKNOWN_LENGTH`, so that wide tiles have fewer; the least of it and of a
+number as that number."""
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE
 
 UNKNOWN_TRIPS = 8
+UNKNOWN_LENGTH = 4096
 SECTOR = 32  # bytes of it that come at once
 # How much longer a row of a tile takes that lies in two lines, and rows of which every other begins
 # inside of a sector.
@@ -276,8 +278,8 @@ class Work:
                     trips.append(UNKNOWN_TRIPS)
                 case _:
                     value = fold(o, env.get)
-                    if value is None and isinstance(o, Binary) and o.kind == "min":
-                        value = env.get(o.lhs, env.get(o.rhs))
+                    if value is None and isinstance(o, Binary):
+                        value = _supposed(o, env)
                     if value is not None:
                         env[o.result] = value
         return trips
@@ -421,6 +423,17 @@ def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
     found = [env.get(v) for v in yielded(Block((), tuple(ops)))]
     numbers = [int(v) for v in found if v is not None]
     return numbers if numbers and len(numbers) == len(found) else None
+
+
+def _supposed(o: Binary, env: Env) -> bool | int | float | None:
+    """What an op counts as whose operand is only known on the device: the least of that and of a
+    number, whole tiles of a length; None where nothing is known."""
+    if o.kind == "min":
+        return env.get(o.lhs, env.get(o.rhs))
+    tile = env.get(o.rhs)
+    if o.lhs in env or not tile or tile < 0:
+        return None
+    return {"floordiv": -(-UNKNOWN_LENGTH // tile), "mod": 0}.get(o.kind)
 
 
 def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
