@@ -175,12 +175,7 @@ class Uniformity:
         for e in o.effects():
             if e.kind in ("output", "update"):
                 self._around[o] = around
-            if (
-                e.kind != "output"
-                and e.writes
-                and e.region
-                and e.region.buffer.buffer.space == "local"
-            ):
+            if e.writes and e.region and e.region.buffer.buffer.space == "local":
                 level = max(self._highest(o.operands), around)
                 self._again = self._raise(e.region.buffer, level) or self._again
 

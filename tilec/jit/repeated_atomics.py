@@ -31,10 +31,8 @@ def warn_of_repeated_atomics(func: Func) -> None:
         levels = (alike.around(o), *map(alike.level, (*o.indices, o.value)))
         if o in shared_out or o.result in used or max(levels) > Level.BLOCK:
             continue
-        name, times = (
-            o.dest.name,
-            f"{threads} times" if threads else "as often as there are threads",
-        )
+        name = o.dest.name
+        times = f"{threads} times" if threads else "as often as there are threads"
         warn(
             CompileWarning,
             f"each thread of the block does this atomic {o.kind} of the same value to the same "

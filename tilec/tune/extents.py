@@ -7,7 +7,6 @@ import re
 from collections import Counter
 
 from tilec.ir.core import Func, walk
-from tilec.ir.errors import TilecError
 from tilec.ir.ops import Alloc
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
@@ -66,6 +65,6 @@ def _fits(text: str, extent: int, less: int, target: Target) -> bool:
     changed = re.sub(rf"(?<=[<x]){extent}(?=x)", str(less), changed)
     try:
         fit.resources(parse_func(changed), target, None)
-    except TilecError:
+    except Exception:  # nobody wrote this program: whatever it fails of, the error told is another
         return False
     return True
