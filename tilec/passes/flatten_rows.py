@@ -317,8 +317,9 @@ class _Flat:
         blocks = b.binary("floordiv", up, self.count)
         self.start = inner.binary("mul", number, self.count)
         for o in func.body.ops:
-            inner.loc = o.loc
-            self._op(inner, o)
+            if not isinstance(o, Yield):
+                inner.loc = o.loc
+                self._op(inner, o)
         b.branch(b.compare("lt", number, blocks), inner.ops)
         b.emit(Yield)
         params = tuple(
