@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, clone_block, rewrite, walk
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
@@ -32,6 +32,8 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
+from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
@@ -230,6 +232,7 @@ class _Consumers:
         self.func = func
         self.spans = spans
         self.warpgroups = warpgroups
+        self.others: tuple[Value, ...] = ()
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
         branches = (o for o in walk(func.body) if isinstance(o, If))
@@ -276,7 +279,7 @@ class _Consumers:
                 assert loop is not None
                 self._free_before(b, loop, stages, products)
             ending = [r for r, spans in here.items() if any(i == last for _, last in spans)]
-            ending = [] if products else ending
+            ending = [r for r in ending if not (products and r.release_every == 4)]
             if isinstance(o, For) and o.order:
                 pipeline = self.pipeline(o)
                 early = [r for r in ending if not pipeline.reads_late(r)]
@@ -313,21 +316,58 @@ class _Consumers:
         here = self.spans.get(loop.body, {})
         if loop.order:
             return self.pipeline(loop).ops()
+        late = {r: x for r, x in here.items() if r.release_every == 4}
         products: list[Gemm] = []
-        if here and all(r.release_every == 4 and 1 == len(x) < r.stages for r, x in here.items()):
-            products = free_running(loop, [v for r in here for v in r.buffers])
+        written: list[Value] = []
+        if late and all(len(x) == 1 < r.stages for r, x in late.items()):
+            ringed = [v for r in late for v in r.buffers]
+            products = free_running(loop, ringed)
+            if len(late) < len(here):
+                products = []
+            if not products and FORCE:
+                products, written = versioned(loop, ringed)
         if any(o.c in self.conditional for o in products):
             products = []
-        done = replace(loop, body=self.block(loop.body, loop, products))
         if not products:
-            return [done]
+            return [replace(loop, body=self.block(loop.body))]
+        before = Builder(loop.loc)
+        done = self._in_turn(before, loop, products, written) if written else replace(loop, body=self.block(loop.body, loop, products))
         after = Builder(products[-1].loc)
-        after.emit(WgmmaWait, 0, held_in_flight(products))
-        ran = after.compare("gt", loop.hi, loop.lo)
-        for r in here:
+        after.emit(WgmmaWait, 0, (*held_in_flight(products), *self.others))
+        ran = after.compare("gt", done.hi, done.lo)
+        for r in late:
             at = self.positions[r]
             r.release(after, at.before(after, at.get_stage(after)), ran)
-        return [done, *after.ops]
+        return [*before.ops, done, *after.ops]
+
+    def _in_turn(
+        self, before: Builder, loop: For, products: Sequence[Gemm], written: Sequence[Value]
+    ) -> For:
+        n = Numbers(before, loop.lo.dtype)
+        other = {v: before.value(Alloc, v.type, name=f"{v.name}_odd") for v in written}
+        span = n.op("sub", n.op("add", loop.hi, n.op("sub", loop.step, 1)), loop.lo)
+        trips = n.op("floordiv", span, loop.step)
+        odd = before.compare("eq", n.op("mod", trips, 2), 1)
+        odd = before.binary("and", odd, before.compare("gt", loop.hi, loop.lo))
+        first = clone_block(self.block(loop.body), {})
+        subst: Substitution = {loop.body.args[0]: loop.lo}
+        once = [clone(o, subst) for o in self.block(loop.body).ops[:-1]]
+        if FORCE != "even":
+            before.branch(odd, once)
+            start = n.op("add", loop.lo, n.op("mul", n.op("mod", trips, 2), loop.step))
+        else:
+            start = loop.lo
+        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2))
+        self.others = tuple(other.values())
+        body = self.block(loop.body, pairs, products)
+        b = Builder(loop.loc)
+        b.ops += body.ops[:-1]
+        second = Numbers(b, loop.lo.dtype).op("add", body.args[0], loop.step)
+        turned: Substitution = {body.args[0]: second}
+        for v, w in other.items():
+            turned[v], turned[w] = w, v
+        b.ops += [clone(o, turned) for o in body.ops]
+        return replace(pairs, body=b.block(body.args))
 
     def _free_before(
         self,
@@ -338,7 +378,7 @@ class _Consumers:
     ) -> None:
         """Leave the iteration's products in flight; free the stages of the iteration before."""
         b.loc = products[-1].loc
-        b.emit(WgmmaWait, len(products), tuple(o.c for o in products))
+        b.emit(WgmmaWait, len(products), (*(o.c for o in products), *self.others))
         later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
@@ -364,3 +404,32 @@ def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
         if o not in products and (accumulators | besides) & set(o.operands):
             return []
     return products
+
+
+import os
+FORCE = os.environ.get("VERS", "")
+
+
+def versioned(loop: For, ringed: Iterable[Value]) -> tuple[list[Gemm], list[Value]]:
+    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
+    accumulators = {o.c for o in products}
+    if not products or len(accumulators) != len(products) or any(o.clear for o in products):
+        return [], []
+    inputs = dict.fromkeys(held_in_flight(products)[len(products) :])
+    if accumulators & set(inputs):
+        return [], []
+    besides = {r.buffer for o in products for r in o.inputs}.difference(ringed, inputs)
+    for o in walk(loop.body):
+        if o not in products and (accumulators | besides) & set(o.operands):
+            return [], []
+    written = []
+    for v in inputs:
+        uses = [(o, modref(o, covered).get(v)) for o in loop.body.ops]
+        uses = [(o, u) for o, u in uses if u is not None]
+        if not any(u.writes for _, u in uses):
+            continue
+        readers = [n for n, (o, _) in enumerate(uses) if o in products]
+        if not uses[0][1].whole or any(o not in products for o, _ in uses[readers[0]:]):
+            return [], []
+        written.append(v)
+    return products, written
