@@ -228,6 +228,10 @@ class _Thread:
         indices = range(lo - early * step, hi, step)
         first = self.program.stages + 2 if o.kind == "pipelined" else 2
         last = max(2, self.program.stages)  # what the iterations before these started has ended
+        if o.versions > 1:  # as many iterations of the author's as who does them one by one
+            first, last = (first + last) // 2 - last // 2, last // 2
+        else:
+            first += (len(indices) - first - last) % 2
         if self.program.consumer_groups == 1 and len(indices) > first + last:
             indices = (*indices[:first], *indices[-last:])  # type: ignore[assignment]
         indices = indices[early:]

@@ -23,6 +23,7 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     ClusterBarrier,
+    Copy,
     For,
     Gemm,
     If,
@@ -198,7 +199,7 @@ def _producer(
 
     def visit(o: Op) -> None | Op | list[Op]:
         if isinstance(o, For) and o.order:
-            return replace(o, order=(), stage=(), turns=False)  # they are the consumers'
+            return replace(o, order=(), stage=(), turns=False, versions=1)  # they are the consumers'
         if not is_brought(o):
             return None
         ring = ring_of[o.dest.buffer]
@@ -324,7 +325,8 @@ class _Consumers:
             products = free_running(loop, ringed)
             if len(late) < len(here):
                 products = []
-            if not products and FORCE:
+            ahead = any(isinstance(o, Copy) and o.ahead and not is_brought(o) for o in walk(loop.body))
+            if not products and FORCE and not ahead:
                 products, written = versioned(loop, ringed)
         if any(o.c in self.conditional for o in products):
             products = []
@@ -357,7 +359,7 @@ class _Consumers:
             start = n.op("add", loop.lo, n.op("mul", n.op("mod", trips, 2), loop.step))
         else:
             start = loop.lo
-        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2))
+        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2), versions=2)
         self.others = tuple(other.values())
         body = self.block(loop.body, pairs, products)
         b = Builder(loop.loc)

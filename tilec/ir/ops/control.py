@@ -34,7 +34,9 @@ class For(Op):
     `stage` belong to "pipelined" (the user's: one int per op of the body that acts, its place
     among them and its stage, -1 where tilec may choose; or empty). Once `arrange` has decided them,
     `order` are the statements' numbers as an iteration does them, `stage` how many iterations late
-    each is, and with `turns` the warpgroups of a scope start their products one after the other."""
+    each is, and with `turns` the warpgroups of a scope start their products one after the other.
+    With `versions` 2, products that read fragments which the loop fills run on into the next
+    iteration, which fills other ones: once expanded, an iteration does that of two."""
 
     kind: str
     lo: Value
@@ -47,6 +49,7 @@ class For(Op):
     stage: tuple[int, ...] = ()
     turns: bool = False
     reversible: bool = False
+    versions: int = 1
 
     def infer(self) -> Sequence[Type]:
         return tuple(v.type for v in self.inits)
