@@ -23,6 +23,10 @@ What the user has said by T.Pipelined(order=, stage=) of these statements holds:
 their own are so far apart, two with places follow one another so. Where that cannot be,
 `attrs["not_held"]` says why: (line of the loop, reason).
 
+Where producers bring the tiles and threads fill a fragment that a product reads (weights, decoded),
+that product runs on while the next iteration fills another: `versions` 2. Its registers have to fit,
+and the stream of a warpgroup has to be shorter.
+
 Rau, "Iterative Modulo Scheduling", MICRO 1994, has the frame; Shah et al., "FlashAttention-3",
 2024, the overlap of a softmax with products and the turns of warpgroups."""
 
@@ -43,10 +47,11 @@ from tilec.ir.ops import Binary, Copy, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.orders import Graph, Node, best
+from tilec.passes.utils.orders import Graph, Node, best, in_versions
 from tilec.passes.utils.registers import budget
 from tilec.passes.utils.rings import is_brought
 from tilec.passes.utils.slicing import is_separable
+from tilec.passes.utils.software_pipeline import filled, free_running
 from tilec.target import Target
 
 KEPT = 4  # registers of a thread beside those of `RESERVED` that ptxas wants free
@@ -76,7 +81,7 @@ def arrange(func: Func, target: Target) -> Func:
             if b.products > 1
         )
         func = func.with_attrs(not_held=left) if left else func
-        return func.with_body(rewrite(func.body, _in_order))
+        return _in_versions(func.with_body(rewrite(func.body, _in_order)), groups, target)
     why = "no T.Pipelined holds several products that run beside the threads"
     found: dict[Op, Arrangement] = {}
     not_held: list[tuple[int, str]] = []
@@ -105,6 +110,45 @@ def arrange(func: Func, target: Target) -> Func:
     )
     func = func.with_attrs(not_held=tuple(not_held)) if not_held else func
     return func.with_body(rewrite(func.body, visit)).with_attrs(arranged=shown)
+
+
+def _in_versions(func: Func, groups: int, target: Target) -> Func:
+    """`func`, whose loops have two versions of the fragments that they fill for their products,
+    where that pays."""
+    if not func.attrs.get("specialise"):
+        return func
+    threads = int(func.attrs["threads"]) * int(func.attrs.get("consumer_groups", 1))
+    limit = budget(threads, True, target, int(func.attrs.get("min_blocks", 1))) - KEPT
+    branches = (o for o in walk(func.body) if isinstance(o, If))
+    conditional = {o.c for b in branches for o in walk(Block((), (b,))) if isinstance(o, Gemm)}
+    shown = []
+
+    def visit(o: Op) -> None | Op:
+        if not isinstance(o, For) or o.kind != "pipelined" or o.order or o.inits:
+            return None
+        versions = filled(o)
+        if not versions or any(x.c in conditional for x in free_running(o, _ringed(o), versions)):
+            return None
+        found = _Body(o).in_versions(versions, groups, limit, target)
+        if found is None:
+            return None
+        shown.append((o.loc.line, found, tuple(map(shown_statement, acting(o.body)))))
+        return replace(o, versions=2)
+
+    func = func.with_body(rewrite(func.body, visit))
+    return func.with_attrs(arranged=tuple(shown)) if shown else func
+
+
+def _ringed(loop: For) -> list[Value]:
+    """The buffers of a loop that producers fill for its products alone; none, where not all copies
+    ahead are theirs."""
+    ahead = [o for o in walk(loop.body) if isinstance(o, Copy) and o.ahead]
+    if not all(is_brought(o) and o in loop.body.ops for o in ahead):
+        return []
+    others = (o for o in walk(loop.body) if o not in ahead and not isinstance(o, Gemm))
+    touched = {v for o in others for v in o.operands}
+    filled = (o.dest.buffer for o in ahead)
+    return [v for v in filled if v.buffer.stages > 1 and v not in touched]
 
 
 def asks_to_overlap(loop: For) -> bool:
@@ -170,6 +214,25 @@ class _Body:
         if chosen or not graph.is_asked:
             return f"its fragments take more than {limit} registers while products overlap"
         return "what its statements owe one another leaves no such order and stage"
+
+    def in_versions(
+        self, versions: Sequence[Value], groups: int, limit: int, target: Target
+    ) -> Arrangement | None:
+        """The loop with two of each of these fragments; None where that may not be, or does not
+        pay."""
+        if not free_running(self.loop, _ringed(self.loop), versions):
+            return None
+        held = dict.fromkeys(v for o in walk(self.loop.body) for v in o.operands)
+        fragments = [v for v in held if isinstance(v.type, BufferType)]
+        registers = sum(map(_registers, (*fragments, *versions)))
+        if registers > limit:
+            return None
+        graph = self.graph(groups, target)
+        found = in_versions(graph, groups, registers)
+        if found.stream >= GAIN * found.in_order:
+            return None
+        made = self.of_statements(graph, found)
+        return replace(made, versions=(*made.versions, *((v.name, 2) for v in versions)))
 
     def _refusal(self) -> str | None:
         inside = [x for o in self.statements for x in walk(Block((), (o,)))]

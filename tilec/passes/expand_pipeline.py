@@ -39,13 +39,12 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.types import BufferType
-from tilec.passes.expand_scopes import free_running
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile
 from tilec.passes.utils.rings import Position, meeting, ring_copies
 from tilec.passes.utils.slicing import Slice
-from tilec.passes.utils.software_pipeline import held_in_flight
+from tilec.passes.utils.software_pipeline import free_running, held_in_flight
 from tilec.target import Target
 
 

@@ -5,25 +5,25 @@ Before: copies of pipelined loops have the engine "tma". After: the function's b
 the control flow around them and the scalars these need. The consumers' is the rest, in which a
 ring's first reader waits for the stage to be full and its last reader frees it. Where every reader
 is a wgmma whose accumulator nothing else in the loop touches, one product stays in flight over the
-iteration's end and the stage before is freed instead. In a cluster, a tile that is the same for
+iteration's end and the stage before is freed instead. It may read fragments that the loop fills
+where the iteration after fills others (`For.versions`). In a cluster, a tile that is the same for
 several blocks is loaded in parts by all of them (`multicast`); the blocks then begin and end
 together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, clone_block, rewrite, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges, modref
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
     ClusterBarrier,
-    Copy,
     For,
     Gemm,
     If,
@@ -33,7 +33,6 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
@@ -47,7 +46,13 @@ from tilec.passes.utils.rings import (
     tma_boxes,
 )
 from tilec.passes.utils.slicing import Slice
-from tilec.passes.utils.software_pipeline import SoftwarePipeline, give_first_turn, held_in_flight
+from tilec.passes.utils.software_pipeline import (
+    SoftwarePipeline,
+    filled,
+    free_running,
+    give_first_turn,
+    held_in_flight,
+)
 from tilec.target import Target
 
 
@@ -198,8 +203,8 @@ def _producer(
     left = {r: len(r.buffers) for r in rings}
 
     def visit(o: Op) -> None | Op | list[Op]:
-        if isinstance(o, For) and o.order:
-            return replace(o, order=(), stage=(), turns=False, versions=1)  # they are the consumers'
+        if isinstance(o, For) and (o.order or o.versions > 1):  # they are the consumers'
+            return replace(o, order=(), stage=(), turns=False, versions=1)
         if not is_brought(o):
             return None
         ring = ring_of[o.dest.buffer]
@@ -233,7 +238,6 @@ class _Consumers:
         self.func = func
         self.spans = spans
         self.warpgroups = warpgroups
-        self.others: tuple[Value, ...] = ()
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
         branches = (o for o in walk(func.body) if isinstance(o, If))
@@ -261,9 +265,16 @@ class _Consumers:
         body = groups.own(self.top, private, rest)
         return Block((), (*self.top.ops, *body.ops))
 
-    def block(self, block: Block, loop: For | None = None, products: Sequence[Gemm] = ()) -> Block:
+    def block(
+        self,
+        block: Block,
+        loop: For | None = None,
+        products: Sequence[Gemm] = (),
+        others: Sequence[Value] = (),
+    ) -> Block:
         """`block` with its waits and releases; where it is the body of a `loop` whose `products`
-        stay in flight behind an iteration, that frees the stages of the one before."""
+        stay in flight behind an iteration, that frees the stages of the one before, whose products
+        read the fragments `others`."""
         b = Builder()
         here = self.spans.get(block, {})
         subst: Substitution = {}
@@ -278,7 +289,8 @@ class _Consumers:
                         subst[v] = b.value(RingStage, v, stages[r][0], name=v.name)
             if isinstance(o, Yield) and products:
                 assert loop is not None
-                self._free_before(b, loop, stages, products)
+                late = {r: at for r, at in stages.items() if r.release_every == 4}
+                self._free_before(b, loop, late, products, others)
             ending = [r for r, spans in here.items() if any(i == last for _, last in spans)]
             ending = [r for r in ending if not (products and r.release_every == 4)]
             if isinstance(o, For) and o.order:
@@ -317,59 +329,55 @@ class _Consumers:
         here = self.spans.get(loop.body, {})
         if loop.order:
             return self.pipeline(loop).ops()
-        late = {r: x for r, x in here.items() if r.release_every == 4}
+        versions = filled(loop) if loop.versions > 1 else []
+        late = [r for r in here if r.release_every == 4]
         products: list[Gemm] = []
-        written: list[Value] = []
-        if late and all(len(x) == 1 < r.stages for r, x in late.items()):
-            ringed = [v for r in late for v in r.buffers]
-            products = free_running(loop, ringed)
-            if len(late) < len(here):
-                products = []
-            ahead = any(isinstance(o, Copy) and o.ahead and not is_brought(o) for o in walk(loop.body))
-            if not products and FORCE and not ahead:
-                products, written = versioned(loop, ringed)
+        if late and (versions or late == [*here]):
+            if all(len(here[r]) == 1 < r.stages for r in late):
+                products = free_running(loop, [v for r in late for v in r.buffers], versions)
         if any(o.c in self.conditional for o in products):
             products = []
         if not products:
-            return [replace(loop, body=self.block(loop.body))]
-        before = Builder(loop.loc)
-        done = self._in_turn(before, loop, products, written) if written else replace(loop, body=self.block(loop.body, loop, products))
-        after = Builder(products[-1].loc)
-        after.emit(WgmmaWait, 0, (*held_in_flight(products), *self.others))
-        ran = after.compare("gt", done.hi, done.lo)
+            return [replace(loop, body=self.block(loop.body), versions=1)]
+        b = Builder(loop.loc)
+        others: tuple[Value, ...] = ()
+        if versions:
+            loop, others = self._in_pairs(b, loop, products, versions)
+        else:
+            loop = replace(loop, body=self.block(loop.body, loop, products))
+        b.ops.append(loop)
+        b.loc = products[-1].loc
+        b.emit(WgmmaWait, 0, (*held_in_flight(products), *others))
+        ran = b.compare("gt", loop.hi, loop.lo)
         for r in late:
             at = self.positions[r]
-            r.release(after, at.before(after, at.get_stage(after)), ran)
-        return [*before.ops, done, *after.ops]
+            r.release(b, at.before(b, at.get_stage(b)), ran)
+        return b.ops
 
-    def _in_turn(
-        self, before: Builder, loop: For, products: Sequence[Gemm], written: Sequence[Value]
-    ) -> For:
-        n = Numbers(before, loop.lo.dtype)
-        other = {v: before.value(Alloc, v.type, name=f"{v.name}_odd") for v in written}
-        span = n.op("sub", n.op("add", loop.hi, n.op("sub", loop.step, 1)), loop.lo)
-        trips = n.op("floordiv", span, loop.step)
-        odd = before.compare("eq", n.op("mod", trips, 2), 1)
-        odd = before.binary("and", odd, before.compare("gt", loop.hi, loop.lo))
-        first = clone_block(self.block(loop.body), {})
-        subst: Substitution = {loop.body.args[0]: loop.lo}
-        once = [clone(o, subst) for o in self.block(loop.body).ops[:-1]]
-        if FORCE != "even":
-            before.branch(odd, once)
-            start = n.op("add", loop.lo, n.op("mul", n.op("mod", trips, 2), loop.step))
-        else:
-            start = loop.lo
-        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2), versions=2)
-        self.others = tuple(other.values())
-        body = self.block(loop.body, pairs, products)
-        b = Builder(loop.loc)
-        b.ops += body.ops[:-1]
-        second = Numbers(b, loop.lo.dtype).op("add", body.args[0], loop.step)
-        turned: Substitution = {body.args[0]: second}
-        for v, w in other.items():
-            turned[v], turned[w] = w, v
-        b.ops += [clone(o, turned) for o in body.ops]
-        return replace(pairs, body=b.block(body.args))
+    def _in_pairs(
+        self, b: Builder, loop: For, products: Sequence[Gemm], versions: Sequence[Value]
+    ) -> tuple[For, tuple[Value, ...]]:
+        """`loop` with two iterations in one, of which the second fills other fragments; and these.
+        Of an odd number of iterations the first one stands in front, and waits for its products: a
+        branch around products in flight serialises all (C7518)."""
+        n = Numbers(b, loop.lo.dtype)
+        last = n.op("sub", n.op("add", loop.hi, n.op("sub", loop.step, 1)), loop.lo)
+        left = n.op("mod", n.op("floordiv", last, loop.step), 2)
+        index = loop.body.args[0]
+        alone: Substitution = {index: loop.lo}
+        once = [clone(o, alone) for o in self.block(loop.body).ops[:-1]]
+        runs = b.compare("gt", loop.hi, loop.lo)
+        b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
+        start = n.op("add", loop.lo, n.op("mul", left, loop.step))
+        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2))
+        others = {v: b.value(Alloc, v.type, name=f"{v.name}_other") for v in versions}
+        body = self.block(loop.body, pairs, products, tuple(others.values()))
+        both = Builder(loop.loc)
+        both.ops += body.ops[:-1]
+        after = Numbers(both, index.dtype).op("add", index, loop.step)
+        subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
+        both.ops += [clone(o, subst) for o in body.ops]
+        return replace(pairs, body=both.block(body.args)), tuple(others.values())
 
     def _free_before(
         self,
@@ -377,10 +385,12 @@ class _Consumers:
         loop: For,
         stages: dict[Ring, tuple[Value, Value]],
         products: Sequence[Gemm],
+        others: Sequence[Value],
     ) -> None:
-        """Leave the iteration's products in flight; free the stages of the iteration before."""
+        """Leave the iteration's products in flight; free the stages of the iteration before, and
+        the fragments `others` that its products read."""
         b.loc = products[-1].loc
-        b.emit(WgmmaWait, len(products), (*(o.c for o in products), *self.others))
+        b.emit(WgmmaWait, len(products), (*(o.c for o in products), *others))
         later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
@@ -389,49 +399,3 @@ class _Consumers:
 
 def _is_shared(o: Op) -> bool:
     return isinstance(o, Alloc) and o.type.space == "shared"
-
-
-def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
-    """The wgmma products of the loop, if nothing else in the loop touches their fragments, or the
-    shared memory that they read beside the buffers of its rings; [] otherwise."""
-    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
-    accumulators = {o.c for o in products}
-    if len(accumulators) != len(products) or any(o.clear for o in products):
-        return []
-    inputs = held_in_flight(products)[len(products) :]
-    if accumulators & set(inputs):
-        return []
-    besides = {r.buffer for o in products for r in o.inputs}.difference(ringed)
-    for o in walk(loop.body):
-        if o not in products and (accumulators | besides) & set(o.operands):
-            return []
-    return products
-
-
-import os
-FORCE = os.environ.get("VERS", "")
-
-
-def versioned(loop: For, ringed: Iterable[Value]) -> tuple[list[Gemm], list[Value]]:
-    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
-    accumulators = {o.c for o in products}
-    if not products or len(accumulators) != len(products) or any(o.clear for o in products):
-        return [], []
-    inputs = dict.fromkeys(held_in_flight(products)[len(products) :])
-    if accumulators & set(inputs):
-        return [], []
-    besides = {r.buffer for o in products for r in o.inputs}.difference(ringed, inputs)
-    for o in walk(loop.body):
-        if o not in products and (accumulators | besides) & set(o.operands):
-            return [], []
-    written = []
-    for v in inputs:
-        uses = [(o, modref(o, covered).get(v)) for o in loop.body.ops]
-        uses = [(o, u) for o, u in uses if u is not None]
-        if not any(u.writes for _, u in uses):
-            continue
-        readers = [n for n, (o, _) in enumerate(uses) if o in products]
-        if not uses[0][1].whole or any(o not in products for o, _ in uses[readers[0]:]):
-            return [], []
-        written.append(v)
-    return products, written

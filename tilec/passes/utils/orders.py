@@ -107,6 +107,22 @@ def best(graph: Graph, limit: int, groups: int) -> Arrangement | int:
     )
 
 
+def in_versions(graph: Graph, groups: int, registers: int) -> Arrangement:
+    """The nodes as they are written, where the products of an iteration go on in the next one; what
+    those read that threads fill, the next iteration has for itself."""
+    written = tuple(range(len(graph.nodes)))
+    products = [n for n in graph.nodes if n.product]
+    held = {v for n in products for v in n.held}
+    first = next(i for i in written if held.intersection(v for v, _ in graph.nodes[i].uses))
+    waits = ((first, len(products)),)
+    stream = _stream(graph, written, waits, carried=True)
+    in_order = _stream(graph, written, (), at_once=True)
+    units = _units(graph, groups)
+    stage = (0,) * len(written)
+    made = Arrangement(written, stage, waits, False, registers, units, stream, in_order)
+    return replace(made, cycle=_cycle(graph), ring=_ring(graph, made, carried=True))
+
+
 def _stages(graph: Graph) -> Iterator[tuple[int, ...]]:
     """The stages of all nodes that violate no edge."""
     count = len(graph.nodes)
@@ -223,24 +239,31 @@ def _units(graph: Graph, groups: int) -> tuple[tuple[str, int], ...]:
     return tuple((unit, round(n * groups)) for unit, n in units.items())
 
 
-def _stream(graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False) -> int:
+def _stream(
+    graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False, carried: bool = False
+) -> int:
     """Clocks from one iteration to the next of a warpgroup that has the machine for itself;
-    `at_once`: each product is waited for as soon as it is started."""
-    *_, (began, _), (ended, _) = _play(graph, order, waits, at_once)
+    `at_once`: each product is waited for as soon as it is started; `carried`: those in flight at an
+    iteration's end go on in the next one."""
+    *_, (began, _), (ended, _) = _play(graph, order, waits, at_once, carried)
     return round(ended - began)
 
 
 def _play(
-    graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False
+    graph: Graph,
+    order: Sequence[int],
+    waits: Waits,
+    at_once: bool = False,
+    carried: bool = False,
 ) -> Iterator[tuple[float, dict[int, tuple[float, float]]]]:
     """Three iterations of such a warpgroup: when each ends, and when each of its nodes begins and
     is known to have ended."""
     depth = dict(waits)
     now = pipe = 0.0
+    flying: list[tuple[int, float]] = []
+    times: dict[int, tuple[float, float]] = {}
     for _ in range(3):
-        flying: list[tuple[int, float]] = []
-        times: dict[int, tuple[float, float]] = {}
-        for i in (*order, None):
+        for i in order if carried else (*order, None):
             ended = len(flying) - depth.get(i, len(flying)) if i is not None else len(flying)
             now = max([now, *(t + START for _, t in flying[:ended])])
             times.update((u, (times[u][0], now)) for u, _ in flying[:ended])
@@ -255,7 +278,7 @@ def _play(
             else:
                 now += node.time + DEPENDENT
             times[i] = begun, now
-        yield now, times
+        yield now, dict(times)
 
 
 def _cycle(graph: Graph) -> int:
@@ -292,10 +315,10 @@ def _grows(count: int, links: Sequence[tuple[int, int, float]]) -> bool:
     return True
 
 
-def _ring(graph: Graph, a: Arrangement) -> int:
+def _ring(graph: Graph, a: Arrangement, carried: bool = False) -> int:
     """The most clocks for each iteration that a buffer's loads take: from asking for a tile until
     it is read no more, divided by its versions."""
-    *_, (_, ends) = _play(graph, a.order, a.waits)
+    *_, (_, ends) = _play(graph, a.order, a.waits, carried=carried)
     found = (
         (load + max(ends[n][1] for n in readers) - min(ends[n][0] for n in readers)) / versions
         for readers, versions, load in graph.loads

@@ -13,7 +13,7 @@ one in its turn, only the first waits for what TMA brings to these products."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import acting
@@ -52,6 +52,41 @@ def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
     """The fragments that products use while they are in flight."""
     inputs = dict.fromkeys(r.buffer for o in products for r in (o.a, o.b))
     return (*(o.c for o in products), *(v for v in inputs if v.buffer.space == "fragment"))
+
+
+def free_running(
+    loop: For, ringed: Iterable[Value], versions: Collection[Value] = ()
+) -> list[Gemm]:
+    """The wgmma products of the loop, if nothing else in the loop touches their fragments, or the
+    shared memory that they read beside the buffers of its rings; [] otherwise. `versions`: the
+    fragments that each iteration has for itself."""
+    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
+    accumulators = {o.c for o in products}
+    if len(accumulators) != len(products) or any(o.clear for o in products):
+        return []
+    inputs = held_in_flight(products)[len(products) :]
+    if accumulators & set(inputs):
+        return []
+    besides = {r.buffer for o in products for r in o.inputs}.difference(ringed, versions)
+    for o in walk(loop.body):
+        if o not in products and (accumulators | besides) & set(o.operands):
+            return []
+    return products
+
+
+def filled(loop: For) -> list[Value]:
+    """The fragments that each iteration of a loop fills whole before its products read them, and
+    nothing touches behind."""
+    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
+    own = {o.result for o in walk(loop.body) if isinstance(o, Alloc)}
+    found = []
+    for v in held_in_flight(products)[len(products) :]:
+        uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o, covered))]
+        first = next(n for n, (o, _) in enumerate(uses) if o in products)
+        alone = all(o in products for o, _ in uses[first:])
+        if first and uses[0][1].whole and alone and v not in own:
+            found.append(v)
+    return found
 
 
 @dataclass
