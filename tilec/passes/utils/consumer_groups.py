@@ -38,7 +38,7 @@ from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_ORDERED = 1  # named barriers below it: 0 the block's, 1 … `groups` each group's own
 
-Made = Mapping[Op, list[Op]]  # what each ring loop becomes, its own op first
+Made = Mapping[Op, list[Op]]  # what each ring loop becomes: what stands around it, too
 
 
 def refusal(func: Func, why: str, loc: Loc | None = None) -> ResourceError:
@@ -223,9 +223,10 @@ class ConsumerGroups:
             first, last = wait and i == at[0], give and i == at[-1]
             if o in made:
                 self._take(b, first)
-                b.ops += made[o][:1]
+                behind = next(n for n, x in enumerate(made[o], 1) if isinstance(x, For))
+                b.ops += made[o][:behind]
                 self._give(b, last)
-                b.ops += made[o][1:]
+                b.ops += made[o][behind:]
             elif isinstance(o, If):
                 b.ops.append(self._inside(o, made, first, last))
             else:
