@@ -331,8 +331,11 @@ def _second_text(a: Arrangement, statements: Sequence[tuple[int, str]]) -> Itera
         f"{what} in stage {y}" for (_, what), x, y in zip(statements, a.stage, b.stage) if x != y
     ]
     if not moved:
-        at = next(n for n, (x, y) in enumerate(zip(a.order, b.order)) if x != y)
-        moved = [f"{statements[b.order[at]][1]} before {statements[a.order[at]][1]}"]
+        pairs = zip(a.order, b.order)
+        moved = [f"{statements[y][1]} before {statements[x][1]}" for x, y in pairs if x != y][:1]
+    moved += [
+        f"one version of {name}" for (name, n), (_, m) in zip(a.versions, b.versions) if n > m == 1
+    ]
     reasons = [
         (b.clocks > 1.01 * a.clocks, f"an iteration takes {b.clocks} clocks, not {a.clocks}"),
         (a.turns and not b.turns, "its products are no run for which warpgroups take turns"),

@@ -224,15 +224,17 @@ class _Body:
             return None
         held = dict.fromkeys(v for o in walk(self.loop.body) for v in o.operands)
         fragments = [v for v in held if isinstance(v.type, BufferType)]
-        registers = sum(map(_registers, (*fragments, *versions)))
-        if registers > limit:
+        one, more = (sum(map(_registers, x)) for x in (fragments, versions))
+        if one + more > limit:
             return None
         graph = self.graph(groups, target)
-        found = in_versions(graph, groups, registers)
+        found = in_versions(graph, groups, (one + more, one))
         if found.stream >= GAIN * found.in_order:
             return None
         made = self.of_statements(graph, found)
-        return replace(made, versions=(*made.versions, *((v.name, 2) for v in versions)))
+        assert made.second is not None
+        two, single = ((*made.versions, *((v.name, count) for v in versions)) for count in (2, 1))
+        return replace(made, versions=two, second=replace(made.second, versions=single))
 
     def _refusal(self) -> str | None:
         inside = [x for o in self.statements for x in walk(Block((), (o,)))]

@@ -107,20 +107,28 @@ def best(graph: Graph, limit: int, groups: int) -> Arrangement | int:
     )
 
 
-def in_versions(graph: Graph, groups: int, registers: int) -> Arrangement:
-    """The nodes as they are written, where the products of an iteration go on in the next one; what
-    those read that threads fill, the next iteration has for itself."""
+def in_versions(graph: Graph, groups: int, registers: tuple[int, int]) -> Arrangement:
+    """The nodes as they are written, where the products of an iteration go on in the next one: the
+    fragments that they read and others fill have two versions. `second` has one; `registers` of
+    both."""
     written = tuple(range(len(graph.nodes)))
-    products = [n for n in graph.nodes if n.product]
-    held = {v for n in products for v in n.held}
-    first = next(i for i in written if held.intersection(v for v, _ in graph.nodes[i].uses))
-    waits = ((first, len(products)),)
+    products = [i for i in written if graph.nodes[i].product]
+    held = {v for i in products for v in graph.nodes[i].held}
+    fills = [i for i in written if i not in products and held & {*dict(graph.nodes[i].uses)}]
+    waits = ((fills[0], len(products)),)
     stream = _stream(graph, written, waits, carried=True)
     in_order = _stream(graph, written, (), at_once=True)
+    later = (
+        replace(e, distance=2) if e.source in products and e.sink in fills and e.distance else e
+        for e in graph.edges
+    )
+    two = replace(graph, edges=tuple(later))
+    kept = (written, (0,) * len(written))
     units = _units(graph, groups)
-    stage = (0,) * len(written)
-    made = Arrangement(written, stage, waits, False, registers, units, stream, in_order)
-    return replace(made, cycle=_cycle(graph), ring=_ring(graph, made, carried=True))
+    one = Arrangement(*kept, (), False, registers[1], units, in_order, in_order)
+    made = Arrangement(*kept, waits, False, registers[0], units, stream, in_order)
+    ring = _ring(two, made, carried=True)
+    return replace(made, cycle=_cycle(two), ring=ring, second=one, others=(1, 0))
 
 
 def _stages(graph: Graph) -> Iterator[tuple[int, ...]]:
