@@ -23,9 +23,9 @@ What the user has said by T.Pipelined(order=, stage=) of these statements holds:
 their own are so far apart, two with places follow one another so. Where that cannot be,
 `attrs["not_held"]` says why: (line of the loop, reason).
 
-Where producers bring the tiles and threads fill a fragment that a product reads (weights, decoded),
-that product runs on while the next iteration fills another: `versions` 2. Its registers have to fit,
-and the stream of a warpgroup has to be shorter.
+Where producers bring the tiles and threads fill a fragment that a product reads (decoded weights),
+the product runs on while the next iteration fills another: `versions` 2. Their registers have to
+fit, and the stream of a warpgroup has to be shorter.
 
 Rau, "Iterative Modulo Scheduling", MICRO 1994, has the frame; Shah et al., "FlashAttention-3",
 2024, the overlap of a softmax with products and the turns of warpgroups."""

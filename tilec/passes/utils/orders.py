@@ -253,8 +253,9 @@ def _stream(
     """Clocks from one iteration to the next of a warpgroup that has the machine for itself;
     `at_once`: each product is waited for as soon as it is started; `carried`: those in flight at an
     iteration's end go on in the next one."""
-    *_, (began, _), (ended, _) = _play(graph, order, waits, at_once, carried)
-    return round(ended - began)
+    ends = [now for now, _ in _play(graph, order, waits, at_once, carried)]
+    count = 2 if carried else 1  # those in flight may take turns
+    return round((ends[-1] - ends[-1 - count]) / count)
 
 
 def _play(
@@ -264,13 +265,13 @@ def _play(
     at_once: bool = False,
     carried: bool = False,
 ) -> Iterator[tuple[float, dict[int, tuple[float, float]]]]:
-    """Three iterations of such a warpgroup: when each ends, and when each of its nodes begins and
+    """Iterations of such a warpgroup until they are alike: when each ends, and when each of its nodes begins and
     is known to have ended."""
     depth = dict(waits)
     now = pipe = 0.0
     flying: list[tuple[int, float]] = []
     times: dict[int, tuple[float, float]] = {}
-    for _ in range(3):
+    for _ in range(6 if carried else 3):
         for i in order if carried else (*order, None):
             ended = len(flying) - depth.get(i, len(flying)) if i is not None else len(flying)
             now = max([now, *(t + START for _, t in flying[:ended])])
