@@ -265,8 +265,8 @@ def _play(
     at_once: bool = False,
     carried: bool = False,
 ) -> Iterator[tuple[float, dict[int, tuple[float, float]]]]:
-    """Iterations of such a warpgroup until they are alike: when each ends, and when each of its nodes begins and
-    is known to have ended."""
+    """Iterations of such a warpgroup until they are alike: when each ends, and when each of its
+    nodes begins and is known to have ended."""
     depth = dict(waits)
     now = pipe = 0.0
     flying: list[tuple[int, float]] = []
