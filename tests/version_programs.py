@@ -22,7 +22,7 @@ def bytes_times(bm: int = 64, bn: int = 32, bk: int = 64, **schedule: Any) -> ti
         steps: T.int32,
     ):
         with T.Kernel(T.ceildiv(M, bn), T.ceildiv(N, bm), threads=128 * bm // 64) as (bx, by):
-            T.annotate_schedule(**schedule)
+            T.annotate_schedule(**(schedule or {"stages": 3}))
             w, a = T.alloc_shared((bm, bk), "int8"), T.alloc_shared((bn, bk), "float16")
             f = T.alloc_fragment((bm, bk), "float16")
             c = T.alloc_fragment((bm, bn), "float32")
@@ -49,7 +49,7 @@ def nibbles_times(bm: int = 64, bn: int = 32, bk: int = 64, **schedule: Any) -> 
         steps: T.int32,
     ):
         with T.Kernel(T.ceildiv(M, bn), T.ceildiv(N, bm), threads=128 * bm // 64) as (bx, by):
-            T.annotate_schedule(**schedule)
+            T.annotate_schedule(**(schedule or {"stages": 3}))
             w, a = T.alloc_shared((bm, bk // 2), "uint8"), T.alloc_shared((bn, bk), "float16")
             f = T.alloc_fragment((bm, bk), "float16")
             c = T.alloc_fragment((bm, bn), "float32")

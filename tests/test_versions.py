@@ -1,0 +1,203 @@
+"""Fragments that a loop decodes for its products: two versions of them, so that a product runs
+while the next iteration's operand is made. Who may have them, that the numbers are right for every
+number of iterations, and that one version, or a wait less, is found."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from form_help import GFX942, SM80, SM90, tile_func
+from mutant_families import Family
+from mutant_operators import change_at, sites
+from mutants import Prepared, prepare
+from version_programs import bytes_times, nibbles_times
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import Func, rewrite, walk
+from tilec.ir.dependence import Edge, ModRef
+from tilec.ir.errors import InternalError
+from tilec.ir.ops import Alloc, For, Gemm, If, WgmmaWait
+from tilec.ir.schedule import Arrangement, Plan
+from tilec.passes import run_plan
+from tilec.passes.check_schedule import check_schedule
+
+orders = importlib.import_module("tilec.passes.utils.orders")
+
+M, N, K = T.dynamic("M, N, K")
+TMA = Plan("p", specialise=True, persistent=True, stages=3)
+DIRECT: dict[str, Any] = {"specialise": True, "persistent": False, "stages": 2}
+LONG: dict[str, Any] = {"specialise": True, "persistent": True, "stages": 3}
+TURNS: dict[str, Any] = {**LONG, "consumers": "pingpong"}
+
+
+def operands(n: int, m: int, trips: int, packed: bool, ragged: int = 0) -> tuple[Any, ...]:
+    """Weights that name the iteration which they are of, activations, and what comes of them."""
+    k = 64 * max(trips, 1) - ragged
+    rows, columns = np.indices((n, k))
+    weights = (rows * 3 + columns + 5 * (columns // 64)) % 16 - 8
+    a = (np.indices((m, k)).sum(0) % 5 - 2).astype(np.float16)
+    c = np.full((n, m), np.nan, np.float32)
+    want = weights[:, : 64 * trips].astype(np.float64) @ a[:, : 64 * trips].astype(np.float64).T
+    if not packed:
+        return weights.astype(np.int8), a, c, trips, want
+    nibbles = weights + 8
+    return (nibbles[:, ::2] + 16 * nibbles[:, 1::2]).astype(np.uint8), a, c, trips, want
+
+
+def stages_of(kernel: Any, plan: Plan = TMA, target: Any = SM90) -> dict[str, Func]:
+    """What the passes make of a program on some sizes, by pass."""
+    w, a, c, *_ = operands(200, 72, 5, packed=False)
+    by_name = {"W": w, "A": a, "C": c}
+    kept: dict[str, Func] = {}
+    run_plan(tile_func(kernel.function, by_name), target, plan, kept.__setitem__)
+    return kept
+
+
+def arranged(kernel: Any, plan: Plan = TMA) -> Arrangement | None:
+    found = stages_of(kernel, plan)["arrange"].attrs.get("arranged", ())
+    return found[0][1] if found else None
+
+
+def in_flight(func: Func) -> list[Gemm]:
+    return [o for o in walk(func.body) if isinstance(o, Gemm) and o.asynchronous]
+
+
+# --- what it becomes ---
+
+
+def test_two_iterations_in_one_and_the_odd_one_in_front() -> None:
+    func = stages_of(bytes_times())["expand_scopes"]
+    first, second = in_flight(func)
+    assert first.a.buffer is not second.a.buffer and first.c is second.c
+    waits = [o for o in walk(func.body) if isinstance(o, WgmmaWait)]
+    assert [o.pending for o in waits] == [1, 1, 0]
+    # Each wait lets go of what the product before reads: the fragment that is filled next.
+    assert [o.fragments for o in waits] == [
+        (first.c, second.a.buffer),
+        (first.c, first.a.buffer),
+        (first.c, first.a.buffer, second.a.buffer),
+    ]
+    (alone,) = (o for o in walk(func.body) if isinstance(o, Gemm) and not o.asynchronous)
+    assert alone.a.buffer is first.a.buffer
+    branches = [o for o in walk(func.body) if isinstance(o, If)]
+    assert any(alone in o.then.ops for o in branches)
+
+
+def test_the_dump_shows_the_versions() -> None:
+    w, a, c, trips, _ = operands(200, 72, 5, packed=False)
+    specs = [tilec.spec(x.shape, str(x.dtype)) for x in (w, a, c)]
+    compiled = bytes_times(**LONG).compile(*specs, trips, target="cuda:sm_90a")
+    text = str(compiled.stages["plan"])
+    assert "versions: w 3, a 3, f 2" in text
+    assert "copy -> f (at most 1 products in flight before it)" in text
+    assert "best of 1 others: one version of f: an iteration takes" in text
+    assert compiled.resources.spilled_bytes == 0
+
+
+# --- the numbers ---
+
+
+@pytest.mark.parametrize("make", [bytes_times, nibbles_times])
+@pytest.mark.parametrize("schedule", [DIRECT, LONG, TURNS], ids=["direct", "long", "turns"])
+@pytest.mark.parametrize("trips", [0, 1, 2, 4, 5])
+def test_any_number_of_iterations(
+    make: Callable[..., Any], schedule: dict[str, Any], trips: int
+) -> None:
+    """None, one, a pair, stages + 2, and one more or less; several tiles of a persistent loop."""
+    w, a, c, steps, want = operands(200, 72, trips, make is nibbles_times)
+    kernel = make(**schedule)
+    report = tilec.simulate(kernel, w, a, c, steps, target="cuda:sm_90a", schedules=2)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize("trips", [3, 4])
+def test_the_last_tile_is_ragged(trips: int) -> None:
+    w, a, c, steps, want = operands(136, 40, trips, packed=False, ragged=48)
+    report = tilec.simulate(bytes_times(**LONG), w, a, c, steps, target="cuda:sm_90a", schedules=2)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942"])
+def test_other_targets_have_one_version(target: str) -> None:
+    w, a, c, steps, want = operands(72, 40, 3, packed=False)
+    kernel = bytes_times()
+    report = tilec.simulate(kernel, w, a, c, steps, target=target)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, want)
+    found = stages_of(kernel, Plan("p", stages=3), SM80 if target.endswith("80") else GFX942)
+    assert not in_flight(found["insert_sync"])
+    assert not found["insert_sync"].attrs.get("arranged")
+
+
+# --- what may go wrong ---
+
+
+@functools.cache
+def scheduled() -> Func:
+    return stages_of(bytes_times())["insert_sync"]
+
+
+def one_version(func: Func) -> Func:
+    """Both iterations of a pair fill the same fragment."""
+    first, second = (o.a.buffer for o in in_flight(func))
+    made = rewrite(func.body, lambda o: None, {second: first})
+    return func.with_body(rewrite(made, lambda o: [] if _makes_again(o, first) else None))
+
+
+def _makes_again(o: Any, v: Any) -> bool:
+    return isinstance(o, Alloc) and o.result.name == f"{v.name}_other"
+
+
+def weaker_wait(func: Func, number: int) -> Func:
+    places = [i for i, o in enumerate(sites(func)) if isinstance(o, WgmmaWait)]
+    return change_at(func, places[number], lambda o: [_one_more(o)])
+
+
+def without_wait(func: Func, number: int) -> Func:
+    places = [i for i, o in enumerate(sites(func)) if isinstance(o, WgmmaWait)]
+    return change_at(func, places[number], lambda _: [])
+
+
+def _one_more(o: Any) -> WgmmaWait:
+    return WgmmaWait(o.pending + 1, o.fragments, loc=o.loc)
+
+
+MUTANTS: dict[str, Callable[[Func], Func]] = {
+    "one version": one_version,
+    **{f"a weaker wait, {n}": functools.partial(weaker_wait, number=n) for n in range(3)},
+    **{f"no wait, {n}": functools.partial(without_wait, number=n) for n in range(3)},
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_verifier_knows_versions(name: str) -> None:
+    func = scheduled()
+    assert check_schedule(func, SM90) is func
+    with pytest.raises(InternalError, match="the schedule is wrong: "):
+        check_schedule(MUTANTS[name](func), SM90)
+
+
+def test_the_verifier_says_what_is_touched() -> None:
+    with pytest.raises(InternalError, match="touches f while a product in flight uses it"):
+        check_schedule(one_version(scheduled()), SM90)
+
+
+def _prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    def make(_: np.random.Generator) -> dict[str, Any]:
+        w, a, c, steps, _want = operands(72, 40, 4, packed=False)
+        return {"W": w, "A": a, "C": c, "steps": steps}
+
+    def want(held: dict[str, Any]) -> dict[str, Any]:
+        return {"C": held["W"].astype(np.float64) @ held["A"].astype(np.float64).T}
+
+    family = Family(bytes_times(**LONG), "cuda:sm_90a", make, want)
+    monkeypatch.setitem(importlib.import_module("mutants").FAMILIES, "decoded", family)
+    return prepare("decoded", family.arrays())
