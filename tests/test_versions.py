@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, tile_func
-from mutant_families import Family
+from mutant_families import FAMILIES, Family
 from mutant_operators import change_at, sites
-from mutants import Prepared, prepare
-from version_programs import bytes_times, nibbles_times
+from mutants import check, prepare
+from version_programs import bytes_times, nibbles_times, whole
 
 import tilec
 import tilec.language as T
@@ -27,6 +27,7 @@ from tilec.ir.schedule import Arrangement, Plan
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
 
+arrange = importlib.import_module("tilec.passes.arrange")
 orders = importlib.import_module("tilec.passes.utils.orders")
 
 M, N, K = T.dynamic("M, N, K")
@@ -190,14 +191,120 @@ def test_the_verifier_says_what_is_touched() -> None:
         check_schedule(one_version(scheduled()), SM90)
 
 
-def _prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
-    def make(_: np.random.Generator) -> dict[str, Any]:
-        w, a, c, steps, _want = operands(72, 40, 4, packed=False)
-        return {"W": w, "A": a, "C": c, "steps": steps}
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("name", [name for name in MUTANTS if "wait" in name])
+def test_the_simulator_finds_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(_: np.random.Generator) -> dict[str, np.ndarray]:
+        w, a, c, *_ = operands(64, 72, 3, packed=False)
+        return {"W": w, "A": a, "C": c}
 
-    def want(held: dict[str, Any]) -> dict[str, Any]:
+    def want(held: dict[str, np.ndarray]) -> dict[str, Any]:
         return {"C": held["W"].astype(np.float64) @ held["A"].astype(np.float64).T}
 
-    family = Family(bytes_times(**LONG), "cuda:sm_90a", make, want)
-    monkeypatch.setitem(importlib.import_module("mutants").FAMILIES, "decoded", family)
-    return prepare("decoded", family.arrays())
+    monkeypatch.setitem(FAMILIES, "decoded", Family(whole, "cuda:sm_90a", make, want))
+    prepared = prepare("decoded")
+    check(prepared)
+    report = prepared.simulate(prepared.lower(MUTANTS[name](prepared.scheduled)), schedules=3)
+    assert {f.kind for f in report.findings} & {"operand in flight", "overwritten before read"}
+
+
+# --- who has them ---
+
+
+def refused(kernel: Any, plan: Plan = TMA) -> bool:
+    """Whether the loop has one version of what it decodes, and its products are waited for."""
+    kept = stages_of(kernel, plan)
+    loops = [o for o in walk(kept["arrange"].body) if isinstance(o, For) and o.kind == "pipelined"]
+    assert loops
+    return all(o.versions == 1 for o in loops) and not in_flight(kept["expand_scopes"])
+
+
+def test_registers_must_hold_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accumulator of 128 registers, and 64 for one version of the weights: 216 are there."""
+    plan = Plan("p", specialise=True, persistent=True, stages=2)
+    kernel = bytes_times(bm=256, bn=128, bk=64, threads=256)
+    assert not refused(kernel, plan)
+    found = arranged(kernel, plan)
+    assert found is not None and found.registers == 128 + 2 * 32
+    wide = bytes_times(bm=256, bn=128, bk=128, threads=256)
+    assert refused(wide, plan)
+    monkeypatch.setattr(arrange, "KEPT", -44)  # if there were as many
+    assert not refused(wide, plan)
+
+
+def test_threads_that_bring_tiles_have_one_version() -> None:
+    assert refused(bytes_times(), Plan("p", stages=3))
+
+
+def test_who_needs_the_fragment_afterwards_has_one() -> None:
+    assert refused(DECODED["read behind the product"])
+    assert refused(DECODED["only a part filled"])
+    assert refused(DECODED["handed on"])
+    assert refused(DECODED["the sum read"])
+    assert not refused(DECODED["plain"])
+
+
+def _decoding(change: str) -> Any:
+    @tilec.kernel
+    def decoding(
+        W: T.Tensor((N, K), "int8"), A: T.Tensor((M, K), "float16"), C: T.Tensor((N, M), "float32")
+    ):
+        with T.Kernel(T.ceildiv(M, 32), T.ceildiv(N, 64), threads=128) as (bx, by):
+            w, a = T.alloc_shared((64, 64), "int8"), T.alloc_shared((32, 64), "float16")
+            f, c = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 32), "float32")
+            g = T.alloc_fragment((64,), "float32")
+            T.clear(c)
+            T.clear(g)
+            T.clear(f)
+            for k in T.Pipelined(T.ceildiv(K, 64)):
+                T.copy(W[by * 64, k * 64], w)
+                T.copy(A[bx * 32, k * 64], a)
+                if change == "handed on":
+                    for i, j in T.Parallel(64, 64):
+                        f[i, j] = f[i, j] / 2 + w[i, j]
+                elif change == "only a part filled":
+                    for i, j in T.Parallel(64, 64):
+                        if w[i, j] != 0:
+                            f[i, j] = w[i, j]
+                else:
+                    for i, j in T.Parallel(64, 64):
+                        f[i, j] = w[i, j]
+                T.gemm(f, a, c, transpose_B=True)
+                if change == "read behind the product":
+                    for i, j in T.Parallel(64, 64):
+                        f[i, j] = f[i, j] * 2
+                if change == "the sum read":
+                    for i, j in T.Parallel(64, 32):
+                        c[i, j] = c[i, j] * 0.5
+            T.copy(c, C[by * 64, bx * 32])
+
+    return decoding
+
+
+CHANGES = ("plain", "read behind the product", "only a part filled", "handed on", "the sum read")
+DECODED = {change: _decoding(change) for change in CHANGES}
+
+
+def test_a_long_product_hides_a_short_wait() -> None:
+    """Two versions shorten the stream by what threads do and the wait; where the product takes all
+    of the time, that is not worth their registers."""
+
+    def found(decode: float, product: float) -> Arrangement:
+        full, read = ModRef(False, True, True), ModRef(True, False, False)
+        c = ModRef(True, True, False)
+        nodes = (
+            orders.Node((0,), False, (("vector", decode),), ((0, full),)),
+            orders.Node((1,), True, (("tensor", product),), ((0, read), (1, c)), (1, 0)),
+        )
+        between = (Edge(0, 1, 0, "flow"), Edge(1, 0, 1, "anti"))
+        graph = orders.Graph(nodes, between, (16, 64), ())
+        return orders.in_versions(graph, 1, (96, 80))
+
+    even = found(250, 250)
+    assert even.stream < 0.75 * even.in_order and even.waits == ((0, 1),)
+    assert even.second is not None and even.second.registers == 80
+    assert even.cycle < even.second.stream
+    long = found(40, 40_000)
+    assert long.stream > 0.97 * long.in_order
+    decoding = found(4000, 250)
+    assert decoding.stream > 4000
