@@ -252,9 +252,7 @@ def _decoding(change: str) -> Any:
         with T.Kernel(T.ceildiv(M, 32), T.ceildiv(N, 64), threads=128) as (bx, by):
             w, a = T.alloc_shared((64, 64), "int8"), T.alloc_shared((32, 64), "float16")
             f, c = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 32), "float32")
-            g = T.alloc_fragment((64,), "float32")
             T.clear(c)
-            T.clear(g)
             T.clear(f)
             for k in T.Pipelined(T.ceildiv(K, 64)):
                 T.copy(W[by * 64, k * 64], w)
