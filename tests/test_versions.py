@@ -19,6 +19,7 @@ from version_programs import bytes_times, nibbles_times, whole
 
 import tilec
 import tilec.language as T
+from tilec.codegen.ptxas import find_ptxas, run_ptxas
 from tilec.ir.core import Func, rewrite, walk
 from tilec.ir.dependence import Edge, ModRef
 from tilec.ir.errors import InternalError
@@ -99,6 +100,20 @@ def test_the_dump_shows_the_versions() -> None:
     assert "copy -> f (at most 1 products in flight before it)" in text
     assert "best of 1 others: one version of f: an iteration takes" in text
     assert compiled.resources.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("make", [bytes_times, nibbles_times])
+@pytest.mark.parametrize("schedule", [DIRECT, LONG, TURNS], ids=["direct", "long", "turns"])
+def test_ptxas_serialises_none(make: Callable[..., Any], schedule: dict[str, Any]) -> None:
+    """With a number of iterations that nobody knows, the odd one among them."""
+    ptxas = find_ptxas()
+    if ptxas is None:
+        pytest.skip("there is no ptxas")
+    arrays = operands(200, 72, 5, make is nibbles_times)[:3]
+    specs = [tilec.spec(x.shape, str(x.dtype)) for x in arrays]
+    made = make(bn=128, **schedule).compile(*specs, 5, target="cuda:sm_90a")
+    assert made.stages["plan"].count("f 2") == 1
+    assert run_ptxas(ptxas, made.asm, "sm_90a").advisories == ()
 
 
 # --- the numbers ---
