@@ -19,7 +19,7 @@ from version_programs import bytes_times, nibbles_times, whole
 
 import tilec
 import tilec.language as T
-from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.codegen.ptxas import run_ptxas
 from tilec.ir.core import Func, rewrite, walk
 from tilec.ir.dependence import Edge, ModRef
 from tilec.ir.errors import InternalError
@@ -27,6 +27,7 @@ from tilec.ir.ops import Alloc, For, Gemm, If, WgmmaWait
 from tilec.ir.schedule import Arrangement, Plan
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
+from tilec.support.tools import find_ptxas
 
 arrange = importlib.import_module("tilec.passes.arrange")
 orders = importlib.import_module("tilec.passes.utils.orders")
