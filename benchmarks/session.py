@@ -253,7 +253,7 @@ class Session:
             try:
                 self.refuse_lost(case, c, config)
                 call = c.bind(tensors, config)
-                if not error_of(call) <= case.tolerance:
+                if not c.yardstick and not error_of(call) <= case.tolerance:
                     raise ArithmeticError("wrong result")
                 batch = self.timer.batch([call] * _TUNING_CALLS)
                 self.timer.all([batch], [])

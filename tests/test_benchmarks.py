@@ -186,6 +186,16 @@ def test_peers_are_tuned_once(tmp_path) -> None:
     assert PeerStore(tmp_path).entry("Triton", "another chip") == {}
 
 
+def test_a_yardstick_of_several_configurations_is_tuned_unchecked(tmp_path) -> None:
+    configs = {"Triton": ({"slow": 3}, {"slow": 1, "wrong": 1})}
+    case = fake_case({"tilec": "h", "Triton": "v"}, {"tilec": 1.0, "Triton": 1.0}, configs)
+    made = case.candidates()
+    made = [replace(c, yardstick=c.name == "Triton") for c in made]
+    case = replace(case, candidates=lambda: made)
+    found = session(tmp_path).measure(case)["candidates"]["Triton"]
+    assert found["config"] == {"slow": 1, "wrong": 1} and "error" not in found
+
+
 def test_a_peer_that_cannot_is_told_and_not_tried_again(tmp_path) -> None:
     said: list[str] = []
     configs = {"Triton": ({"broken": 1}, {"wrong": 1})}

@@ -89,7 +89,8 @@ class Mla:
 
 def cases() -> list[Case]:
     found = [Mla(64, n) for n in (8192, 4096, 2048, 1024)]
-    found += [Mla(1, 8192), Mla(8, 8192), Mla(64, 8192, paged=True)]
+    found += [Mla(1, 8192), Mla(8, 8192)]
+    found += [Mla(batch, 8192, paged=True) for batch in (64, 8, 1)]
     return [case(m, priority) for priority, m in enumerate(found)]
 
 
@@ -156,10 +157,12 @@ def dense(m: Mla) -> list[Candidate]:
 
 
 def peer(m: Mla) -> Candidate | None:
-    """TileLang's example, and its variant with roles by hand where that takes these sizes."""
+    """TileLang's example, and its variant with roles by hand where that takes these sizes. Most
+    parts first: its host code keeps them in a pool, which gives memory back to the device where it
+    needs more, and graphs of the configurations before would go on using that."""
     found: list[Config] = [
         {"program": "example_mla_decode_paged" if m.paged else "example_mla_decode", "splits": n}
-        for n in PEER_SPLITS.get(m.batch, (1,))
+        for n in sorted(PEER_SPLITS.get(m.batch, (1,)), reverse=True)
     ]
     # That variant takes two blocks of tokens at a time. Where keys are split its results are NaN.
     if not m.paged and found[0]["splits"] == 1 and m.length % (2 * TILE["BN"]) == 0:
