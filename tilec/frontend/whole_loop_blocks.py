@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tilec.frontend.whole_loop_rows import Known, shared_rows
 from tilec.frontend.whole_loop_tiles import Magnitude, Tiles
 from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in
+from tilec.ir.types import DType
 
 COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
@@ -117,7 +118,12 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
         return self._written(text)
 
     def tiles(
-        self, named: Named, known: Known, lanes: int, magnitude: Magnitude
+        self,
+        named: Named,
+        known: Known,
+        lanes: int,
+        magnitude: Magnitude,
+        dtype_of: Callable[[ast.expr], DType | None],
     ) -> tuple[ast.With, str] | None:
         """Tiles of several iterations, if they go along rows or down columns, and the name under
         which that asks for what blocks have together; see `whole_loop_tiles`."""
@@ -125,7 +131,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
         used = self.used
         writer = Tiles(
             self.nest, named, known, lanes, self.language, "", self._fresh,
-            magnitude=magnitude, block=block, part=part, combined=combined,
+            magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
         )  # fmt: skip
         found = writer.tiled()
         if found is None:

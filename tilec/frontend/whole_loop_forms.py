@@ -59,7 +59,7 @@ class WholeLoops(Statements):
 
             tiles = rows = None
             if self.row_lanes:
-                tiles = blocks.tiles(named, known, self.row_lanes, magnitude)
+                tiles = blocks.tiles(named, known, self.row_lanes, magnitude, self._dtype_of)
                 rows = tiles or blocks.rows(named, known, self.row_lanes)
             if tiles is not None:
                 self.names[tiles[1]] = combine_parts

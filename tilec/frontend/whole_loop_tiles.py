@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from tilec.frontend.whole_loop_rows import Rows, indices_of, tensor_of
 from tilec.frontend.whole_loops import counted, names_in
+from tilec.ir.types import DType
 
 Magnitude = Callable[[ast.expr], int]
 
@@ -43,6 +44,7 @@ _COLUMN_TILES = {32: (64, 32)}
 _WIDER = (32, 128)
 _BLOCKS = 512  # that are about enough for a machine
 _MOST_PARTS = 128  # which the last block reads
+_HUGE = 1 << 20  # an extent beyond all magnitudes
 _STEPS = 4  # of a tile that a part has, at least
 
 
@@ -62,6 +64,7 @@ class Tiles(Rows):
     which of those it is that share columns; `outside`: indices that are one for a block."""
 
     magnitude: Magnitude = lambda extent: 0
+    dtype_of: Callable[[ast.expr], DType | None] = lambda written: None
     block: str = ""
     part: str = ""
     combined: str = ""
@@ -81,7 +84,8 @@ class Tiles(Rows):
         known = [self.known(e) for e in extents if e is not None]
         if not columns and any(n is not None and n < self.lanes // 2 for n in known):
             return None  # a thread reads all of such a row at once
-        length = max(self.magnitude(e) for e in extents if e is not None)
+        found = [self.magnitude(e) for e in extents if e is not None]
+        length = 0 if 0 in found else max(found)
         if columns:
             width = self.magnitude(self.nest.extents[-1])
             inner, outer = _COLUMN_TILES.get(width, _WIDER)
@@ -143,8 +147,8 @@ class Tiles(Rows):
         folds = [self._kind(s) for s in loops[0].body if self._folded(s)]
         if len(loops) > 1 or len({*folds}) != 1 or self._stores(loops[0]):
             return 1
-        groups = -(-width // outer)
-        most = min(_MOST_PARTS, length // (inner * _STEPS), _BLOCKS // groups)
+        groups = -(-(width or _HUGE) // outer)
+        most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), _BLOCKS // groups)
         return 1 << max(most, 1).bit_length() - 1
 
     def _folded(self, s: ast.stmt) -> bool:
@@ -192,7 +196,7 @@ class Tiles(Rows):
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                     if not self._is_pure(value):
                         return None
-                    new = self._each(ast.unparse(self._put(place)), value, s)
+                    new = self._each(ast.unparse(self._put(place)), value, s, True)
                 case ast.For():
                     loop = self._folding(s, self.nest.body[at + 1 :])
                     if loop is None:
@@ -238,12 +242,16 @@ class Tiles(Rows):
         assert isinstance(found, ast.expr)
         return found
 
-    def _each(self, target: str, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
-        """An assignment for each of the block's iterations."""
+    def _each(
+        self, target: str, value: ast.expr, at: ast.stmt, guarded: bool = False
+    ) -> list[ast.stmt]:
+        """An assignment for each of the block's iterations; of a variable, for those beyond the
+        last one, too, which have tiles' elements."""
+        guard = f"if {self._inside()}: " * (guarded and self.outer > 1)
         text = f"""
 for {self.o} in {self.language}.Parallel({self.outer}):
     {self._places()}
-    if {self._inside()}: {target} = {ast.unparse(self._put(value))}
+    {guard}{target} = {ast.unparse(self._put(value))}
 """
         return self._parsed(text, at)
 
@@ -317,16 +325,14 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                     s,
                 )
                 self.shared.append(got)
-            else:  # to begin with what there is changes nothing
-                before += self._parsed(
-                    f"for {place} in {self.language}.Parallel({ranges}):\n"
-                    f"    {own} = {kept}[{self.o}]",
-                    s,
-                )
+            else:  # of blocks that share it each has what it began with
+                least = self._least(word, self.sums[name])
+                if least is None:
+                    return None
+                before += self._parsed(f"{self.language}.fill({tile}, {least})", s)
                 inside.append(f"{own} = {self.language}.{word}({own}, {text})")
-                after += self._parsed(
-                    f"{self.language}.reduce_{word}({tile}, {kept}, dim={dim})", s
-                )
+                reduced = f"{tile}, {kept}, dim={dim}, clear=False"
+                after += self._parsed(f"{self.language}.reduce_{word}({reduced})", s)
                 self.shared.append(kept)
         count = f"{self.language}.ceildiv({ast.unparse(extent)}, {self.inner})"
         number = self.step
@@ -343,6 +349,16 @@ for {self.step} in {self.language}.serial({count}):
             {lines}
 """
         return [*before, *self._parsed(text, loop), *after], last
+
+    def _least(self, word: str, dtype: ast.expr) -> str | None:
+        """What changes no largest ("max") or smallest element; None where no number is that."""
+        found = self.dtype_of(dtype)
+        if found is None or (found.is_float and found.bits < 16):
+            return None
+        if found.is_float:
+            return f"{'-' * (word == 'max')}{self.language}.infinity({found.name!r})"
+        end = "min" if word == "max" else "max"
+        return f"{self.language}.{end}_value({found.name!r})"
 
     def _in_loop(self, s: ast.stmt) -> ast.stmt:
         made = copy.deepcopy(s)
