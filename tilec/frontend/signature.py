@@ -69,11 +69,11 @@ class Signature:
     `T.empty` in the body. `returns`: names of the tensors the call returns, in order. `pending`:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
-    mathematics only (`whole_loops`), the names of the parameters that its tiles take, and `telling` those of the sizes that its form
-    follows. `kernels`:
-    how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
-    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the
-    decorator asks for programmatic dependent launch.
+    mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
+    the sizes that its form follows. `kernels`: how many launches the body is (T.Kernel,
+    T.sync_grid); `part`: the one of them that is meant (`Parts` in `tilec.jit`), the first of which
+    gives what T.empty makes to the others. `pdl`: the decorator asks for programmatic dependent
+    launch.
     """
 
     source: Source

@@ -141,8 +141,9 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
         extents = f"T.ceildiv({_product([*outer, last])}, {found.outer})"
         if found.parts:
             extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}, 1, {found.parts}"
+        names = "(BLOCK, ONE, PART)" if found.parts else "BLOCK"
         text = f"""
-with T.Kernel({extents}, threads={found.threads}) as {"(BLOCK, ONE, PART)" if found.parts else "BLOCK"}:
+with T.Kernel({extents}, threads={found.threads}) as {names}:
     BODY
 """
         self.given |= {"BODY": found.body, "BLOCK": block, "PART": part}

@@ -12,7 +12,7 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
-from tilec.frontend.whole_loops import Product, is_elementwise, nest_of, product_of
+from tilec.frontend.whole_loops import Named, Product, is_elementwise, nest_of, product_of
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of
 
 _USUAL = 8192  # where nothing is known of a row's length
@@ -50,23 +50,27 @@ class WholeLoops(Statements):
                 columns, not self._stays_inside(nest.body, nest.indices, extents)
             )
         else:
-
-            def known(extent: ast.expr) -> int | None:
-                return static_int(self.expression(extent))
-
-            def magnitude(extent: ast.expr) -> int:
-                return self._magnitude(self.expression(extent))
-
-            tiles = rows = None
-            if self.row_lanes:
-                tiles = blocks.tiles(named, known, self.row_lanes, magnitude, self._dtype_of)
-                rows = tiles or blocks.rows(named, known, self.row_lanes)
-            if tiles is not None:
-                self.names[tiles[1]] = combine_parts
-                made = tiles[0]
-            else:
-                made = rows or blocks.threads()
+            made = self._with_loops(blocks, named)
         return made, blocks.language
+
+    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With:
+        """A nest with loops inside."""
+
+        def known(extent: ast.expr) -> int | None:
+            return static_int(self.expression(extent))
+
+        def magnitude(extent: ast.expr) -> int:
+            return self._magnitude(self.expression(extent))
+
+        if not self.row_lanes:
+            return blocks.threads()
+        given = named, known, self.row_lanes
+        tiles = blocks.tiles(*given, magnitude, self._dtype_of)
+        if tiles is None:
+            return blocks.rows(*given) or blocks.threads()
+        made, combined = tiles
+        self.names[combined] = combine_parts
+        return made
 
     def _magnitude(self, extent: object) -> int:
         """About how large an extent is: the least of `MAGNITUDES` that it does not exceed, 0 if it

@@ -10,10 +10,10 @@
                                                 for o in T.Parallel(16): total[o] += sums[o]
                                                 …
 
-So the loads are as wide as rows allow, neighbours' in one warp, several on their way, and a long row
-has all threads of a block. Where the iterations go along the last index instead, tiles have columns
-for them; several blocks take turns at the rows of such columns, and the last that comes ends what
-they have begun. The tile's extents follow from about how large the loops are.
+So loads are as wide as rows allow, neighbours' in one warp, several on their way, and a long row
+has all threads of a block. Where the iterations go along the last index instead, they are a tile's
+columns; several blocks take turns at the rows of such columns, and the last that comes ends what
+they have begun. A tile's extents follow from about how large the loops are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec.frontend.whole_loop_rows import Rows, indices_of, tensor_of
@@ -128,46 +128,37 @@ class Tiles(Rows):
         """Which would be other threads' elements, in another loop."""
         found = self._elements()
         written = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
-        updated = {
-            tensor_of(s.target)
-            for s in ast.walk(ast.Module([*self.nest.body], []))
-            if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
-        }
-        return bool(updated or written & {tensor_of(n) for n in found} - self._only_stored(found))
-
-    def _only_stored(self, found: Sequence[ast.Subscript]) -> set[str]:
-        read = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
-        return {tensor_of(n) for n in found} - read
+        return not written.isdisjoint(tensor_of(n) for n in found if isinstance(n.ctx, ast.Load))
 
     def _parts(
         self, loops: Sequence[ast.For], length: int, width: int, outer: int, inner: int
     ) -> int:
         """How many blocks share the rows of their columns: where one loop folds all of them, in one
         way."""
-        folds = [self._kind(s) for s in loops[0].body if self._folded(s)]
-        if len(loops) > 1 or len({*folds}) != 1 or self._stores(loops[0]):
+        folds = {kind for s in loops[0].body if (kind := self._kind(s))}
+        before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
+        if len(loops) > 1 or len(folds) != 1 or self._store(before):
             return 1
         groups = -(-(width or _HUGE) // outer)
         most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), _BLOCKS // groups)
         return 1 << max(most, 1).bit_length() - 1
 
-    def _folded(self, s: ast.stmt) -> bool:
-        return isinstance(s, ast.AugAssign | ast.Assign) and self._kind(s) != ""
-
     def _kind(self, s: ast.stmt) -> str:
+        """How a statement of a loop folds, "" where it does not."""
         declared = {
             d.target.id: d.annotation
             for d in self.nest.body
             if isinstance(d, ast.AnnAssign) and isinstance(d.target, ast.Name)
         }
-        before, self.sums = self.sums, declared
-        found = self._fold(s)
-        self.sums = before
+        found = replace(self, sums=declared)._fold(s)
         return "" if found is None else found[1]
 
-    def _stores(self, loop: ast.For) -> bool:
+    def _store(self, statements: Sequence[ast.stmt]) -> bool:
+        """Whether any of them writes an element: of blocks that share columns one alone may."""
         return any(
-            isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) for n in ast.walk(loop)
+            isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)
+            for s in statements
+            for n in ast.walk(s)
         )
 
     # --- statements -------------------------------------------------------------------------------
@@ -180,7 +171,8 @@ class Tiles(Rows):
                 case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value):
                     if name in self.frozen or not self._is_pure(value):
                         return None
-                    new = self._held(name, dtype, s) + self._each(f"{self.held[name]}[{self.o}]", value, s)
+                    new = self._held(name, dtype, s)
+                    new += self._each(f"{self.held[name]}[{self.o}]", value, s)
                     self.sums[name] = dtype
                     self.outside.add(name)
                 case ast.Assign([ast.Name(name)], value):
@@ -211,10 +203,10 @@ class Tiles(Rows):
                     return None
             (made if behind is None else behind).extend(new)
         if behind is not None:
-            names = ", ".join(self.shared)
-            (ends,) = self._parsed(f"if {self.combined}([{names}], {self.parts}, {self.kind!r}):\n    pass", self.nest.body[0])
+            shared = f"[{', '.join(self.shared)}], {self.parts}, {self.kind!r}"
+            (ends,) = self._parsed(f"if {self.combined}({shared}):\n    pass", self.nest.body[0])
             assert isinstance(ends, ast.If)
-            ends.body = behind or ends.body
+            ends.body += behind
             made.append(ends)
         return made
 

@@ -151,7 +151,7 @@ class SpecialisationKey:
     stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
     tensors that the launch copies so that their rows begin at cache lines. Under `only_ranked` a
     variant that would spill is not made. `debug`: T.device_assert looks (TILEC_DEBUG=1).
-    `magnitudes`: about how large those sizes are that the form of a loop over whole tensors follows.
+    `magnitudes`: about how large the sizes are that the form of a loop over whole tensors follows.
     """
 
     source: str
