@@ -13,7 +13,7 @@ from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
 from tilec.frontend.whole_loops import Named, Product, is_elementwise, nest_of, product_of
-from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of
+from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -21,10 +21,10 @@ _USUAL = 8192  # where nothing is known of a row's length
 class WholeLoops(Statements):
     """Chooses the form of a loop over whole tensors, by what its tensors are. `row_lanes`: how many
     lanes may share one that goes along rows; 0, none may. `magnitudes`: of sizes, by their names,
-    about how large they are."""
+    about how large they are, and a power of two that divides them."""
 
     row_lanes = 0
-    magnitudes: Mapping[str, int] = MappingProxyType({})
+    magnitudes: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks
@@ -59,7 +59,7 @@ class WholeLoops(Statements):
         def known(extent: ast.expr) -> int | None:
             return static_int(self.expression(extent))
 
-        def magnitude(extent: ast.expr) -> int:
+        def magnitude(extent: ast.expr) -> tuple[int, int]:
             return self._magnitude(self.expression(extent))
 
         if not self.row_lanes:
@@ -72,17 +72,18 @@ class WholeLoops(Statements):
         self.names[combined] = combine_parts
         return made
 
-    def _magnitude(self, extent: object) -> int:
+    def _magnitude(self, extent: object) -> tuple[int, int]:
         """About how large an extent is: the least of `MAGNITUDES` that it does not exceed, 0 if it
-        exceeds all of them, or those that one row of a matrix usually has."""
+        exceeds all of them, or those that one row of a matrix usually has; and a power of two that
+        divides it."""
         if (known := static_int(extent)) is not None:
-            return magnitude_of(known)
+            return magnitude_of(known), unit_of(known)
         for name, n in self.magnitudes.items():
             size = self.sizes.get(name)
             if isinstance(size, Scalar) and isinstance(extent, Scalar):
                 if size.value is extent.value:
                     return n
-        return _USUAL
+        return _USUAL, 1
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,

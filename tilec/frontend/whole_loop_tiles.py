@@ -28,7 +28,7 @@ from tilec.frontend.whole_loop_rows import Rows, indices_of, tensor_of
 from tilec.frontend.whole_loops import counted, names_in
 from tilec.ir.types import DType
 
-Magnitude = Callable[[ast.expr], int]
+Magnitude = Callable[[ast.expr], tuple[int, int]]
 
 # About how long the loops inside are: rows of a tile, columns, threads.
 _ROW_TILES = {
@@ -39,9 +39,10 @@ _ROW_TILES = {
     65536: (1, 8192, 512),
 }
 _LONGEST = (1, 16384, 1024)
-# About how many columns there are: rows of a tile, columns.
-_COLUMN_TILES = {32: (64, 32)}
-_WIDER = (32, 128)
+_COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no tile sticks out,
+_FEW = 1024  # fewest where there are not more than these;
+_USUAL = 32  # and what a tile has where none of them does
+_ELEMENTS, _THREADS = 2048, 256
 _BLOCKS = 512  # that are about enough for a machine
 _MOST_PARTS = 128  # which the last block reads
 _HUGE = 1 << 20  # an extent beyond all magnitudes
@@ -63,7 +64,7 @@ class Tiles(Rows):
     """Writes the body of one nest. `block` and `part`: what stands for the block's number, and for
     which of those it is that share columns; `outside`: indices that are one for a block."""
 
-    magnitude: Magnitude = lambda extent: 0
+    magnitude: Magnitude = lambda extent: (0, 1)
     dtype_of: Callable[[ast.expr], DType | None] = lambda written: None
     block: str = ""
     part: str = ""
@@ -84,12 +85,14 @@ class Tiles(Rows):
         known = [self.known(e) for e in extents if e is not None]
         if not columns and any(n is not None and n < self.lanes // 2 for n in known):
             return None  # a thread reads all of such a row at once
-        found = [self.magnitude(e) for e in extents if e is not None]
+        found = [self.magnitude(e)[0] for e in extents if e is not None]
         length = 0 if 0 in found else max(found)
         if columns:
-            width = self.magnitude(self.nest.extents[-1])
-            inner, outer = _COLUMN_TILES.get(width, _WIDER)
-            tile = outer, inner, 256
+            width, unit = self.magnitude(self.nest.extents[-1])
+            least = 1 if 0 < width <= _FEW else _USUAL
+            outer = next((n for n in _COLUMNS if unit % n == 0 and n >= least), _USUAL)
+            inner = _ELEMENTS // outer
+            tile = outer, inner, _THREADS
             parts = self._parts(loops, length, width, outer, inner)
         else:
             tile, parts = _ROW_TILES.get(length, _LONGEST), 0
