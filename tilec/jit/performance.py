@@ -216,17 +216,17 @@ def _warn_of_small_tiles(func: Func, threads: int, target: Target) -> None:
     """Of blocks that combine elements and have tiles for a few of their threads only, where a
     launch has many of them."""
     reductions = [o for o in walk(func.body) if isinstance(o, Reduce)]
-    if not reductions or not any(isinstance(p.role, str) and p.role == "size" for p in func.params):
+    if not reductions or not any(p.role == "size" for p in func.params):
         return
     if any(isinstance(o, Gemm | ThreadIndex) for o in walk(func.body)):
         return
-    sizes = {o: prod(o.extents) for o in walk(func.body) if isinstance(o, Parallel)}
-    sizes |= {o: prod(o.dest.extents) for o in walk(func.body) if isinstance(o, Copy)}
-    sizes |= {o: prod(o.source.extents) for o in reductions}
-    most = max(sizes.values())
+    first = max(reductions, key=lambda o: prod(o.source.extents))
+    boxes = [first.source.extents]
+    boxes += [o.extents for o in walk(func.body) if isinstance(o, Parallel)]
+    boxes += [o.dest.extents for o in walk(func.body) if isinstance(o, Copy)]
+    most = max(map(prod, boxes))
     if most * FEW_OF_THREADS > threads or threads < FEW_OF_THREADS * target.warp_size:
         return
-    first = next(o for o in reductions if sizes[o] == max(sizes[x] for x in reductions))
     shape = ", ".join(map(str, first.source.extents))
     rows = 8 * threads // most
     warn(
