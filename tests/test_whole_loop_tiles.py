@@ -202,6 +202,21 @@ def test_blocks_share_tall_columns(case: Any, target: str, rng: np.random.Genera
     _check(made, target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_blocks_share_long_rows(target: str, rng: np.random.Generator) -> None:
+    kernel, (x,), (want,) = _batched_rows(rng, 1, 65600)
+    y = np.full((3, 1), np.nan, np.float32)
+    assert "sum_parts" in kernel.compile(x, y, target=target).stages["tile"]
+    assert tilec.simulate(kernel, x, y, target=target, check_outputs=True).ok
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("case", [_norm, _entropy], ids=["norm", "entropy"])
+def test_longer_rows(case: Any, rng: np.random.Generator) -> None:
+    for n in (8200, 65600):
+        _check(case(rng, 2, n), "cuda:sm_90a")
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
 def test_nothing_to_fold(target: str) -> None:
     x, y = np.empty((0, 5), np.float32), np.full(5, np.nan, np.float32)

@@ -139,9 +139,11 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
             return None
         *outer, last = range(len(self.nest.indices))
         extents = f"T.ceildiv({_product([*outer, last])}, {found.outer})"
-        if found.parts:
-            extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}, 1, {found.parts}"
-        names = "(BLOCK, ONE, PART)" if found.parts else "BLOCK"
+        if found.columns:
+            extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}"
+        names = "BLOCK"
+        if found.parts > 1:
+            extents, names = f"{extents}, 1, {found.parts}", "(BLOCK, ONE, PART)"
         text = f"""
 with T.Kernel({extents}, threads={found.threads}) as {names}:
     BODY

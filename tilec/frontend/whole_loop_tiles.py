@@ -39,6 +39,7 @@ _ROW_TILES = {
     65536: (1, 8192, 512),
 }
 _LONGEST = (1, 16384, 1024)
+_LONGEST_PARTS = 4  # of such a row: there will hardly be as many as a machine runs blocks
 _COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no tile sticks out,
 _FEW = 1024  # fewest where there are not more than these;
 _USUAL = 32  # and what a tile has where none of them does
@@ -51,11 +52,12 @@ _STEPS = 4  # of a tile that a part has, at least
 
 class Tiled(NamedTuple):
     """A program over tiles: the iterations and the threads that a block has, the blocks that share
-    its columns (0: iterations are rows), and what a block does."""
+    them, whether iterations are columns, and what a block does."""
 
     outer: int
     threads: int
     parts: int
+    columns: bool
     body: list[ast.stmt]
 
 
@@ -93,14 +95,17 @@ class Tiles(Rows):
             outer = next((n for n in _COLUMNS if unit % n == 0 and n >= least), _USUAL)
             inner = _ELEMENTS // outer
             tile = outer, inner, _THREADS
-            parts = self._parts(loops, length, width, outer, inner)
+            groups = -(-(width or _HUGE) // outer)
+            most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), _BLOCKS // groups)
         else:
-            tile, parts = _ROW_TILES.get(length, _LONGEST), 0
+            tile = _ROW_TILES.get(length, _LONGEST)
+            most = 1 if length else _LONGEST_PARTS
+        parts = self._parts(loops, most)
         self.outer, self.inner = tile[:2]
         self.columns, self.parts = columns, parts
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(tile[0], tile[2], parts or int(columns), body)
+        return None if body is None else Tiled(tile[0], tile[2], parts, columns, body)
 
     # --- what form it has -------------------------------------------------------------------------
 
@@ -133,17 +138,13 @@ class Tiles(Rows):
         written = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
         return not written.isdisjoint(tensor_of(n) for n in found if isinstance(n.ctx, ast.Load))
 
-    def _parts(
-        self, loops: Sequence[ast.For], length: int, width: int, outer: int, inner: int
-    ) -> int:
-        """How many blocks share the rows of their columns: where one loop folds all of them, in one
-        way."""
+    def _parts(self, loops: Sequence[ast.For], most: int) -> int:
+        """How many blocks share iterations, of `most`: where one loop folds all that there is, in
+        one way."""
         folds = {kind for s in loops[0].body if (kind := self._kind(s))}
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
         if len(loops) > 1 or len(folds) != 1 or self._store(before):
             return 1
-        groups = -(-(width or _HUGE) // outer)
-        most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), _BLOCKS // groups)
         return 1 << max(most, 1).bit_length() - 1
 
     def _kind(self, s: ast.stmt) -> str:
