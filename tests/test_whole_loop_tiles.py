@@ -75,6 +75,16 @@ def ends(X: Tile, Y: Columns, Z: Columns):
 
 
 @tilec.kernel
+def weighted(X: T.Tensor((B, M, N), "float32"), W: Rows, F: T.Tensor((B, N), "float32"),
+             Y: T.Tensor((B, N), "float32")):  # fmt: skip
+    for b, j in T.Parallel(B, N):
+        total: T.float32 = 0
+        for i in range(M):
+            total += X[b, i, j] * W[i] * F[b, j]
+        Y[b, j] = total
+
+
+@tilec.kernel
 def softmax_of_columns(X: Tile, Y: Tile):
     for j in T.Parallel(N):
         top: T.float32 = -T.infinity("float32")
@@ -145,6 +155,11 @@ def _batched_columns(rng: np.random.Generator, m: int, n: int) -> Case:
     return batches_of_columns, [x], [x.min(1)]
 
 
+def _weighted(rng: np.random.Generator, m: int, n: int) -> Case:
+    x, w, f = _random(rng, 3, m, n), _random(rng, m), _random(rng, 3, n)
+    return weighted, [x, w, f], [np.einsum("bij,i->bj", x.astype(np.float64), w) * f]
+
+
 def _batched_rows(rng: np.random.Generator, m: int, n: int) -> Case:
     x = _random(rng, 3, m, n)
     return batches_of_rows, [x], [x.astype(np.float64).sum(2)]
@@ -159,6 +174,7 @@ CASES = {
     "softmax": _of_columns(softmax_of_columns, lambda x: _softmax(x, 0)),
     "columns": _batched_columns,
     "rows": _batched_rows,
+    "weighted": _weighted,
 }
 
 
@@ -184,7 +200,13 @@ def _check(case: Case, target: str) -> None:
 @pytest.mark.parametrize("target", ["cpu", *TARGETS])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_ragged_tiles(case: Any, target: str, rng: np.random.Generator) -> None:
-    _check(case(rng, 7, 77), target)
+    made = case(rng, 7, 77)
+    _check(made, target)
+    if target != "cpu":
+        outs = [np.empty(w.shape, np.float32) for w in made[2]]
+        outs = [o.astype(np.int32) for o in outs] if made[1][0].dtype == np.int32 else outs
+        text = made[0].compile(*made[1], *outs, target=target).stages["tile"]
+        assert "parallel" in text and "thread_index" not in text
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -110,31 +110,21 @@ class Tiles(Rows):
     # --- what form it has -------------------------------------------------------------------------
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
-        """Whether the last index of elements is that of the iterations, not of the loops inside;
-        None where it is neither, or both."""
+        """Whether the last index of the matrices that loops inside go over is that of the
+        iterations, not theirs; None where it is neither, or both."""
         inner = {s.target.id for s in loops if isinstance(s.target, ast.Name)}
-        last = {
-            frozenset(n.id for n in _apart_from_elements(indices_of(e)[-1]))
-            for e in self._elements()
-            if len(indices_of(e)) > 1
-        }
-        names = {name for found in last for name in found}
-        if names & inner and self.nest.indices[-1] not in names:
-            return False
-        simple = all(len(found) <= 1 for found in last)
-        return True if not names & inner and simple and self.nest.indices[-1] in names else None
-
-    def _elements(self) -> list[ast.Subscript]:
-        return [
-            n
-            for s in self.nest.body
-            for n in ast.walk(s)
-            if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
-        ]
+        last: list[set[str]] = []
+        for e in (e for s in loops for e in _elements(s)):
+            names = [{n.id for n in _apart_from_elements(i)} for i in indices_of(e)]
+            if len(names) > 1 and inner & set[str]().union(*names):
+                last.append(names[-1])
+        if last and all(inner & names for names in last):
+            return None if any(self.nest.indices[-1] in names for names in last) else False
+        return True if last and all(names == {self.nest.indices[-1]} for names in last) else None
 
     def _reads_what_it_writes(self) -> bool:
         """Which would be other threads' elements, in another loop."""
-        found = self._elements()
+        found = [e for s in self.nest.body for e in _elements(s)]
         written = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
         return not written.isdisjoint(tensor_of(n) for n in found if isinstance(n.ctx, ast.Load))
 
@@ -377,6 +367,12 @@ class _Put(ast.NodeTransformer):
         if node.id in self.held:
             return ast.parse(f"{self.held[node.id]}[{self.at}]", mode="eval").body
         return node
+
+
+def _elements(s: ast.stmt) -> list[ast.Subscript]:
+    return [
+        n for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
+    ]
 
 
 def _apart_from_elements(node: ast.expr) -> list[ast.Name]:
