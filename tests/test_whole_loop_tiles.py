@@ -178,14 +178,17 @@ CASES = {
 }
 
 
+def _outputs(case: Case) -> list[np.ndarray]:
+    """Arrays for the results, of what nobody would compute."""
+    ints = case[1][0].dtype == np.int32
+    return [
+        np.full(w.shape, 77 if ints else np.nan, np.int32 if ints else np.float32) for w in case[2]
+    ]
+
+
 def _check(case: Case, target: str) -> None:
     kernel, given, want = case
-    made = [
-        np.full(w.shape, 77 if given[0].dtype == np.int32 else np.nan, np.int32)
-        if given[0].dtype == np.int32
-        else np.full(w.shape, np.nan, np.float32)
-        for w in want
-    ]
+    made = _outputs(case)
     if target == "cpu":
         kernel(*given, *made)
     else:
@@ -203,8 +206,7 @@ def test_ragged_tiles(case: Any, target: str, rng: np.random.Generator) -> None:
     made = case(rng, 7, 77)
     _check(made, target)
     if target != "cpu":
-        outs = [np.empty(w.shape, np.float32) for w in made[2]]
-        outs = [o.astype(np.int32) for o in outs] if made[1][0].dtype == np.int32 else outs
+        outs = _outputs(made)
         text = made[0].compile(*made[1], *outs, target=target).stages["tile"]
         assert "parallel" in text and "thread_index" not in text
 
