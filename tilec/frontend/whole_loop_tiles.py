@@ -33,6 +33,7 @@ Magnitude = Callable[[ast.expr], tuple[int, int]]
 # About how long the loops inside are: rows of a tile, columns, threads.
 _ROW_TILES = {
     32: (64, 32, 256),
+    64: (32, 64, 256),
     128: (16, 128, 256),
     1024: (16, 128, 256),
     8192: (1, 4096, 256),
