@@ -204,3 +204,41 @@ def test_a_copy_that_cannot_run_ahead_is_such_a_warning(warned: Warned) -> None:
 def test_they_can_be_silenced_and_be_errors(tmp_path: Path) -> None:
     assert issubclass(tilec.PerformanceWarning, tilec.CompileWarning)
     assert tilec.PerformanceWarning.__module__ == "tilec"
+
+
+ROWS = """\
+import tilec
+import tilec.language as T
+
+M, N = T.dynamic("M, N")
+
+@tilec.kernel
+def kernel(X: T.Tensor((M, N), "float32"), S: T.Tensor((M,), "float32")):
+    with T.Kernel(T.ceildiv(M, {rows}), threads={threads}) as block:
+        x = T.alloc_fragment(({rows}, {columns}), "float32")
+        s = T.alloc_fragment(({rows},), "float32")
+        T.copy(X[block * {rows}, 0], x)
+        T.reduce_sum(x, s, dim=1)
+        T.copy(s, S[block * {rows}])
+"""
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads", "warns"),
+    [(1, 32, 256, True), (2, 16, 256, True), (8, 32, 256, False), (1, 256, 128, False),
+     (1, 32, 64, False)],
+)  # fmt: skip
+def test_tiles_of_fewer_elements_than_threads(
+    warned: Warned, rows: int, columns: int, threads: int, warns: bool, target: str
+) -> None:
+    text = ROWS.format(rows=rows, columns=columns, threads=threads)
+    specs = tilec.spec((1000, 17), "float32"), tilec.spec((1000,), "float32")
+    seen = warned.compiled(text, specs, target)  # type: ignore[attr-defined]
+    if not warns:
+        assert seen == []
+        return
+    ((line, said),) = seen
+    assert line == 1 + text[: text.index("T.reduce_sum")].count("\n")
+    assert f"no tile of this kernel has more than 32 elements, and a block has {threads}" in said
+    assert f"in place of ({rows}, {columns})" in said

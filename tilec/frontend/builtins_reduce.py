@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
@@ -14,7 +15,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
 from tilec.ir.element_loops import shifted
-from tilec.ir.ops import Const, For, Load, Reduce, Scan, Yield
+from tilec.ir.ops import BlockIndex, Const, For, Load, Reduce, Scan, SumParts, Yield
 from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
@@ -113,6 +114,22 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
         offsets = tuple(t.binary("add", start, n) for start, n in zip(dest.offsets, to))
         place = Region(dest.buffer, offsets, (None,) * len(to), t.loc)  # type: ignore[arg-type]
         t.store(place, functools.reduce(both, values))
+
+
+# --- between blocks ---
+
+
+def combine_parts(fragments: Any, parts: int, kind: str) -> Any:
+    """What `parts` blocks, neighbours along dimension 2 of the grid, have in `fragments` becomes
+    one by the operation `kind`, in the last of them: there it is true. Programs that tilec writes
+    say it (`whole_loop_tiles`); they have no blocks along dimension 1."""
+
+
+@builtin(combine_parts)
+def _combine_parts(t: Expressions, c: Call) -> Scalar:
+    number, part = (t.emit(BlockIndex, dim).result for dim in (0, 2))
+    fragments = tuple(buffer.value for buffer in c["fragments"])
+    return t.emit_scalar(SumParts, fragments, number, part, c["parts"], c["kind"])
 
 
 # --- running values -------------------------------------------------------------------------------

@@ -69,10 +69,11 @@ class Signature:
     `T.empty` in the body. `returns`: names of the tensors the call returns, in order. `pending`:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
-    mathematics only (`whole_loops`), the names of the parameters that its tiles take. `kernels`:
-    how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
-    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the
-    decorator asks for programmatic dependent launch.
+    mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
+    the sizes that its form follows, and whether they count its columns. `kernels`: how many
+    launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
+    `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
+    asks for programmatic dependent launch.
     """
 
     source: Source
@@ -88,6 +89,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     pdl: bool = False
+    telling: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -184,6 +186,7 @@ def _read(
         tiles,
         max(1, kernels),
         part,
+        telling={} if tiles is None else reader.telling(),
     )
 
 
@@ -424,6 +427,18 @@ class _Reader:
             return None
         is_product = whole_loops.product_of(found[1], self._known) is not None
         return whole_loops.tile_names(self.source.used_names()) if is_product else {}
+
+    def telling(self) -> dict[str, bool]:
+        """The sizes that the loops inside of a whole loop, and its columns, have as extents, and
+        whether they count the latter."""
+        found = whole_loops.whole_loop(self.source.node.body, self._known)
+        assert found is not None
+        told: dict[str, bool] = {}
+        for extents, columns in zip(whole_loops.telling(found[1], self._known), (False, True)):
+            for n in (n for e in extents for n in whole_loops.names_in(e)):
+                if isinstance(size := self._known(n), T.Size):
+                    told[size.text] = columns
+        return told
 
     def _known(self, node: ast.expr) -> object:
         """What a name or an attribute stands for, None where that is not known yet."""

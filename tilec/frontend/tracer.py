@@ -50,7 +50,8 @@ class Specialisation:
     launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
     indices need 64 bits. `warp_size`: lanes of a warp. `asserts`: T.device_assert is left out (""),
     checked by the simulator alone ("noted"), or "fatal". `row_lanes`: how many lanes share the rows
-    of a kernel of mathematics alone; 0, none does.
+    of a kernel of mathematics alone; 0, none does; `magnitudes`: about how large its sizes are,
+    and a power of two that divides them.
     """
 
     tensors: Mapping[str, TensorFact]
@@ -62,6 +63,7 @@ class Specialisation:
     warp_size: int = LANES
     asserts: Literal["", "noted", "fatal"] = ""
     row_lanes: int = 0
+    magnitudes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -98,7 +100,7 @@ class _KernelTracer(WholeLoops):
     def __init__(self, signature: Signature, known: Specialisation) -> None:
         super().__init__(Frame(signature.source), known.wide)
         self.warp_size = known.warp_size
-        self.row_lanes = known.row_lanes
+        self.row_lanes, self.magnitudes = known.row_lanes, known.magnitudes
         self.signature = signature
         self.known = known
         self.asserts = known.asserts

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tilec.frontend.whole_loop_rows import Known, shared_rows
+from tilec.frontend.whole_loop_tiles import Magnitude, Tiles
 from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in
+from tilec.ir.types import DType
 
 COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
@@ -114,6 +116,41 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
 """
         self.given |= {"BODY": body, "LANE": lane}
         return self._written(text)
+
+    def tiles(
+        self,
+        named: Named,
+        known: Known,
+        lanes: int,
+        magnitude: Magnitude,
+        dtype_of: Callable[[ast.expr], DType | None],
+    ) -> tuple[ast.With, str] | None:
+        """Tiles of several iterations, if they go along rows or down columns, and the name under
+        which that asks for what blocks have together; see `whole_loop_tiles`."""
+        block, part, combined = (self._fresh(n) for n in ("block", "part", "combined"))
+        used = self.used
+        writer = Tiles(
+            self.nest, named, known, lanes, self.language, "", self._fresh,
+            magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
+        )  # fmt: skip
+        found = writer.tiled()
+        if found is None:
+            self.used = used
+            return None
+        *outer, last = range(len(self.nest.indices))
+        extents = f"T.ceildiv({_product([*outer, last])}, {found.outer})"
+        if found.columns:
+            extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}"
+        names = "BLOCK"
+        if found.parts > 1:
+            extents, names = f"{extents}, 1, {found.parts}", "(BLOCK, ONE, PART)"
+        text = f"""
+with T.Kernel({extents}, threads={found.threads}) as {names}:
+    BODY
+"""
+        self.given |= {"BODY": found.body, "BLOCK": block, "PART": part}
+        self.given["ONE"] = self._fresh("one")
+        return self._written(text), combined
 
     def _fresh(self, base: str) -> str:
         name = fresh_name(base, self.used)

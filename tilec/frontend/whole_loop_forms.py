@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import same_value
+from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
-from tilec.frontend.values import Buffer
+from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
-from tilec.frontend.whole_loops import Product, is_elementwise, nest_of, product_of
-from tilec.ir.types import FLOAT32, INT32, DType, find_dtype
+from tilec.frontend.whole_loops import Named, Product, is_elementwise, nest_of, product_of
+from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
+
+_USUAL = 8192  # where nothing is known of a row's length
 
 
 class WholeLoops(Statements):
     """Chooses the form of a loop over whole tensors, by what its tensors are. `row_lanes`: how many
-    lanes may share one that goes along rows; 0, none may."""
+    lanes may share one that goes along rows; 0, none may. `magnitudes`: of sizes, by their names,
+    about how large they are, and a power of two that divides them."""
 
     row_lanes = 0
+    magnitudes: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks
@@ -44,13 +50,40 @@ class WholeLoops(Statements):
                 columns, not self._stays_inside(nest.body, nest.indices, extents)
             )
         else:
-
-            def known(extent: ast.expr) -> int | None:
-                return static_int(self.expression(extent))
-
-            rows = blocks.rows(named, known, self.row_lanes) if self.row_lanes else None
-            made = rows or blocks.threads()
+            made = self._with_loops(blocks, named)
         return made, blocks.language
+
+    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With:
+        """A nest with loops inside."""
+
+        def known(extent: ast.expr) -> int | None:
+            return static_int(self.expression(extent))
+
+        def magnitude(extent: ast.expr) -> tuple[int, int]:
+            return self._magnitude(self.expression(extent))
+
+        if not self.row_lanes:
+            return blocks.threads()
+        given = named, known, self.row_lanes
+        tiles = blocks.tiles(*given, magnitude, self._dtype_of)
+        if tiles is None:
+            return blocks.rows(*given) or blocks.threads()
+        made, combined = tiles
+        self.names[combined] = combine_parts
+        return made
+
+    def _magnitude(self, extent: object) -> tuple[int, int]:
+        """About how large an extent is: the least of `MAGNITUDES` that it does not exceed, 0 if it
+        exceeds all of them, or those that one row of a matrix usually has; and a power of two that
+        divides it."""
+        if (known := static_int(extent)) is not None:
+            return magnitude_of(known), unit_of(known)
+        for name, n in self.magnitudes.items():
+            size = self.sizes.get(name)
+            if isinstance(size, Scalar) and isinstance(extent, Scalar):
+                if size.value is extent.value:
+                    return n
+        return _USUAL, 1
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,

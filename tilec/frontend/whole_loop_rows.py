@@ -17,7 +17,7 @@ may be read at the place alone where it was written.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilec import language as T
@@ -40,11 +40,11 @@ def shared_rows(
     loops are short, and where threads with iterations of their own read neighbours. `known`: what
     an extent is, if that is known now; `names`: what stands for `tilec.language`, and for the lane;
     `fresh` makes names that are not used."""
-    return _Rows(nest, named, known, lanes, *names, fresh).body()
+    return Rows(nest, named, known, lanes, *names, fresh).body()
 
 
 @dataclass
-class _Rows:
+class Rows:
     nest: Nest
     named: Named
     known: Known
@@ -112,36 +112,26 @@ class _Rows:
         places: dict[str, set[str]] = {}
         written, by_one = set[str](), set[str]()
         for n in elements:
-            places.setdefault(_tensor(n), set()).add(ast.unparse(n))
+            places.setdefault(tensor_of(n), set()).add(ast.unparse(n))
             if isinstance(n.ctx, ast.Store):
-                written.add(_tensor(n))
-                by_one |= {_tensor(n)} if not inner & {x.id for x in names_in(n)} else set()
-        read = {_tensor(n) for n in elements if isinstance(n.ctx, ast.Load)}
+                written.add(tensor_of(n))
+                by_one |= {tensor_of(n)} if not inner & {x.id for x in names_in(n)} else set()
+        read = {tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
         return all(len(places[name]) == 1 for name in written) and not by_one & read
 
-    def _loop(self, loop: ast.For, behind: tuple[ast.stmt, ...]) -> list[ast.stmt] | None:
-        extent = counted(loop.iter, self.named)
-        if extent is None or loop.orelse or not isinstance(loop.target, ast.Name):
+    def _read(self, loop: ast.For, behind: Sequence[ast.stmt]) -> dict[str, str] | None:
+        """The variables that a loop folds into, and how; None where it does anything else than fold
+        and assign, or leaves a value to those `behind` it."""
+        if loop.orelse or not isinstance(loop.target, ast.Name):
             return None
-        known = None if self.own & {n.id for n in names_in(extent)} else self.known(extent)
-        short = known is not None and known < self.lanes // 2
-        own, inside = {loop.target.id}, list[ast.stmt]()
+        own = {loop.target.id}
         folds: dict[str, str] = {}
-        before, after = list[str](), list[str]()
         for s in loop.body:
             if (fold := self._fold(s)) is not None:
                 name, word, value = fold
                 if name in folds or not self._is_pure(value):
                     return None
                 folds[name] = word
-                if word == "sum":
-                    part = self.fresh("part")
-                    before.append(f"{part}: {ast.unparse(self.sums[name])} = 0")
-                    inside += self._parsed(f"{part} += {ast.unparse(value)}", s)
-                    after.append(f"{name} = {name} + {self.language}.warp_reduce_sum({part})")
-                else:
-                    inside.append(s)
-                    after.append(f"{name} = {self.language}.warp_reduce_{word}({name})")
                 continue
             match s:
                 case ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
@@ -155,12 +145,34 @@ class _Rows:
                     return None
             if not self._is_pure(value):
                 return None
-            inside.append(s)
         used = [n.id for s in loop.body for n in names_in(s)]
         others = {name for s in behind for name in _given(s)} | self.outside
         folded = all(used.count(name) == 2 - self._added(loop, name) for name in folds)
-        if short or not folded or own & others:
+        return None if not folded or own & others else folds
+
+    def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
+        extent = counted(loop.iter, self.named)
+        if extent is None or self._read(loop, behind) is None:
             return None
+        known = None if self.own & {n.id for n in names_in(extent)} else self.known(extent)
+        if known is not None and known < self.lanes // 2:
+            return None
+        assert isinstance(loop.target, ast.Name)
+        inside, before, after = list[ast.stmt](), list[str](), list[str]()
+        for s in loop.body:
+            fold = self._fold(s)
+            if fold is None:
+                inside.append(s)
+                continue
+            name, word, value = fold
+            if word == "sum":
+                part = self.fresh("part")
+                before.append(f"{part}: {ast.unparse(self.sums[name])} = 0")
+                inside += self._parsed(f"{part} += {ast.unparse(value)}", s)
+                after.append(f"{name} = {name} + {self.language}.warp_reduce_sum({part})")
+            else:
+                inside.append(s)
+                after.append(f"{name} = {self.language}.warp_reduce_{word}({name})")
         step = self.fresh("step")
         lines = [
             *before,
@@ -226,7 +238,7 @@ def indices_of(element: ast.Subscript) -> list[ast.expr]:
     return element.slice.elts if isinstance(element.slice, ast.Tuple) else [element.slice]
 
 
-def _tensor(element: ast.Subscript) -> str:
+def tensor_of(element: ast.Subscript) -> str:
     assert isinstance(element.value, ast.Name)
     return element.value.id
 

@@ -163,6 +163,18 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     return None
 
 
+def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
+    """The extents that the form of a nest with loops inside follows: theirs; and that of the last
+    index, where elements have it last."""
+    inner = [counted(s.iter, named) for s in nest.body if isinstance(s, ast.For)]
+    if not inner:
+        return (), ()
+    elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))
+    last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
+    columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
+    return tuple(e for e in inner if e is not None), nest.extents[-1:] if columns else ()
+
+
 def _added(statement: ast.stmt, total: ast.AST) -> ast.expr | None:
     """What a statement adds to the sum."""
     match statement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -75,6 +76,22 @@ FLOAT8_E8M0 = DType("float8_e8m0", "float", 8, "e8m0")
 MOST_NARROW = (1 << 31) - (1 << 16)
 """The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
 whole tiles."""
+MAGNITUDES = (32, 64, 128, 1024, 8192, 65536)
+"""About how large an extent is: the first of these that it does not exceed."""
+
+
+WIDEST_UNIT = 128
+
+
+def magnitude_of(extent: int) -> int:
+    """One of `MAGNITUDES`; 0 for what exceeds all of them."""
+    return next((n for n in MAGNITUDES if extent <= n), 0)
+
+
+def unit_of(extent: int) -> int:
+    """The largest power of two up to `WIDEST_UNIT` that divides an extent."""
+    return math.gcd(extent, WIDEST_UNIT)
+
 
 # All of them, in the order in which they stand above.
 DTYPES = {d.name: d for d in tuple(globals().values()) if isinstance(d, DType)}

@@ -67,6 +67,7 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
+        magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
     func = trace(signature, known)

@@ -15,7 +15,21 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, AtomicTile, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
+from tilec.ir.ops import (
+    Alloc,
+    AtomicTile,
+    Const,
+    Copy,
+    For,
+    Gemm,
+    If,
+    Load,
+    Parallel,
+    Reduce,
+    Store,
+    ThreadIndex,
+    While,
+)
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated_atomics import warn_of_repeated_atomics
 from tilec.jit.repeated_sums import repeated_sums
@@ -30,6 +44,8 @@ FEW_TRIPS = 32
 FEW_REPEATED = 16
 """Iterations of a parallel loop that a thread may repeat without a word. Loops over the rows of a
 tile, as softmax has, are left out: what they compute is needed by all that hold the row."""
+FEW_OF_THREADS = 4
+"""So many times fewer elements than threads may a block's largest tile not have without a word."""
 FEW_ELEMENTS = 32
 """Of a fragment that may be in shared memory without a word: a sum or a maximum that all need."""
 
@@ -73,6 +89,7 @@ class Watch:
             )
         if threads := func.attrs.get("threads"):  # the author's, not ours
             told = _warn_of_sums(func, threads)
+            _warn_of_small_tiles(func, threads, target)
             if self._laid_out is not None:
                 _warn_of_idle(self._laid_out, target, told)
 
@@ -193,6 +210,33 @@ def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
             "among all threads; or go over them in T.Parallel",
         )
     return {s.loop.loc for s in found}
+
+
+def _warn_of_small_tiles(func: Func, threads: int, target: Target) -> None:
+    """Of blocks that combine elements and have tiles for a few of their threads only, where a
+    launch has many of them."""
+    reductions = [o for o in walk(func.body) if isinstance(o, Reduce)]
+    if not reductions or not any(p.role == "size" for p in func.params):
+        return
+    if any(isinstance(o, Gemm | ThreadIndex) for o in walk(func.body)):
+        return
+    first = max(reductions, key=lambda o: prod(o.source.extents))
+    boxes = [first.source.extents]
+    boxes += [o.extents for o in walk(func.body) if isinstance(o, Parallel)]
+    boxes += [o.dest.extents for o in walk(func.body) if isinstance(o, Copy)]
+    most = max(map(prod, boxes))
+    if most * FEW_OF_THREADS > threads or threads < FEW_OF_THREADS * target.warp_size:
+        return
+    shape = ", ".join(map(str, first.source.extents))
+    rows = 8 * threads // most
+    warn(
+        PerformanceWarning,
+        f"no tile of this kernel has more than {most} elements, and a block has {threads} threads: "
+        "others repeat what these do",
+        first.loc,
+        f"let a block do several rows: tiles of ({rows}, {first.source.extents[-1]}) in place of "
+        f"({shape}),\nand a grid of T.ceildiv(M, {rows}) blocks",
+    )
 
 
 def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:

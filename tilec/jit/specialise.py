@@ -16,6 +16,7 @@ from tilec.builtins.annotations import dtype_of
 from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
+from tilec.ir.types import magnitude_of, unit_of
 from tilec.jit.fingerprint import describe
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index
 from tilec.runtime.expressions import evaluate, names_in
@@ -150,6 +151,8 @@ class SpecialisationKey:
     stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
     tensors that the launch copies so that their rows begin at cache lines. Under `only_ranked` a
     variant that would spill is not made. `debug`: T.device_assert looks (TILEC_DEBUG=1).
+    `magnitudes`: about how large the sizes are that the form of a loop over whole tensors follows,
+    and which power of two divides them, of those that count columns.
     """
 
     source: str
@@ -168,6 +171,7 @@ class SpecialisationKey:
     packed: tuple[str, ...] = ()
     only_ranked: bool = field(default=False, compare=False)
     debug: bool = False
+    magnitudes: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def traced(self) -> tuple[Argument, ...]:
@@ -242,6 +246,11 @@ class Asked:
             packed=known.packed,
             only_ranked=known.only_ranked,
             debug=is_on("TILEC_DEBUG"),
+            magnitudes=tuple(
+                (n, magnitude_of(size), unit_of(size) if columns else 1)
+                for n, columns in self.signature.telling.items()
+                if (size := call.sizes.values.get(n)) is not None and self.target != "cpu"
+            ),
         )
 
 

@@ -8,18 +8,32 @@ tensors, and change registers only, as in
 An iteration waits for its loads, so that a thread has few of them on their way. After: where the
 elements of the next `count` iterations lie inside of their tensors, these iterations stand one
 behind the other without a test between them, and the assembler has all loads before the first
-result is used. Their order is what it was. The rest of the iterations run as they did."""
+result is used. Their order is what it was. The rest of the iterations run as they did. Where an
+iteration asks first whether all of its elements are wanted (`version_loops`), so do these: of
+`count` that are, none asks again."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Effect, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Effect,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    rewrite,
+    walk,
+)
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Alloc,
     For,
+    If,
     Load,
     Parallel,
     Shuffle,
@@ -27,6 +41,7 @@ from tilec.ir.ops import (
     WarpMma,
     Yield,
 )
+from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
 from tilec.target import Target
 
@@ -49,11 +64,25 @@ def batch_loads(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
+def _usual(o: For) -> tuple[Block, list[Value]]:
+    """What an iteration does where the conditions hold that its branches ask for."""
+    ops: list[Op] = []
+    conds: list[Value] = []
+    for x in o.body.ops:
+        if isinstance(x, If) and not x.types:
+            conds.append(x.cond)
+            ops += [y for y in x.then.ops if not isinstance(y, Yield)]
+        else:
+            ops.append(x)
+    return replace(o.body, ops=tuple(ops)), conds
+
+
 def _only_loads(o: For) -> bool:
     """Whether the loop's iterations change nothing but fragments."""
     if o.kind != "serial" or o.inits:
         return False
-    for x in walk(o.body):
+    body, _ = _usual(o)
+    for x in walk(body):
         match x:
             case For():
                 if x.kind != "unroll" or x.inits:
@@ -65,7 +94,7 @@ def _only_loads(o: For) -> bool:
                 pass
             case _ if x.region_fields or not all(_stays_in_registers(e) for e in x.effects()):
                 return False
-    return all(x.pure or isinstance(x, (Alloc, For, Parallel, Yield)) for x in o.body.ops)
+    return all(x.pure or isinstance(x, (Alloc, For, Parallel, Yield)) for x in body.ops)
 
 
 def _stays_in_registers(e: Effect) -> bool:
@@ -78,7 +107,8 @@ def _stays_in_registers(e: Effect) -> bool:
 def _together(o: For, known: MemoryFacts) -> int:
     """How many iterations are worth asking for at once."""
     size = loads = ops = narrow = 0
-    for p in o.body.ops:
+    body, _ = _usual(o)
+    for p in body.ops:
         if isinstance(p, For):
             ops += sum(1 for _ in walk(p.body)) * (known.facts.constant(p.hi) or MOST_OPS)
         if not isinstance(p, Parallel) or p.layout is None:
@@ -123,16 +153,22 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
     end = inner.binary("add", first, count)
     conds = [inner.compare("le", end, o.hi)]
     defs = {r: x for x in walk(o.body) for r in x.results}
+    body, asked = _usual(o)
     for number in range(count):
         at: Substitution = {}
         at[o.body.args[0]] = inner.binary("add", first, number)
-        for p in o.body.ops:
+        for cond in asked:
+            wanted = clone_expression(inner, cond, defs, {**at})
+            if wanted is None:
+                return None
+            conds.append(wanted)
+        for p in body.ops:
             if isinstance(p, Parallel):
                 found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
                 if found is None:
                     return None
                 conds += found
-        for x in o.body.ops:
+        for x in body.ops:
             if isinstance(x, Parallel):
                 fast.ops.append(clone(replace(x, inside=True), at))
             elif not isinstance(x, Yield):

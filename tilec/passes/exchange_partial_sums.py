@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.ir.clusters import split_of
+from tilec.ir.clusters import parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
 from tilec.ir.layout import row_major
 from tilec.ir.ops import (
@@ -384,8 +384,8 @@ class _Sum(_Exchange):
         )
 
     def _bytes(self, s: _Stored) -> int:
-        """Of one sum."""
-        return self.parts * s.size * s.buffer.dtype.bits // 8
+        """For each block of the user's grid, whose blocks may be the parts themselves."""
+        return parts_of(self.func) * s.size * s.buffer.dtype.bits // 8
 
     def expand(self, subst: Substitution) -> list[Op]:
         o = self.o
@@ -485,5 +485,5 @@ class _Sum(_Exchange):
                 new = step.parts[0] == 0
                 total = values.pop(0) if new else b.value(RegRead, s.fragment, register)
                 for value in values:
-                    total = b.binary("add", total, value)
+                    total = b.binary(self.o.kind, total, value)
                 b.emit(RegWrite, s.fragment, register, total)

@@ -190,7 +190,10 @@ class _Inference:
 
     def free(self) -> None:
         """Loops and fragments that nothing ties down: coalesced, as wide as the accesses allow."""
-        for p in sorted(self.parallels, key=lambda p: -len(p.extents)):
+        # What tensors want comes before what any layout does for.
+        for p in sorted(
+            self.parallels, key=lambda p: (-len(p.extents), not self.coalescing.of_loop(p))
+        ):
             if p not in self.loops and p in self.by_each:
                 self.loops[p] = each_thread(p.extents)
             elif p not in self.loops:

@@ -210,13 +210,14 @@ class ClusterSum(Op):
 class SumParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
-    same in the whole block. There `fragments` hold the sums of all parts, added up in the order of
-    their numbers. All threads of the scope execute it, once."""
+    same in the whole block. There `fragments` hold what all parts make by the binary operation
+    `kind`, in the order of their numbers. All threads of the scope execute it, once."""
 
     fragments: tuple[Value, ...]
     sum: Value
     part: Value
     parts: int
+    kind: str = "add"
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)

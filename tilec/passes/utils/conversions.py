@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, row_major
-from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Reduce, Store
-from tilec.ir.types import BufferType
+from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, Reduce, Store
+from tilec.ir.types import BufferType, Type
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.distribution import fewest_registers
@@ -23,13 +24,17 @@ def convert_operands(func: Func, target: Target) -> Block:
     """The body of a laid-out function in which every op finds its fragments as it wants them: a
     loop in the loop's layout, a product's operands and result in its instruction's; an operand that
     has to come from shared memory (part of a fragment, or a product without a matrix instruction)
-    is put there, and so is a fragment while an op reaches for elements of other threads."""
+    is put there, and so is a fragment while an op reaches for elements of other threads. What a
+    serial loop does not write is converted once, in front of it."""
     warps_at = warps_of(func, target)
+    made: set[Value] = set()
     inside = {x for o in walk(func.body) if isinstance(o, Parallel) for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
         wants = _Wants()
         match o:
+            case For(kind="serial"):
+                return _converted_before(o, made)
             case Parallel(layout=layout) if layout is not None:
                 for a in fragment_accesses(o):
                     # A store in a branch leaves some elements as they were.
@@ -78,9 +83,34 @@ def convert_operands(func: Func, target: Target) -> Block:
                         wants.place(v, replace(t, space="shared", layout=layout), True, False)
                     else:
                         wants.place(v, operand_type(o, which, warps), True, False)
-        return wants.around(o)
+        return wants.around(o, made)
 
     return rewrite(func.body, visit)
+
+
+def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
+    """The loop behind those conversions that give the same in all iterations. `made`: buffers that
+    a conversion fills, and nothing else writes."""
+    written = set(buffers_written(e for _, e in effects_in(o.body)))
+    b, subst = Builder(o.loc), dict[Value, Value]()
+    found: dict[tuple[Value, Type], Value] = {}
+    for x in walk(o.body):
+        if isinstance(x, Copy) and x.dest.buffer in made and x.source.buffer not in written:
+            v, t = x.source.buffer, x.dest.buffer.buffer
+            if (v, t) not in found:
+                found[v, t] = b.value(Alloc, t, name=x.dest.buffer.name)
+                copy_whole(b, v, found[v, t])
+            subst[x.dest.buffer] = found[v, t]
+    if not subst:
+        return None
+
+    def visit(x: Op) -> None | list[Op]:
+        mine = x.result if isinstance(x, Alloc) else x.dest.buffer if isinstance(x, Copy) else None
+        return [] if mine in subst or mine in found.values() else None
+
+    body = rewrite(rewrite(o.body, visit), lambda _: None, subst)
+    made.update(found.values())
+    return [*b.ops, replace(o, body=body)]
 
 
 class _Wants:
@@ -105,8 +135,9 @@ class _Wants:
         t = v.buffer
         self.place(v, replace(t, space="shared", layout=row_major(t.static_shape)), read, written)
 
-    def around(self, o: Op) -> list[Op] | None:
-        """`o` on buffers of its own, between the copies; None if it has all it wants."""
+    def around(self, o: Op, made: set[Value]) -> list[Op] | None:
+        """`o` on buffers of its own, between the copies; None if it has all it wants. `made` gets
+        those that nothing but the first copy writes."""
         before, after = Builder(o.loc), Builder(o.loc)
         subst: Substitution = {}
         for v, t in self.types.items():
@@ -117,6 +148,8 @@ class _Wants:
                 copy_whole(before, v, fresh)
             if v in self.written:
                 copy_whole(after, fresh, v)
+            if v not in self.written:
+                made.add(fresh)
             subst[v] = fresh
         if not subst:
             return None
