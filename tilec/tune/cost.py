@@ -81,7 +81,7 @@ FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that aske
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
 OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
-IN_TURN = 1.12  # how much longer threads compute whose groups wait for each other's products
+IN_TURN = 1.18  # how much longer threads compute whose groups wait for each other's products
 ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
