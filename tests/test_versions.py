@@ -248,6 +248,14 @@ def test_registers_must_hold_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not refused(wide, plan)
 
 
+@pytest.mark.parametrize(("bn", "bk", "two"), [(256, 64, True), (128, 128, True), (128, 64, False)])
+def test_warpgroups_that_share_a_tile(bn: int, bk: int, two: bool) -> None:
+    """One decodes while the other's product runs: only long products gain (docs/decisions.md)."""
+    plan = Plan("p", specialise=True, persistent=True, stages=2)
+    assert refused(bytes_times(bm=128, bn=bn, bk=bk, threads=256), plan) != two
+    assert not refused(bytes_times(bm=64, bn=bn // 2, bk=bk, threads=128), plan)
+
+
 def test_threads_that_bring_tiles_have_one_version() -> None:
     assert refused(bytes_times(), Plan("p", stages=3))
 

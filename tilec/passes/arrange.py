@@ -25,7 +25,8 @@ their own are so far apart, two with places follow one another so. Where that ca
 
 Where producers bring the tiles and threads fill a fragment that a product reads (decoded weights),
 the product runs on while the next iteration fills another: `versions` 2. Their registers have to
-fit, and the stream of a warpgroup has to be shorter.
+fit, and the stream of a warpgroup has to be shorter; where several warpgroups share a tile, one
+decodes while another's product runs anyway, unless that product is a long one (`LONG`).
 
 Rau, "Iterative Modulo Scheduling", MICRO 1994, has the frame; Shah et al., "FlashAttention-3",
 2024, the overlap of a softmax with products and the turns of warpgroups."""
@@ -57,6 +58,7 @@ from tilec.target import Target
 KEPT = 4  # registers of a thread beside those of `RESERVED` that ptxas wants free
 QUAD = 58  # clocks of an exchange among the lanes that hold a row
 GAIN = 0.97  # of the clocks of a warpgroup's stream: more is not worth it
+LONG = 512  # clocks of an iteration's products, of one warpgroup of several
 OTHER = "the schedule has no products beside what threads compute"
 SMALL = 4  # registers of a fragment that `RESERVED` covers
 HALF_RATE = ("max", "min")
@@ -228,8 +230,9 @@ class _Body:
         if one + more > limit:
             return None
         graph = self.graph(groups, target)
+        products = sum(n.time for n in graph.nodes if n.product)
         found = in_versions(graph, groups, (one + more, one))
-        if found.stream >= GAIN * found.in_order:
+        if found.stream >= GAIN * found.in_order or (groups > 1 and round(products) < LONG):
             return None
         made = self.of_statements(graph, found)
         assert made.second is not None
