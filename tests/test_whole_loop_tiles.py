@@ -262,8 +262,7 @@ def test_loads_are_wide_where_rows_are_aligned() -> None:
 
 
 def test_a_conversion_is_in_front_of_a_loop() -> None:
-    """Of the factors of rows, which the loop that writes wants in another layout than the one that
-    sums them."""
+    """Of sums of rows, which the loop that writes wants in another layout than the one that adds."""
 
     @tilec.kernel
     def scaled(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, N), "float16")):
@@ -276,9 +275,9 @@ def test_a_conversion_is_in_front_of_a_loop() -> None:
                     if k * 128 + j < N:
                         x[i, j] += X[block * 16 + i, k * 128 + j]
             T.reduce_sum(x, s, dim=1)
-            for k in T.serial(T.ceildiv(N, 128)):
-                for i, j in T.Parallel(16, 128):
-                    Y[block * 16 + i, k * 128 + j] = s[i] * j
+            for k in T.serial(T.ceildiv(N, 256)):
+                for i, j in T.Parallel(16, 256):
+                    Y[block * 16 + i, k * 256 + j] = s[i] + j
 
     text = scaled.compile(*[tilec.spec((900, 777), "float16")] * 2, target="cuda:sm_90a")
     text = text.stages["infer_layouts"]
@@ -286,7 +285,7 @@ def test_a_conversion_is_in_front_of_a_loop() -> None:
     assert "_converted = alloc" in before and "_converted = alloc" not in loop
     x, y = np.ones((20, 300), np.float16), np.full((20, 300), np.nan, np.float16)
     assert tilec.simulate(scaled, x, y, target="cuda:sm_90a", check_outputs=True).ok
-    np.testing.assert_array_equal(y, np.tile(300 * (np.arange(300) % 128), (20, 1)))
+    np.testing.assert_array_equal(y, np.tile(300 + np.arange(300) % 256, (20, 1)))
 
 
 def test_sizes_of_one_magnitude_share_a_variant() -> None:

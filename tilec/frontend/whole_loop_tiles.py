@@ -290,6 +290,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         if found is None or extent is None:
             return None
         assert isinstance(loop.target, ast.Name)
+        index = loop.target.id
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
         wanted = self.fresh("wanted")
@@ -352,10 +353,10 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             return f"""
         for {place} in {self.language}.Parallel({ranges}):
             {self._places()}
-            {loop.target.id} = {number} * {self.inner} + {self.n}
+            {index} = {number} * {self.inner} + {self.n}
             {body}"""
 
-        inside = f"{loop.target.id} < ({ast.unparse(extent)}) and {self._inside()}"
+        inside = f"{index} < ({ast.unparse(extent)}) and {self._inside()}"
         text = f"""
 for {self.step} in {self.language}.serial({count}):
     {over(first).strip()}
