@@ -262,7 +262,7 @@ def test_loads_are_wide_where_rows_are_aligned() -> None:
 
 
 def test_a_conversion_is_in_front_of_a_loop() -> None:
-    """Of sums of rows, which the loop that writes wants in another layout than the one that adds."""
+    """Of sums that one loop wants in another layout than the one that added them up."""
 
     @tilec.kernel
     def scaled(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, N), "float16")):
