@@ -262,24 +262,30 @@ def test_loads_are_wide_where_rows_are_aligned() -> None:
 
 
 def test_a_conversion_is_in_front_of_a_loop() -> None:
-    """Of the factors of rows, which the loop that writes wants in another layout than the one that
-    sums them."""
-    halves = [tilec.spec(s, "float16") for s in ((900, 777), (777,), (900, 777))]
+    """Of sums that one loop wants in another layout than the one that added them up."""
 
     @tilec.kernel
-    def rms(
-        X: T.Tensor((M, N), "float16"), W: T.Tensor((N,), "float16"), Y: T.Tensor((M, N), "float16")
-    ):
-        for i in T.Parallel(M):
-            total: T.float32 = 0
-            for j in range(N):
-                total += T.float32(X[i, j]) * T.float32(X[i, j])
-            for j in range(N):
-                Y[i, j] = T.float32(X[i, j]) * T.rsqrt(total / N) * W[j]
+    def scaled(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(M, 16), threads=256) as block:
+            x = T.alloc_fragment((16, 128), "float32")
+            s = T.alloc_fragment((16,), "float32")
+            T.clear(x)
+            for k in T.serial(T.ceildiv(N, 128)):
+                for i, j in T.Parallel(16, 128):
+                    if k * 128 + j < N:
+                        x[i, j] += X[block * 16 + i, k * 128 + j]
+            T.reduce_sum(x, s, dim=1)
+            for k in T.serial(T.ceildiv(N, 256)):
+                for i, j in T.Parallel(16, 256):
+                    Y[block * 16 + i, k * 256 + j] = s[i] + j
 
-    text = rms.compile(*halves, target="cuda:sm_90a").stages["infer_layouts"]
+    text = scaled.compile(*[tilec.spec((900, 777), "float16")] * 2, target="cuda:sm_90a")
+    text = text.stages["infer_layouts"]
     before, loop = text[: text.rindex("for.serial")], text[text.rindex("for.serial") :]
     assert "_converted = alloc" in before and "_converted = alloc" not in loop
+    x, y = np.ones((20, 300), np.float16), np.full((20, 300), np.nan, np.float16)
+    assert tilec.simulate(scaled, x, y, target="cuda:sm_90a", check_outputs=True).ok
+    np.testing.assert_array_equal(y, np.tile(300 + np.arange(300) % 256, (20, 1)))
 
 
 def test_sizes_of_one_magnitude_share_a_variant() -> None:

@@ -26,18 +26,15 @@ from typing import NamedTuple
 
 from tilec.frontend.whole_loop_rows import Rows, indices_of, tensor_of
 from tilec.frontend.whole_loops import counted, names_in
-from tilec.ir.types import DType
+from tilec.ir.types import MAGNITUDES, DType
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
-# About how long the loops inside are: rows of a tile, columns, threads.
+# About how long the loops inside are: rows of a tile, columns, threads. A row is in one tile where
+# it can be: what reads it again finds it in the L1 cache.
 _ROW_TILES = {
-    32: (64, 32, 256),
-    64: (32, 64, 256),
-    128: (16, 128, 256),
-    1024: (16, 128, 256),
-    8192: (1, 4096, 256),
-    65536: (1, 8192, 512),
+    **{n: (max(1, 2048 // n), n, 256) for n in MAGNITUDES if n <= 4096},
+    **{n: (1, 8192, 512) for n in MAGNITUDES if n > 4096},
 }
 _LONGEST = (1, 16384, 1024)
 _LONGEST_PARTS = 4  # of such a row: there will hardly be as many as a machine runs blocks
@@ -271,6 +268,18 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
         return f"{self.block} * {self.outer} + {self.o} < {total}"
 
+    def _is_whole(self) -> str:
+        """Whether all iterations of the block are there."""
+        if self.outer == 1:
+            return "True"
+        if not self.columns:
+            total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
+            return f"({self.block} + 1) * {self.outer} <= {total}"
+        extent = ast.unparse(self.nest.extents[-1])
+        across = f"{self.language}.ceildiv({extent}, {self.outer})"
+        number = self.block if len(self.nest.indices) == 1 else f"{self.block} % {across}"
+        return f"({number} + 1) * {self.outer} <= ({extent})"
+
     def _folding(
         self, loop: ast.For, behind: Sequence[ast.stmt]
     ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
@@ -281,17 +290,25 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         if found is None or extent is None:
             return None
         assert isinstance(loop.target, ast.Name)
+        index = loop.target.id
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
-        inside = list[str]()
+        whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
+        wanted = self.fresh("wanted")
         self.shared: list[str] = []
         shape = (self.inner, self.outer) if self.columns else (self.outer, self.inner)
         both = (self.n, self.o) if self.columns else (self.o, self.n)
         place, ranges = ", ".join(both), ", ".join(map(str, shape))
         dim = int(not self.columns)
+        first = list[str]()
         for s in loop.body:
             fold = self._fold(s)
             if fold is None:
-                inside.append(ast.unparse(self._in_loop(s)))
+                made = self._in_loop(s)
+                if _divides(made):
+                    more, loads = self._ahead(made, shape, place, loop)
+                    before, first = before + more, first + loads
+                whole.append(ast.unparse(made))
+                edge += self._stored_if(wanted, made)
                 continue
             name, word, value = fold
             if name in self.frozen:
@@ -304,7 +321,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 got = self.fresh("sums")
                 before += self._parsed(f"{self.language}.clear({tile})", s)
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
-                inside.append(f"{own} += {text}")
+                folded = f"{own} + ({text})"
                 after += self._parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
                 last += self._parsed(
                     f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
@@ -317,23 +334,34 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 if least is None:
                     return None
                 before += self._parsed(f"{self.language}.fill({tile}, {least})", s)
-                inside.append(f"{own} = {self.language}.{word}({own}, {text})")
+                folded = f"{self.language}.{word}({own}, {text})"
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
                 after += self._parsed(f"{self.language}.reduce_{word}({reduced})", s)
                 self.shared.append(kept)
+            whole.append(f"{own} = {folded}")
+            edge.append(f"{own} = {self.language}.if_then_else({wanted}, {folded}, {own})")
         count = f"{self.language}.ceildiv({ast.unparse(extent)}, {self.inner})"
         number = self.step
         if self.parts > 1:
             count = f"{self.language}.ceildiv({count} - {self.part}, {self.parts})"
             number = f"({self.step} * {self.parts} + {self.part})"
-        lines = "\n            ".join("\n".join(inside).splitlines())
+
+        def over(lines: Sequence[str]) -> str:
+            if not lines:
+                return ""
+            body = "\n            ".join("\n".join(lines).splitlines())
+            return f"""
+        for {place} in {self.language}.Parallel({ranges}):
+            {self._places()}
+            {index} = {number} * {self.inner} + {self.n}
+            {body}"""
+
+        inside = f"{index} < ({ast.unparse(extent)}) and {self._inside()}"
         text = f"""
 for {self.step} in {self.language}.serial({count}):
-    for {place} in {self.language}.Parallel({ranges}):
-        {self._places()}
-        {loop.target.id} = {number} * {self.inner} + {self.n}
-        if {loop.target.id} < ({ast.unparse(extent)}) and {self._inside()}:
-            {lines}
+    {over(first).strip()}
+    if ({number} + 1) * {self.inner} <= ({ast.unparse(extent)}) and {self._is_whole()}:{over(whole)}
+    else:{over([f"{wanted} = {inside}", *edge])}
 """
         return [*before, *self._parsed(text, loop), *after], last
 
@@ -346,6 +374,36 @@ for {self.step} in {self.language}.serial({count}):
             return f"{'-' * (word == 'max')}{self.language}.infinity({found.name!r})"
         end = "min" if word == "max" else "max"
         return f"{self.language}.{end}_value({found.name!r})"
+
+    def _ahead(
+        self, s: ast.stmt, shape: tuple[int, ...], place: str, loop: ast.For
+    ) -> tuple[list[ast.stmt], list[str]]:
+        """Fragments for the elements of a row that a statement reads, which get their names there,
+        and what fills them. A quotient is a branch, behind which nothing is loaded."""
+        assert isinstance(loop.target, ast.Name)
+        made, loads = list[ast.stmt](), list[str]()
+        names = dict[str, str]()
+        for e in _elements(s):
+            plain = all(isinstance(i, ast.Name) for i in indices_of(e))
+            ends = ast.unparse(indices_of(e)[-1]) in (loop.target.id, self.nest.indices[-1])
+            tensor = tensor_of(e)
+            if isinstance(e.ctx, ast.Load) and plain and ends and tensor not in self.held.values():
+                if len(indices_of(e)) > 1 and ast.unparse(e) not in names:
+                    tile = names[ast.unparse(e)] = self.fresh("ahead")
+                    dtype = ast.parse(f"{tensor}.dtype", mode="eval").body
+                    made += self._fragment(tile, shape, dtype, s)
+                    loads.append(f"{tile}[{place}] = {ast.unparse(e)}")
+        _Renamed({text: f"{tile}[{place}]" for text, tile in names.items()}).visit(s)
+        return made, loads
+
+    def _stored_if(self, wanted: str, s: ast.stmt) -> list[str]:
+        """A statement where not all elements are wanted: what is not is computed, so that loads
+        need not wait for tests, and not stored."""
+        if not (isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)):
+            return [ast.unparse(s)]
+        value = self.fresh("value")
+        stored = f"if {wanted}: {ast.unparse(s.targets[0])} = {value}"
+        return [f"{value} = {ast.unparse(s.value)}", stored]
 
     def _in_loop(self, s: ast.stmt) -> ast.stmt:
         made = copy.deepcopy(s)
@@ -368,6 +426,21 @@ class _Put(ast.NodeTransformer):
         if node.id in self.held:
             return ast.parse(f"{self.held[node.id]}[{self.at}]", mode="eval").body
         return node
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, elements: dict[str, str]) -> None:
+        self.elements = elements
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        found = self.elements.get(ast.unparse(node)) if isinstance(node.ctx, ast.Load) else None
+        return self.generic_visit(node) if not found else ast.parse(found, mode="eval").body
+
+
+def _divides(s: ast.stmt) -> bool:
+    """Whether a statement stores a quotient."""
+    stores = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)
+    return stores and any(isinstance(n, ast.Div) for n in ast.walk(s))
 
 
 def _elements(s: ast.stmt) -> list[ast.Subscript]:

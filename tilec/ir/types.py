@@ -76,7 +76,7 @@ FLOAT8_E8M0 = DType("float8_e8m0", "float", 8, "e8m0")
 MOST_NARROW = (1 << 31) - (1 << 16)
 """The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
 whole tiles."""
-MAGNITUDES = (32, 64, 128, 1024, 8192, 65536)
+MAGNITUDES = (*(1 << n for n in range(5, 14)), 65536)
 """About how large an extent is: the first of these that it does not exceed."""
 
 
