@@ -68,8 +68,8 @@ SUBJECTS = (
 )
 
 
-def rows_of(result: str) -> list[Row]:
-    rows: list[Row] = json.loads((RESULTS / f"{result}.json").read_text())["rows"]
+def rows_of(result: str, folder: Path = RESULTS) -> list[Row]:
+    rows: list[Row] = json.loads((folder / f"{result}.json").read_text())["rows"]
     return rows
 
 
@@ -171,7 +171,7 @@ def picture() -> Svg:
 def page() -> str:
     """docs/results.md."""
     intro = _INTRODUCTION.format(machines=machines(), summary=summary())
-    return "\n".join([intro, *_cases(), *_launches(), *_compile_times(), *_cpu()])
+    return "\n".join([intro, *_cases(), *_launches(), *_compile_times(), *_cpu(), *_elsewhere()])
 
 
 _INTRODUCTION = """# Measured
@@ -214,23 +214,45 @@ def _cases() -> Iterator[str]:
     usual, *_ = devices(list(_HEADINGS))
     for result, heading in _HEADINGS.items():
         rows = rows_of(result)
-        names = list(dict.fromkeys(n for row in rows for n in row["candidates"] if n != "tilec"))
-        modes = [m for m in ("hot", "steady") if any(m in row["modes"] for row in rows)]
-        columns = [(n, m) for n in names for m in modes if ratios(rows, (n,), m)]
-        words = {"hot": "mixed", "steady": "alone"}
         yield f"## {heading}"
         yield ""
         if (device := rows[0]["machine"]["device"]) != usual:
             yield f"On one {device}."
             yield ""
-        yield f"| case | {' | '.join(f'{n}, {words[m]}' for n, m in columns)} |"
-        yield f"|---|{'---|' * len(columns)}"
-        for row in rows:
-            made = [ratios([row], (n,), m) for n, m in columns]
-            yield f"| {row['case']} | {' | '.join(f'{v[0]:.2f}' if v else '' for v in made)} |"
-        means = [f"{geometric_mean(ratios(rows, (n,), m)):.2f}" for n, m in columns]
-        yield f"| **geometric mean** | {' | '.join(means)} |"
+        yield from _table(rows)
+
+
+def _elsewhere() -> Iterator[str]:
+    """What another device gave, each in a folder of its own."""
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        results = [r for r in _HEADINGS if (folder / f"{r}.json").exists()]
+        found = [row for r in results for row in rows_of(r, folder)]
+        (device,) = {row["machine"]["device"] for row in found}
+        commits = ", ".join(sorted({row["commit"] for row in found}))
+        yield f"## On one {device}"
         yield ""
+        yield f"From `benchmarks/results/{folder.name}`, by {commits}."
+        yield ""
+        for result in results:
+            yield f"### {_HEADINGS[result]}, {device}"
+            yield ""
+            yield from _table(rows_of(result, folder))
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    """The ratios of each case."""
+    names = list(dict.fromkeys(n for row in rows for n in row["candidates"] if n != "tilec"))
+    modes = [m for m in ("hot", "steady") if any(m in row["modes"] for row in rows)]
+    columns = [(n, m) for n in names for m in modes if ratios(rows, (n,), m)]
+    words = {"hot": "mixed", "steady": "alone"}
+    yield f"| case | {' | '.join(f'{n}, {words[m]}' for n, m in columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for row in rows:
+        made = [ratios([row], (n,), m) for n, m in columns]
+        yield f"| {row['case']} | {' | '.join(f'{v[0]:.2f}' if v else '' for v in made)} |"
+    means = [f"{geometric_mean(ratios(rows, (n,), m)):.2f}" for n, m in columns]
+    yield f"| **geometric mean** | {' | '.join(means)} |"
+    yield ""
 
 
 def _launches() -> Iterator[str]:
