@@ -30,10 +30,11 @@ from tilec.ir.types import MAGNITUDES, DType
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
-# About how long the loops inside are: rows of a tile, columns, threads. A row is in one tile where
-# it can be: what reads it again finds it in the L1 cache.
+# About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
+# out of a row by little; one of longer rows is all of a row where it can be.
 _ROW_TILES = {
-    **{n: (max(1, 2048 // n), n, 256) for n in MAGNITUDES if n <= 4096},
+    **{n: (max(8, 1024 // n), min(n, 128), 128) for n in MAGNITUDES if n <= 1024},
+    **{n: (1, n, 256) for n in MAGNITUDES if 1024 < n <= 4096},
     **{n: (1, 8192, 512) for n in MAGNITUDES if n > 4096},
 }
 _LONGEST = (1, 16384, 1024)
@@ -42,7 +43,7 @@ _COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no t
 _FEW = 1024  # fewest where there are not more than these;
 _USUAL = 32  # and what a tile has where none of them does
 _ELEMENTS, _THREADS = 2048, 256
-_BLOCKS = 512  # that are about enough for a machine
+_BLOCKS, _AT_EDGES = 256, 512  # enough for a machine; where loads wait for tests
 _MOST_PARTS = 128  # which the last block reads
 _HUGE = 1 << 20  # an extent beyond all magnitudes
 _STEPS = 4  # of a tile that a part has, at least
@@ -94,7 +95,8 @@ class Tiles(Rows):
             inner = _ELEMENTS // outer
             tile = outer, inner, _THREADS
             groups = -(-(width or _HUGE) // outer)
-            most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), _BLOCKS // groups)
+            blocks = _AT_EDGES if unit % outer else _BLOCKS
+            most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), blocks // groups)
         else:
             tile = _ROW_TILES.get(length, _LONGEST)
             most = 1 if length else _LONGEST_PARTS
