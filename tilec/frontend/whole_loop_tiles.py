@@ -288,18 +288,13 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         """A loop over tiles, up to where blocks that share it come together, and what the last one
         of them does then."""
         found = self._read(loop, behind)
-        extent = counted(loop.iter, self.named)
-        if found is None or extent is None:
+        if found is None:
             return None
-        assert isinstance(loop.target, ast.Name)
-        index = loop.target.id
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
-        wanted = self.fresh("wanted")
+        self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
-        shape = (self.inner, self.outer) if self.columns else (self.outer, self.inner)
-        both = (self.n, self.o) if self.columns else (self.o, self.n)
-        place, ranges = ", ".join(both), ", ".join(map(str, shape))
+        shape, place = self._tile()
         dim = int(not self.columns)
         first = list[str]()
         for s in loop.body:
@@ -310,7 +305,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                     more, loads = self._ahead(made, shape, place, loop)
                     before, first = before + more, first + loads
                 whole.append(ast.unparse(made))
-                edge += self._stored_if(wanted, made)
+                edge += self._stored_if(made)
                 continue
             name, word, value = fold
             if name in self.frozen:
@@ -341,7 +336,20 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 after += self._parsed(f"{self.language}.reduce_{word}({reduced})", s)
                 self.shared.append(kept)
             whole.append(f"{own} = {folded}")
-            edge.append(f"{own} = {self.language}.if_then_else({wanted}, {folded}, {own})")
+            edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
+        tiles = self._over_tiles(loop, first, whole, edge)
+        return [*before, *tiles, *after], last
+
+    def _over_tiles(
+        self, loop: ast.For, first: Sequence[str], whole: Sequence[str], edge: Sequence[str]
+    ) -> list[ast.stmt]:
+        """The loop over tiles, of which a block has its share: what is done `first`, then in a tile
+        that is `whole`, and in one that sticks out."""
+        extent = counted(loop.iter, self.named)
+        assert extent is not None and isinstance(loop.target, ast.Name)
+        index = loop.target.id
+        shape, place = self._tile()
+        ranges = ", ".join(map(str, shape))
         count = f"{self.language}.ceildiv({ast.unparse(extent)}, {self.inner})"
         number = self.step
         if self.parts > 1:
@@ -363,9 +371,15 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 for {self.step} in {self.language}.serial({count}):
     {over(first).strip()}
     if ({number} + 1) * {self.inner} <= ({ast.unparse(extent)}) and {self._is_whole()}:{over(whole)}
-    else:{over([f"{wanted} = {inside}", *edge])}
+    else:{over([f"{self.wanted} = {inside}", *edge])}
 """
-        return [*before, *self._parsed(text, loop), *after], last
+        return self._parsed(text, loop)
+
+    def _tile(self) -> tuple[tuple[int, int], str]:
+        """A tile's shape, and the place in it of a block's iteration and a loop's."""
+        if self.columns:
+            return (self.inner, self.outer), f"{self.n}, {self.o}"
+        return (self.outer, self.inner), f"{self.o}, {self.n}"
 
     def _least(self, word: str, dtype: ast.expr) -> str | None:
         """What changes no largest ("max") or smallest element; None where no number is that."""
@@ -398,13 +412,13 @@ for {self.step} in {self.language}.serial({count}):
         _Renamed({text: f"{tile}[{place}]" for text, tile in names.items()}).visit(s)
         return made, loads
 
-    def _stored_if(self, wanted: str, s: ast.stmt) -> list[str]:
+    def _stored_if(self, s: ast.stmt) -> list[str]:
         """A statement where not all elements are wanted: what is not is computed, so that loads
         need not wait for tests, and not stored."""
         if not (isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)):
             return [ast.unparse(s)]
         value = self.fresh("value")
-        stored = f"if {wanted}: {ast.unparse(s.targets[0])} = {value}"
+        stored = f"if {self.wanted}: {ast.unparse(s.targets[0])} = {value}"
         return [f"{value} = {ast.unparse(s.value)}", stored]
 
     def _in_loop(self, s: ast.stmt) -> ast.stmt:
