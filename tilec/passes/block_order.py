@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     ClusterIndex,
     For,
     GridSize,
+    If,
     Parallel,
     UseSwizzle,
     While,
@@ -86,6 +87,33 @@ def growing(func: Func) -> frozenset[int]:
         for d, v in indices.items()
         if any(facts.trend(o.hi, v) == 1 and facts.trend(o.lo, v) == 0 for o in loops)
     )
+
+
+def uneven(func: Func) -> bool:
+    """Whether some blocks of the grid have more to do than others: a pipelined loop's range, or a
+    condition that such a loop stands under or has copies under, depends on the block."""
+    facts = Facts(func)
+    indices = [o.result for o in walk(func.body) if isinstance(o, BlockIndex)]
+
+    def differs(v: Value) -> bool:
+        return any(facts.trend(v, x) != 0 for x in indices)
+
+    def found(block: Block, inside: bool) -> bool:
+        for o in block.ops:
+            loop = isinstance(o, For) and o.kind == "pipelined"
+            if isinstance(o, For) and loop and (differs(o.lo) or differs(o.hi)):
+                return True
+            if isinstance(o, If) and differs(o.cond) and (inside or _has_loop(o)):
+                return True
+            if any(found(b, inside or loop) for b in o.regions):
+                return True
+        return False
+
+    return found(func.body, False)
+
+
+def _has_loop(o: Op) -> bool:
+    return any(isinstance(x, For) and x.kind == "pipelined" for b in o.regions for x in walk(b))
 
 
 class _InLoop(Numbers):
@@ -297,7 +325,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
     specialise = bool(func.attrs.get("specialise"))
     groups, resident = (int(func.attrs.get(x, 1)) for x in ("consumer_groups", "min_blocks"))
-    claimed = takes_as_they_come(specialise, groups, c, resident) and bool(growing(func))
+    claimed = takes_as_they_come(specialise, groups, c, resident) and uneven(func)
     return made.with_attrs(claimed=True) if claimed else made
 
 
@@ -307,7 +335,7 @@ def takes_as_they_come(
     """Whether blocks of a persistent kernel take tiles as they come (`claim_blocks`), where some
     are longer than others: there are warps that ask while others compute. (Several blocks that
     share a multiprocessor could, too; that has not been measured.)"""
-    return specialise and consumer_groups == 1 and cluster == SINGLE and residents == 1
+    return specialise and consumer_groups == 1 and cluster == SINGLE
 
 
 # --- clusters and the grid ---
