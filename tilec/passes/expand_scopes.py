@@ -12,12 +12,12 @@ together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
@@ -31,7 +31,9 @@ from tilec.ir.ops import (
     RingStage,
     Scope,
     WgmmaWait,
+    While,
     Yield,
+    constants,
 )
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import ConsumerGroups
@@ -152,6 +154,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
         groups.setdefault(key, []).append(v)
     rings: list[Ring] = []
     spans: Spans = {}
+    numbers = constants(func.body)
     for buffers in groups.values():
         effects = [
             e
@@ -162,8 +165,10 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
         ]
         by_group = bool(effects) and all(e.engine == "wgmma" for e in effects)
         # Where no product may come, nothing says that all warps of a group have waited.
-        readers = (r.block.ops[i] for r in found[buffers[0]] for i in r.readers)
-        by_group = by_group and not any(_reads_if(o, buffers) for o in readers)
+        readers = ((r.block, r.block.ops[i]) for r in found[buffers[0]] for i in r.readers)
+        by_group = by_group and not any(
+            _may_skip(o, buffers, numbers, block is not func.body) for block, o in readers
+        )
         every = 4 if by_group else 1
         ring = Ring(
             f"ring{len(rings)}",
@@ -181,10 +186,18 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
     return rings, spans
 
 
-def _reads_if(o: Op, buffers: Sequence[Value]) -> bool:
-    """Whether `o` reads one of the buffers under a condition in it."""
-    conditions = (x for x in walk(Block((), (o,))) if isinstance(x, If))
-    inside = (e for x in conditions for _, e in effects_in(Block((), (x,))))
+def _may_skip(
+    o: Op, buffers: Sequence[Value], numbers: Mapping[Value, object], refilled: bool
+) -> bool:
+    """Whether `o` reads one of the buffers under a condition in it or, where they are `refilled`,
+    in a loop that may have no iteration."""
+
+    def skips(x: Op) -> bool:
+        loop = isinstance(x, While) or (isinstance(x, For) and not runs(x, numbers))
+        return isinstance(x, If) or (refilled and loop)
+
+    doubtful = (x for x in walk(Block((), (o,))) if skips(x))
+    inside = (e for x in doubtful for _, e in effects_in(Block((), (x,))))
     return any(e.reads and e.buffer in buffers for e in inside)
 
 
