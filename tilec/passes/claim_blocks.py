@@ -23,6 +23,7 @@ from tilec.ir.ops import (
     Alloc,
     Atomic,
     For,
+    If,
     Load,
     MbarrierArrive,
     MbarrierInitFence,
@@ -36,6 +37,7 @@ from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.rings import Position, Ring
 from tilec.target import Target
 
+EARLY = False
 SLOTS = 2  # the producer may be one tile ahead of its readers
 
 
@@ -91,22 +93,26 @@ class _Claims:
         b = Builder(o.loc)
         at = Position(b, SLOTS, int(produces), "claims")
         (tile,) = o.body.args
-        cond, body = Builder(o.loc), Builder(o.loc)
+        cond, body, hand = (Builder(o.loc) for _ in range(3))
         asked = Value(ScalarType(INT32), tile.name)
         cond.emit(Yield, (cond.compare("lt", asked, o.hi),))
-        if produces:
+        taken = None
+        if produces and EARLY:
             taken = body.value(Atomic, self.counter, (body.const(0),), body.const(1), "add")
         body.ops += o.body.ops[:-1]
-        if produces:
-            following = self.hand_on(body, o, at, taken)
-        else:
-            following = self.receive(body, at)
-        body.emit(Yield, (following,))
+        following = self.hand_on(hand, o, at, taken) if produces else self.receive(hand, at)
+        hand.emit(Yield, (following,))
+        last = Block((), (Yield((o.hi,), loc=o.loc),))
+        again = b.compare("gt", o.hi, o.step)
+        kinds = (ScalarType(INT32),)
+        body.emit(Yield, (body.value(If, again, hand.block(), last, kinds),))
         b.emit(While, (o.lo,), cond.block([asked]), body.block([tile]))
         return b.ops
 
-    def hand_on(self, b: Builder, o: For, at: Position, taken: Value) -> Value:
+    def hand_on(self, b: Builder, o: For, at: Position, taken: Value | None) -> Value:
         """The number of the tile that was asked for, which the others are told."""
+        if taken is None:
+            taken = b.value(Atomic, self.counter, (b.const(0),), b.const(1), "add")
         following = b.binary("add", taken, o.step)
         last, clear = b.binary("sub", o.hi, 1), Builder(b.loc)
         zero = clear.const(0)
