@@ -15,7 +15,7 @@ from tilec import spec
 from tilec.passes.block_order import takes_as_they_come
 
 SM90 = "cuda:sm_90a"
-M, I = T.dynamic("M, I")
+M, N, I = T.dynamic("M, N, I")
 WORDS = (("specialise", True), ("persistent", True), ("overlap", True))
 
 
@@ -46,11 +46,10 @@ def test_only_uneven_tiles_are_taken(causal: bool, words: dict[str, Any], claime
 
 
 def test_who_can_ask() -> None:
-    assert takes_as_they_come(True, 1, (1, 1, 1), 1)
-    assert not takes_as_they_come(False, 1, (1, 1, 1), 1)
-    assert not takes_as_they_come(True, 2, (1, 1, 1), 1)
-    assert not takes_as_they_come(True, 1, (2, 1, 1), 1)
-    assert not takes_as_they_come(True, 1, (1, 1, 1), 2)
+    assert takes_as_they_come(True, 1, (1, 1, 1))
+    assert not takes_as_they_come(False, 1, (1, 1, 1))
+    assert not takes_as_they_come(True, 2, (1, 1, 1))
+    assert not takes_as_they_come(True, 1, (2, 1, 1))
 
 
 @pytest.mark.parametrize(("length", "resident"), [(300, 2), (100, 8)])
@@ -115,3 +114,76 @@ def test_conditions_of_a_tile_are_asked_by_whole_warps() -> None:
     seen = np.kron(np.tril(chosen), np.ones((64, 64)))
     want = (a.astype(np.float64) * seen) @ b.astype(np.float64).T
     np.testing.assert_allclose(c, want, rtol=1e-3, atol=1e-2)
+
+
+def by_counts() -> Any:
+    """Sums of products of a tile with as many others as a tensor says."""
+
+    @tilec.kernel
+    def counted_products(
+        A: T.Tensor((M, 64), "float16"),
+        B: T.Tensor((N, 64), "float16"),
+        Counts: T.Tensor((I,), "int32"),
+        C: T.Tensor((M, 64), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
+            T.annotate_schedule(specialise=True, persistent=True)
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A[bx * 64, 0], a)
+            T.clear(c)
+            for k in T.Pipelined(Counts[bx], num_stages=2):
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c, transpose_B=True)
+            for i, j in T.Parallel(64, 64):
+                C[bx * 64 + i, j] = c[i, j]
+
+    return counted_products
+
+
+COUNTS = [2, 0, 0, 1, 0, 0, 0, 3, 0, 1, 0, 0]
+
+
+def test_a_tile_without_an_iteration_holds_its_operand_for_all_warps() -> None:
+    """Where no product comes, a warp that is ahead must not free what the others wait for: each
+    warp of the four frees it, where one would do for operands of a product that certainly comes."""
+    m = 64 * len(COUNTS)
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (m, 192))
+    counts = np.array(COUNTS, np.int32)
+    c = np.full((m, 64), np.nan, np.float32)
+    kernel = by_counts()
+    given = a, b, counts, c
+    text = str(kernel.compile(*given, target=SM90).stages["insert_sync"])
+    assert "mbarrier_init %ring0_empty, 4\n" in text  # the tile
+    assert "mbarrier_init %ring1_empty, 1\n" in text  # what the loop brings
+    report = tilec.simulate(kernel, *given, target=SM90, resident_blocks=2, schedules=4)
+    assert not report.findings
+    sums = np.stack([b[: 64 * n].astype(np.float64).reshape(-1, 64, 64).sum(0) for n in COUNTS])
+    want = np.einsum("tik,tjk->tij", a.astype(np.float64).reshape(-1, 64, 64), sums)
+    np.testing.assert_allclose(c, want.reshape(m, 64), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "claimed"), [(by_counts(), True), (conditional(), True), (forward(64, False), False)]
+)
+def test_ranges_and_conditions_from_memory_are_uneven(kernel: Any, claimed: bool) -> None:
+    x = spec((768, 64), "float16")
+    match kernel.name:
+        case "counted_products":
+            given = [x, x, spec((12,), "int32"), spec((768, 64), "float32")]
+        case "chosen_sums":
+            given = [spec((768, 768), "float16"), spec((64, 768), "float16")]
+            given += [spec((12, 12), "int8"), spec((768, 64), "float32")]
+        case _:
+            given = [spec((2, 512, 4, 64), "float16")] * 4
+    found = kernel.compile(*given, target=SM90)
+    assert ("atomic %tiles_taken" in str(found.stages["insert_sync"])) is claimed
+
+
+def test_blocks_that_share_a_multiprocessor_take_tiles_too() -> None:
+    x = spec((4, 4096, 16, 64), "float16")
+    words = (("persistent", True), ("specialise", True), ("overlap", True))
+    found = forward(64, True, 128, words).compile(x, x, x, x, target=SM90, BM=64, BN=64)
+    assert found.resources.blocks_per_sm > 1
+    assert "atomic %tiles_taken" in str(found.stages["insert_sync"])

@@ -324,17 +324,14 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
     specialise = bool(func.attrs.get("specialise"))
-    groups, resident = (int(func.attrs.get(x, 1)) for x in ("consumer_groups", "min_blocks"))
-    claimed = takes_as_they_come(specialise, groups, c, resident) and uneven(func)
+    groups = int(func.attrs.get("consumer_groups", 1))
+    claimed = takes_as_they_come(specialise, groups, c) and uneven(func)
     return made.with_attrs(claimed=True) if claimed else made
 
 
-def takes_as_they_come(
-    specialise: bool, consumer_groups: int, cluster: Dims, residents: int
-) -> bool:
+def takes_as_they_come(specialise: bool, consumer_groups: int, cluster: Dims) -> bool:
     """Whether blocks of a persistent kernel take tiles as they come (`claim_blocks`), where some
-    are longer than others: there are warps that ask while others compute. (Several blocks that
-    share a multiprocessor could, too; that has not been measured.)"""
+    are longer than others: there are warps that ask while others compute."""
     return specialise and consumer_groups == 1 and cluster == SINGLE
 
 

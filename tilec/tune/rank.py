@@ -51,6 +51,9 @@ OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup'
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
 UNEVEN = 0.75  # of what the spread of the tiles' lengths says, since blocks do not wait
+# Seconds until a block has the number of its next tile, where several share a multiprocessor: their
+# rings are too short to hide all of it.
+TAKE = 0.17e-6
 EVEN = 0.003  # of the time: wider groups that are more even by less are not worth what they read
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
@@ -281,7 +284,10 @@ class Candidate:
             best = estimate(numbers, runs, made, threads, self.target)
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
                 uneven = self._uneven(plan, numbers, plan.raster_group)
-                best = replace(best, seconds=best.seconds * (1 + UNEVEN * (uneven - 1)))
+                seconds = best.seconds * (1 + UNEVEN * (uneven - 1))
+                if plan.residents > 1 and self._as_they_come(plan):
+                    seconds += TAKE * best.waves
+                best = replace(best, seconds=seconds)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
                 other = estimate(numbers, more, made, threads, self.target)
@@ -348,9 +354,7 @@ class Candidate:
         return min(g for g, n in found.items() if n <= found[least] + EVEN)
 
     def _as_they_come(self, plan: Plan) -> bool:
-        return takes_as_they_come(
-            plan.specialise, plan.consumer_groups, plan.cluster, plan.residents
-        )
+        return takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster)
 
     def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
         """`unevenness` of the plan's blocks with rasterisation groups of this width."""
