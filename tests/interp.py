@@ -68,7 +68,7 @@ def bind(func: Func, args: Args) -> dict[Value, Any]:
     for p in func.params:
         got = args[p.arg]
         match p.role:
-            case "tensor":
+            case "tensor" | "counters":
                 kind = p.value.buffer
                 if got.dtype != num.numpy_dtype(kind.dtype) or got.ndim != kind.rank:
                     raise InterpError(f"{p.arg}: {got.dtype} of {got.shape} given for {kind}")

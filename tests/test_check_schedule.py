@@ -131,7 +131,7 @@ CASES = [
     ("product", "ping-pong", (*LATER, LAST, "position not advanced: ring0_")),
     ("product", "cp.async", ()),
     ("before mixed", "TMA", (*LATER, LAST, *ONCE)),
-    ("masked", "persistent", LATER),
+    ("masked", "persistent", (*LATER, *HELD_BACK)),
     ("masked", "cp.async", ()),
     ("two loops", "TMA", LATER),
     ("two loops", "cp.async", ("no barrier",)),

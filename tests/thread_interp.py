@@ -300,6 +300,8 @@ class _Agent:
                     raise BadAccess(f"misaligned access to {o.source.type}")
                 got = self.m.peers[self.one(o.block)].shared.load(address, o.source.dtype)
                 put(o, got[:, 0] if o.lanes == 1 else got)
+            case ops.MemAtomic():
+                self.count(o)
             case ops.CpAsync():
                 self.cp_async(o)
             case ops.Ldmatrix():
@@ -453,6 +455,18 @@ class _Agent:
             self.set(o, np.ascontiguousarray(out).view(np.uint32))
         elif load:
             self.set(o, out[:, 0] if lanes == 1 else out)
+
+    def count(self, o: ops.MemAtomic) -> None:
+        """One lane after the other; of a counter that the launch brings along."""
+        mask = self.mask if o.guard is None else self.mask & self.get(o.guard).astype(bool)
+        flat, _, start = self.tensor(o.dest)
+        at, value = self.get(o.offset).astype(np.int64) + start, self.get(o.value)
+        had = np.zeros(self.n, flat.dtype)
+        for lane in np.flatnonzero(mask):
+            had[lane] = flat[at[lane]]
+            flat[at[lane]] = value[lane] + (had[lane] if o.kind == "add" else 0)
+        assert o.kind in ("add", "exchange")
+        self.set(o, had)
 
     def misaligned(self, o: ops.Misaligned) -> np.ndarray:
         size = o.source.dtype.bytes
@@ -683,6 +697,8 @@ def run_threads(
     kernel leaves it to the launch."""
     made_here = ("tensor_map", "grid")
     plain = replace(func, params=tuple(p for p in func.params if p.role not in made_here))
+    counters = [p for p in func.params if p.role == "counters"]  # which a launch brings along
+    args = {**args, **{p.arg: np.zeros(p.value.buffer.shape, np.int32) for p in counters}}
     env = bind(plain, args)
     extents = (*(grid or _grid(plain, env)), 1, 1)[:3]
     for p in func.params:

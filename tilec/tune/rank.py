@@ -286,7 +286,7 @@ class Candidate:
                 uneven = self._uneven(plan, numbers, plan.raster_group)
                 seconds = best.seconds * (1 + UNEVEN * (uneven - 1))
                 if plan.residents > 1 and self._as_they_come(plan):
-                    seconds += TAKE * best.waves
+                    seconds += TAKE * best.waves / (plan.residents - 1)  # the others hide it
                 best = replace(best, seconds=seconds)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
