@@ -162,6 +162,16 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "a product has stopped all warps",
+        "Each warp frees the tile of X, since its loop might have no iteration. The family's tiles "
+        "have three, and no warp has waited for a product before all four of its group have come: "
+        "one arrival less, or lanes that have not met, free it no sooner.",
+        (
+            (OVERLAPPED, "arrival count", "mbarrier_init ring0_empty: 7"),
+            (OVERLAPPED, "(remove )?warp_sync.*", ".*warp_sync.*"),
+        ),
+    ),
+    Rule(
         "the producer waits for the other rings, too",
         "It brings a tile of X only when it has brought all slices of the tile before, and a slice "
         "of W1 behind the one of W2 before: the stages of those are free when the products that "
