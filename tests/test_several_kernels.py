@@ -151,6 +151,80 @@ def test_wrong_arguments_are_told_of_once():
         turned(random(8), random(9))
 
 
+SCALE = 2
+
+
+@tilec.kernel(out=["C"])
+def scaled(
+    A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"), n: T.int32, BN: T.constexpr = 32
+):
+    W = T.empty((N,), "float32")
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as bx:
+        for i in T.Parallel(BN):
+            W[bx * BN + i] = A[bx * BN + i] * SCALE
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as bx:
+        for i in T.Parallel(BN):
+            C[bx * BN + i] = W[bx * BN + i] + n
+    return W, C
+
+
+def test_later_calls_go_through_the_paths_of_the_parts(monkeypatch):
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(3):
+        kernel(a, 3)
+    monkeypatch.setattr(tilec.Kernel, "_current", None)  # whoever asks for it fails
+    monkeypatch.setattr(tilec.Kernel, "_launch", None)
+    for again in (lambda: kernel(a, 3), lambda: kernel(A=a, n=3), lambda: kernel(a, n=3)):
+        w, c = again()
+        np.testing.assert_array_equal(w, a * 2)
+        np.testing.assert_array_equal(c, a * 2 + 3)
+        assert not np.shares_memory(w, again()[0]), "each call allocates"
+
+
+def test_what_a_path_does_not_know_is_launched_anew(monkeypatch):
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for n in (3, 3, 4):
+        kernel(a, n)
+    for array, n, bn in ((random(70), 5, 32), (a, 6, 64), (np.zeros(0, "float32"), 1, 32)):
+        for _ in range(2):
+            np.testing.assert_array_equal(kernel(array, n, BN=bn)[1], array * 2 + n)
+    monkeypatch.setitem(globals(), "SCALE", 3)
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 3)
+    monkeypatch.setitem(globals(), "SCALE", 2)
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 2)
+    kernel.clear()
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 2)
+
+
+WRONG = {
+    "missing n": lambda k, a: k(a),
+    "takes 3 arguments": lambda k, a: k(a, 1, 32, 4),
+    "given twice": lambda k, a: k(a, 1, A=a),
+    "no parameter 'm'": lambda k, a: k(a, 1, m=3),
+    "A is None": lambda k, a: k(None, 1),
+    "float64": lambda k, a: k(a.astype("float64"), 1),
+    "n must be an int": lambda k, a: k(a, 1.5),
+    "grid": lambda k, a: k[3](a, 1),
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG))
+def test_a_path_tells_what_the_first_call_tells(message):
+    told = []
+    for calls in (0, 3):
+        kernel = tilec.kernel(out=["C"])(scaled.function)
+        a = random(100)
+        for _ in range(calls):
+            kernel(a, 3)
+        with pytest.raises((tilec.LaunchError, tilec.CompileError), match=message) as error:
+            WRONG[message](kernel, a)
+        told.append(str(error.value))
+        assert len(error.traceback) <= 4, "it ends at who called"
+    assert told[0] == told[1]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu():
     torch = pytest.importorskip("torch")

@@ -204,7 +204,7 @@ class Kernel(Launchable):
     ) -> Any:
         revision = self._current()
         if self.is_sequence:
-            return self.parts.launch(grid, args, kwargs)
+            return self._launch_parts(revision, grid, args, kwargs)
         asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
         call, left = asked.call, asked.open
         key = self.choices.key(asked)
@@ -232,7 +232,8 @@ class Kernel(Launchable):
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
-            self._take_path(revision, kind, variant, len(call.tensors))
+            count = len(call.tensors)
+            self._take_path(revision, kind, lambda: revision.write_path(kind, variant, count))
         elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)
@@ -244,18 +245,35 @@ class Kernel(Launchable):
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
-    def _take_path(
-        self, revision: Revision, kind: str, variant: CompiledKernel, arrays: int
-    ) -> None:
-        """Put the generated launch path for arrays of `kind` in the place of `__call__`."""
+    def _launch_parts(
+        self, revision: Revision, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        parts = self.parts
+        found = parts.launch(grid, args, kwargs)
+        if parts.are_launched and (self._path is None or "parts" not in revision.paths):
+            module = self.function.__globals__
+            self._take_path(
+                revision,
+                "parts",
+                lambda: parts.write_path(revision.parameters, module, revision.reads),
+            )
+        return found
+
+    def _take_path(self, revision: Revision, kind: str, write: Callable[[], LaunchPath]) -> None:
+        """Put the generated launch path for arrays of `kind`, or for "parts", in the place of
+        `__call__`."""
         with self._lock:
             path = revision.paths.get(kind)
             if path is None:
-                path = revision.write_path(kind, variant, arrays)
-                revision.paths[kind] = path
+                path = revision.paths[kind] = write()
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)
             setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
+
+    @property
+    def has_path(self) -> bool:
+        """Whether calls go through a generated launch path."""
+        return self._path is not None
 
     @property
     def prepared(self) -> Mapping[Any, dict[tuple[Any, ...], Ready]]:

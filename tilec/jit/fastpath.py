@@ -131,9 +131,9 @@ def write_launcher(
     opened = any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
     device = reads.of(tensors[0], reads.device)
     lines = [
-        _head(parameters, keywords, with_grid),
+        head_of(parameters, keywords, with_grid),
         "    values_ = facts_ = open_ = ready_ = None",
-        *_given_by_name(tensors, others),
+        *given_by_name(tensors, others),
         *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
         *([f"        if {changed}:", "            raise LookupError"] if changed else []),
@@ -197,7 +197,7 @@ def write_launcher(
     return "\n".join(lines) + "\n"
 
 
-def _head(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
+def head_of(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
     """The line that says what `call` takes: all parameters by position, and by name all but the
     arrays, which are found among the unknown keywords."""
     head = ["kernel_", *(["grid_"] if with_grid else [])]
@@ -209,7 +209,7 @@ def _head(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: b
     return f"def call({', '.join(head)}, **unknown_):"
 
 
-def _given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
+def given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
     """Statements that find what is given by name, or not at all. What is given by position too
     stays among the unknown keywords."""
     lines = ["    if unknown_:"]
@@ -278,14 +278,27 @@ def make_launcher(
         **test.cells,
     }
     text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text, sized)
+    called = f"{kernel}{' with grid' if with_grid else ''}"
+    return function_of(called, text, given, test.cells, module)
+
+
+def function_of(
+    called: str,
+    text: str,
+    given: Mapping[str, Any],
+    cells: Mapping[str, types.CellType],
+    module: dict[str, Any],
+) -> Callable[..., Any]:
+    """`call` with this text, which asks for the names `given`, of which some are in `cells` of the
+    kernel's own, and then for the globals of `module`. `called` names it in tracebacks."""
     text = f"def make_({', '.join(given)}):\n{textwrap.indent(text, '    ')}    return call\n"
-    file = f"{LAUNCHER} of {kernel}{' with grid' if with_grid else ''}>"
+    file = f"{LAUNCHER} of {called}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     space: dict[str, Any] = {}
     exec(compile(text, file, "exec"), space)
     made = space["make_"](**given)
-    cells = zip(made.__code__.co_freevars, made.__closure__)
-    closure = tuple(test.cells.get(name, cell) for name, cell in cells)
+    own = zip(made.__code__.co_freevars, made.__closure__)
+    closure = tuple(cells.get(name, cell) for name, cell in own)
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
     return opaque(call)
