@@ -1,20 +1,28 @@
-"""The assembler's runs that may be needed are begun where processors are idle, and change nothing
-of what comes out."""
+"""What may be done beside other work, where processors are idle, changes nothing of what comes
+out."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import tilec
 import tilec.language as T
+from tilec import passes
 from tilec.codegen.ptxas import PtxasResult
+from tilec.ir.core import Func
+from tilec.ir.ops import Parallel
+from tilec.ir.parser import parse_func
 from tilec.support import ahead
+from tilec.target import find_target
+from tilec.tune.fit import first_fit
 
+SM90 = find_target("cuda:sm_90a")
 MODULE = sys.modules["tilec.codegen.assemble"]
 M, N, K = T.dynamic("M, N, K")
 SPECS = [tilec.spec((4096, 4096), "float32")] * 2
@@ -162,3 +170,56 @@ def test_an_error_is_raised_where_the_result_is_asked_for(monkeypatch: pytest.Mo
         assert first() == 1
         with pytest.raises(tilec.ResourceError, match="too large"):
             second()
+
+
+def spoiled(func: Func, _: Any) -> Func:
+    """A pass that leaves a value without its definition."""
+    (store,) = (o for o in func.body.ops if isinstance(o, Parallel))
+    return func.with_body(replace(func.body, ops=(store, *func.body.ops)))
+
+
+def crashing(func: Func, _: Any) -> Func:
+    raise KeyError("what the pass before it has spoiled")
+
+
+def refusing(func: Func, _: Any) -> Func:
+    raise tilec.ResourceError("no room", func.loc)
+
+
+@tilec.kernel
+def scale(A: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
+        for i in T.Parallel(128):
+            A[b * 128 + i] *= 2.0
+
+
+@pytest.mark.parametrize("behind", [(), (crashing,)])
+@pytest.mark.parametrize("idle", [0, 8])
+def test_what_a_pass_spoils_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, behind: tuple[Any, ...], idle: int
+) -> None:
+    """Also where it is verified beside the assembler, or a later pass cannot do with it."""
+    func = scale.compile(tilec.spec((1000,), "float32"), target="cuda:sm_90a").stages["tile"]
+    monkeypatch.setattr(ahead, "idle_processors", lambda: idle)
+    monkeypatch.setattr(passes, "DECIDE", tuple((one, "TILE") for one in (spoiled, *behind)))
+    monkeypatch.setattr(passes, "EXPAND", ())
+    begun: list[Any] = []
+
+    def accept(plan: Any, func: Func, verify: Callable[[], None]) -> None:
+        begun.append(func)
+        verify()
+
+    with pytest.raises(tilec.InternalError, match="is used before its definition"):
+        first_fit(parse_func(func), SM90, accept=accept)
+    assert len(begun) == (not behind)
+
+
+def test_a_plan_that_the_passes_refuse_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = parse_func(
+        scale.compile(tilec.spec((1000,), "float32"), target="cuda:sm_90a").stages["tile"]
+    )
+    monkeypatch.setattr(passes, "NORMALISE", ())
+    monkeypatch.setattr(passes, "DECIDE", ((lambda func, _: func, "TILE"), (refusing, "TILE")))
+    monkeypatch.setattr(passes, "verify", None)  # whoever asks for it fails
+    with pytest.raises(tilec.ResourceError, match="no room"):
+        first_fit(func, SM90)

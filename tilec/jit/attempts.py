@@ -84,28 +84,33 @@ class Attempts:
         self._spilling: set[Plan] = set()
         self._made: dict[str, Attempt] = {}
 
-    def make(self, plan: Plan | None, func: Func) -> Attempt:
+    def make(
+        self, plan: Plan | None, func: Func, beside: Callable[[], None] = lambda: None
+    ) -> Attempt:
         """Machine code of `func`, which has been through the passes, less what it prints where the
         target has no function for that, or the assembly of the user's where it has no assembler:
         only the simulator runs it then. Where there is no product to hold in registers, or threads
         wait for tiles, a thread that could do with fewer gets fewer, so that more of them load at
         the same time. Two plans may have the same code, as where nothing can be brought by TMA: it
-        is assembled once."""
+        is assembled once. `beside` is begun when there is the assembler to wait for."""
         emitted = None if self.target.kind == "cpu" else codegen.emit_records(func, self.target)
         text = emitted[1] if emitted else codegen.emit(func, self.target)
-        made = self._made.get(text) or self._assembled(plan, func, text)
+        made = self._made.get(text) or self._assembled(plan, func, text, beside)
         if made.resplit:  # the simulator and whoever explains it are to see what runs
             func, emitted = made.func, None
         made = self._made[text] = replace(made, plan=plan, func=func, emitted=emitted)
         return made
 
-    def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:
+    def _assembled(
+        self, plan: Plan | None, func: Func, text: str, beside: Callable[[], None]
+    ) -> Attempt:
         coded = text if self.target.has("printf") else without_prints(text)
         coded = coded if self.target.has("inline_asm") else without_asm(coded)
         guess = self._likely_blocks(func)
         guessed: list[Callable[[], Assembled]] = []
 
         def meanwhile(unfinished: Assembled) -> None:
+            beside()
             if guess:
                 guessed.extend(begun([lambda: with_min_blocks(unfinished, guess)]))
 
@@ -199,16 +204,17 @@ class Attempts:
         # With fewer registers at launch, the block would wait for its share for ever.
         return not any(isinstance(o, Scope) and o.registers for o in walk(func.body))
 
-    def check(self, plan: Plan, func: Func) -> None:
-        """Make the code of a plan and keep it. Raises ResourceError if the assembler finds fault
-        with it, or cannot fit it in, and Settled if the plan is not worth an attempt."""
+    def check(self, plan: Plan, func: Func, beside: Callable[[], None] = lambda: None) -> None:
+        """Make the code of a plan and keep it, with `beside` as in `make`. Raises ResourceError if
+        the assembler finds fault with it, or cannot fit it in, and Settled if the plan is not worth
+        an attempt."""
         if self.fast and replace(plan, stages=0) not in self.fast and self.least is not None:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
         if _in_registers(plan) in self._spilling:
             raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
-        made = self.make(plan, func)
+        made = self.make(plan, func, beside)
         fault = trouble(made.assembled.advisories)
         if not fault or made.spared:
             self.kept = made
