@@ -168,7 +168,7 @@ class Counted(Attempts):
         super().__init__(SM90)
         self.spills, self.made = spills, list[str]()
 
-    def make(self, plan: Plan | None, func: Any) -> Attempt:
+    def make(self, plan: Plan | None, func: Any, *_: Any) -> Attempt:
         assert plan is not None
         self.made.append(plan.name)
         spilled = self.spills[plan.name]
