@@ -5,6 +5,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.runtime.cpu import CpuKernel
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -175,11 +176,54 @@ def test_later_calls_go_through_the_paths_of_the_parts(monkeypatch):
         kernel(a, 3)
     monkeypatch.setattr(tilec.Kernel, "_current", None)  # whoever asks for it fails
     monkeypatch.setattr(tilec.Kernel, "_launch", None)
+    for part in kernel._parts.kernels:  # nor do the facts have to be read again for each of them
+        monkeypatch.setattr(type(part), "__call__", None)
     for again in (lambda: kernel(a, 3), lambda: kernel(A=a, n=3), lambda: kernel(a, n=3)):
         w, c = again()
         np.testing.assert_array_equal(w, a * 2)
         np.testing.assert_array_equal(c, a * 2 + 3)
         assert not np.shares_memory(w, again()[0]), "each call allocates"
+
+
+@pytest.mark.parametrize("codes", [[5], [0, 5], [0, 5, 5]])
+def test_what_has_been_launched_is_not_launched_again(monkeypatch, codes):
+    """Where the driver refuses one of the launches, it goes on with that one."""
+    ready, log, left = CpuKernel.ready, [], []
+
+    def counted(self, *args):
+        call = ready(self, *args)
+
+        def launch():
+            code = left.pop(0) if left else 0
+            log.append((self, code))
+            return code or call()
+
+        return launch
+
+    monkeypatch.setattr(CpuKernel, "ready", counted)
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(4):
+        log.clear()
+        kernel(a, 3)
+    first, second = (self for self, _ in log)
+    log.clear()
+    left[:] = codes
+    np.testing.assert_array_equal(kernel(a, 3)[1], a * 2 + 3)
+    assert [self for self, code in log if not code] == [first, second]
+    assert [code for _, code in log if code] == [5] * codes.count(5)
+
+
+def test_other_arrays_are_no_error():
+    """A path is for NumPy arrays, or for torch's; the others go the longer way."""
+    torch = pytest.importorskip("torch")
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(3):
+        kernel(a, 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(kernel(torch.from_numpy(a), 3)[1].numpy(), a * 2 + 3)
+        np.testing.assert_array_equal(kernel(a, 3)[1], a * 2 + 3)
 
 
 def test_what_a_path_does_not_know_is_launched_anew(monkeypatch):

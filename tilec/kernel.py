@@ -34,6 +34,7 @@ from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
 from tilec.jit.parts import Parts
+from tilec.jit.partspath import write_parts_path
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
@@ -250,30 +251,41 @@ class Kernel(Launchable):
     ) -> Any:
         parts = self.parts
         found = parts.launch(grid, args, kwargs)
-        if parts.are_launched and (self._path is None or "parts" not in revision.paths):
-            module = self.function.__globals__
+        if self._path is None or "parts" not in revision.paths:
+            module, first = self.function.__globals__, parts.kernels[0].signature.returns
             self._take_path(
                 revision,
                 "parts",
-                lambda: parts.write_path(revision.parameters, module, revision.reads),
+                lambda: write_parts_path(
+                    self.name,
+                    parts.kernels,
+                    first,
+                    parts.signature.returns,
+                    revision.parameters,
+                    module,
+                    revision.reads,
+                ),
             )
         return found
 
-    def _take_path(self, revision: Revision, kind: str, write: Callable[[], LaunchPath]) -> None:
+    def _take_path(
+        self, revision: Revision, kind: str, write: Callable[[], LaunchPath | None]
+    ) -> None:
         """Put the generated launch path for arrays of `kind`, or for "parts", in the place of
-        `__call__`."""
+        `__call__`, if there can be one."""
         with self._lock:
-            path = revision.paths.get(kind)
+            path = revision.paths.get(kind) or write()
             if path is None:
-                path = revision.paths[kind] = write()
+                return
+            revision.paths[kind] = path
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)
             setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
 
     @property
-    def has_path(self) -> bool:
-        """Whether calls go through a generated launch path."""
-        return self._path is not None
+    def path(self) -> LaunchPath | None:
+        """The generated launch path, if calls go through one."""
+        return self._path
 
     @property
     def prepared(self) -> Mapping[Any, dict[tuple[Any, ...], Ready]]:
