@@ -66,9 +66,9 @@ def _plan_launch(self: Kernel, *args: Any, **kwargs: Any) -> Planned:
         del _simulating.now
 
 
-def _assembled(text: str, target: Target) -> Assembled:
+def _assembled(text: str, target: Target, *more: Any) -> Assembled:
     if target.kind == "cpu" or not _apart(False):
-        return assemble(text, target)
+        return assemble(text, target, *more)
     check_intrinsics(text, target)
     _parse(parted(text)[0], None).verify()
     return Assembled(text, target, binary=b"none")

@@ -168,7 +168,7 @@ class Counted(Attempts):
         super().__init__(SM90)
         self.spills, self.made = spills, list[str]()
 
-    def make(self, plan: Plan | None, func: Any) -> Attempt:
+    def make(self, plan: Plan | None, func: Any, *_: Any) -> Attempt:
         assert plan is not None
         self.made.append(plan.name)
         spilled = self.spills[plan.name]
@@ -259,7 +259,7 @@ def test_the_same_code_is_assembled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """Nothing of these rows can be brought by TMA: with producers or without, the code is one."""
     asked: list[str] = []
 
-    def spilling(text: str, target: Any) -> Assembled:
+    def spilling(text: str, target: Any, *_: Any) -> Assembled:
         asked.append(text)
         return Assembled(text, target, b"", spilled_bytes=800, advisories=("800 bytes spilled",))
 

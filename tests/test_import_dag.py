@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "target": ("ir.errors",),
     "ir": ("target",),
     "frontend": ("target", "ir", "language", "builtins", "support.syntax"),
-    "passes": ("target", "ir"),
+    "passes": ("target", "ir", "support.ahead"),
     "codegen": ("target", "ir", "support.tools"),
     "sim": ("target", "ir", "support.progress", "support.rich"),
     "tune": ("target", "ir", "passes", "support.rich"),

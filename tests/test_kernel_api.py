@@ -346,7 +346,7 @@ def test_an_address_of_another_contiguity() -> None:
 
 
 def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tilec.jit.recipe"], "_LIMIT", 50)
+    monkeypatch.setattr(sys.modules["tilec.jit.recipe"], "LIMIT", 50)
     kernel = tilec.kernel(double.function)
     memory = np.ones(4096, np.float32)
     for i in range(4, 700):

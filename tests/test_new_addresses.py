@@ -259,7 +259,7 @@ def test_what_comes_again_is_kept(blocks: list[int]) -> None:
 
 def test_more_than_is_kept(monkeypatch: pytest.MonkeyPatch, blocks: list[int]) -> None:
     """Going round a pool that is too large to be kept costs no more than the first time."""
-    monkeypatch.setattr(sys.modules["tilec.jit.recipe"], "_LIMIT", 20)
+    monkeypatch.setattr(sys.modules["tilec.jit.recipe"], "LIMIT", 20)
     kernel = tilec.kernel(scaled.function)
     arrays = [np.ones((3, 33), np.float32) for _ in range(50)]
     c = np.zeros((3, 33), np.float32)

@@ -235,7 +235,7 @@ def test_only_predicted_plans_while_there_are_other_tiles(monkeypatch: pytest.Mo
     tile whose own spills, and another tile was taken in the end."""
     made: list[Plan] = []
 
-    def make(self: Any, plan: Plan, func: Func) -> Any:
+    def make(self: Any, plan: Plan, func: Func, *_: Any) -> Any:
         made.append(replace(plan, stages=0))
         spilled = 800 if len(made) == 1 else 0
         advisories = (f"{spilled} bytes spilled",) if spilled else ()

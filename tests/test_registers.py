@@ -119,7 +119,7 @@ def test_another_split_is_the_code_that_would_be_made_anew(monkeypatch, producer
         made = replace(made, llvm_text=text)
     worked = []
 
-    def assembled(text, target):
+    def assembled(text, target, *_):
         worked.append(text)
         return assemble(text, target)
 
@@ -332,7 +332,7 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
     """Not where much does, for eight registers more do not mend that."""
     texts = []
 
-    def assemble(text, target):
+    def assemble(text, target, *_):
         texts.append(text)
         fits = "setmaxnreg.inc.sync.aligned.u32 240" in text
         spilled = 0 if fits else max(8, least)
@@ -382,7 +382,7 @@ def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
     """The fragments fit by their sizes, and the assembler keeps other values in memory: a warning
     where the author has fixed all sizes, and none where tilec chooses."""
 
-    def spilling(text, target):
+    def spilling(text, target, *_):
         return Assembled(text, target, b"", spilled_bytes=800, advisories=("800 bytes spilled",))
 
     monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", spilling)

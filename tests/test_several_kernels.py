@@ -5,6 +5,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.runtime.cpu import CpuKernel
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -149,6 +150,123 @@ def test_wrong_arguments_are_told_of_once():
         turned(random(8))
     with pytest.raises(tilec.LaunchError, match="dimension 0"):
         turned(random(8), random(9))
+
+
+SCALE = 2
+
+
+@tilec.kernel(out=["C"])
+def scaled(
+    A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"), n: T.int32, BN: T.constexpr = 32
+):
+    W = T.empty((N,), "float32")
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as bx:
+        for i in T.Parallel(BN):
+            W[bx * BN + i] = A[bx * BN + i] * SCALE
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as bx:
+        for i in T.Parallel(BN):
+            C[bx * BN + i] = W[bx * BN + i] + n
+    return W, C
+
+
+def test_later_calls_go_through_the_paths_of_the_parts(monkeypatch):
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(3):
+        kernel(a, 3)
+    monkeypatch.setattr(tilec.Kernel, "_current", None)  # whoever asks for it fails
+    monkeypatch.setattr(tilec.Kernel, "_launch", None)
+    for part in kernel._parts.kernels:  # nor do the facts have to be read again for each of them
+        monkeypatch.setattr(type(part), "__call__", None)
+    for again in (lambda: kernel(a, 3), lambda: kernel(A=a, n=3), lambda: kernel(a, n=3)):
+        w, c = again()
+        np.testing.assert_array_equal(w, a * 2)
+        np.testing.assert_array_equal(c, a * 2 + 3)
+        assert not np.shares_memory(w, again()[0]), "each call allocates"
+
+
+@pytest.mark.parametrize("codes", [[5], [0, 5], [0, 5, 5]])
+def test_what_has_been_launched_is_not_launched_again(monkeypatch, codes):
+    """Where the driver refuses one of the launches, it goes on with that one."""
+    ready, log, left = CpuKernel.ready, [], []
+
+    def counted(self, *args):
+        call = ready(self, *args)
+
+        def launch():
+            code = left.pop(0) if left else 0
+            log.append((self, code))
+            return code or call()
+
+        return launch
+
+    monkeypatch.setattr(CpuKernel, "ready", counted)
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(4):
+        log.clear()
+        kernel(a, 3)
+    first, second = (self for self, _ in log)
+    log.clear()
+    left[:] = codes
+    np.testing.assert_array_equal(kernel(a, 3)[1], a * 2 + 3)
+    assert [self for self, code in log if not code] == [first, second]
+    assert [code for _, code in log if code] == [5] * codes.count(5)
+
+
+def test_other_arrays_are_no_error():
+    """A path is for NumPy arrays, or for torch's; the others go the longer way."""
+    torch = pytest.importorskip("torch")
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for _ in range(3):
+        kernel(a, 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(kernel(torch.from_numpy(a), 3)[1].numpy(), a * 2 + 3)
+        np.testing.assert_array_equal(kernel(a, 3)[1], a * 2 + 3)
+
+
+def test_what_a_path_does_not_know_is_launched_anew(monkeypatch):
+    kernel = tilec.kernel(out=["C"])(scaled.function)
+    a = random(100)
+    for n in (3, 3, 4):
+        kernel(a, n)
+    for array, n, bn in ((random(70), 5, 32), (a, 6, 64), (np.zeros(0, "float32"), 1, 32)):
+        for _ in range(2):
+            np.testing.assert_array_equal(kernel(array, n, BN=bn)[1], array * 2 + n)
+    monkeypatch.setitem(globals(), "SCALE", 3)
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 3)
+    monkeypatch.setitem(globals(), "SCALE", 2)
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 2)
+    kernel.clear()
+    np.testing.assert_array_equal(kernel(a, 4)[0], a * 2)
+
+
+WRONG = {
+    "missing n": lambda k, a: k(a),
+    "takes 3 arguments": lambda k, a: k(a, 1, 32, 4),
+    "given twice": lambda k, a: k(a, 1, A=a),
+    "no parameter 'm'": lambda k, a: k(a, 1, m=3),
+    "A is None": lambda k, a: k(None, 1),
+    "float64": lambda k, a: k(a.astype("float64"), 1),
+    "n must be an int": lambda k, a: k(a, 1.5),
+    "grid": lambda k, a: k[3](a, 1),
+}
+
+
+@pytest.mark.parametrize("message", list(WRONG))
+def test_a_path_tells_what_the_first_call_tells(message):
+    told = []
+    for calls in (0, 3):
+        kernel = tilec.kernel(out=["C"])(scaled.function)
+        a = random(100)
+        for _ in range(calls):
+            kernel(a, 3)
+        with pytest.raises((tilec.LaunchError, tilec.CompileError), match=message) as error:
+            WRONG[message](kernel, a)
+        told.append(str(error.value))
+        assert len(error.traceback) <= 4, "it ends at who called"
+    assert told[0] == told[1]
 
 
 @pytest.mark.gpu

@@ -34,6 +34,7 @@ from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
 from tilec.jit.parts import Parts
+from tilec.jit.partspath import write_parts_path
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
@@ -204,7 +205,7 @@ class Kernel(Launchable):
     ) -> Any:
         revision = self._current()
         if self.is_sequence:
-            return self.parts.launch(grid, args, kwargs)
+            return self._launch_parts(revision, grid, args, kwargs)
         asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
         call, left = asked.call, asked.open
         key = self.choices.key(asked)
@@ -232,7 +233,8 @@ class Kernel(Launchable):
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
-            self._take_path(revision, kind, variant, len(call.tensors))
+            count = len(call.tensors)
+            self._take_path(revision, kind, lambda: revision.write_path(kind, variant, count))
         elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)
@@ -244,18 +246,46 @@ class Kernel(Launchable):
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
+    def _launch_parts(
+        self, revision: Revision, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        parts = self.parts
+        found = parts.launch(grid, args, kwargs)
+        if self._path is None or "parts" not in revision.paths:
+            module, first = self.function.__globals__, parts.kernels[0].signature.returns
+            self._take_path(
+                revision,
+                "parts",
+                lambda: write_parts_path(
+                    self.name,
+                    parts.kernels,
+                    first,
+                    parts.signature.returns,
+                    revision.parameters,
+                    module,
+                    revision.reads,
+                ),
+            )
+        return found
+
     def _take_path(
-        self, revision: Revision, kind: str, variant: CompiledKernel, arrays: int
+        self, revision: Revision, kind: str, write: Callable[[], LaunchPath | None]
     ) -> None:
-        """Put the generated launch path for arrays of `kind` in the place of `__call__`."""
+        """Put the generated launch path for arrays of `kind`, or for "parts", in the place of
+        `__call__`, if there can be one."""
         with self._lock:
-            path = revision.paths.get(kind)
+            path = revision.paths.get(kind) or write()
             if path is None:
-                path = revision.write_path(kind, variant, arrays)
-                revision.paths[kind] = path
+                return
+            revision.paths[kind] = path
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)
             setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
+
+    @property
+    def path(self) -> LaunchPath | None:
+        """The generated launch path, if calls go through one."""
+        return self._path
 
     @property
     def prepared(self) -> Mapping[Any, dict[tuple[Any, ...], Ready]]:

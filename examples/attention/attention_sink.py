@@ -4,6 +4,7 @@ causal, with a window of the last keys or none.
 (batch, sequence, heads, dim); the last query is at the last key.
 """
 
+import functools
 from typing import Any
 
 from attention_support import LOG2_E, WHERE, check_heads, empty, random
@@ -14,6 +15,7 @@ import tilec.language as T
 B, S, N, H, G = T.dynamic("B, S, N, H, G")
 
 
+@functools.cache
 def sink(dim: int, window: int = 0) -> Any:
     scale = dim**-0.5 * LOG2_E
 

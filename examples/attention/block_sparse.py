@@ -4,6 +4,7 @@ see the keys of block n, so far as they are not later ones. A row without a bloc
 (batch, sequence, heads, dim); blocks are BM queries and BN keys.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ import tilec.language as T
 B, S, H, I, J = T.dynamic("B, S, H, I, J")
 
 
+@functools.cache
 def block_sparse(dim: int, causal: bool = True) -> Any:
     scale = dim**-0.5 * LOG2_E
 

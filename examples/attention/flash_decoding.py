@@ -6,6 +6,7 @@ sequence. The heads that share keys are the rows of one product. Each of `splits
 of key blocks and leaves its result and the logarithm of its sum; one without any leaves 0 and -inf.
 """
 
+import functools
 from typing import Any
 
 from attention_support import (
@@ -26,6 +27,7 @@ import tilec.language as T
 B, N, H, G, P = T.dynamic("B, N, H, G, P")
 
 
+@functools.cache
 def decode(dim: int, kind: str = "float32") -> Any:
     """`kind`: of the parts, of which one alone is the result."""
     scale = dim**-0.5 * LOG2_E
@@ -90,6 +92,7 @@ def decode(dim: int, kind: str = "float32") -> Any:
     return flash_decode
 
 
+@functools.cache
 def combine(dim: int, kind: str = "float32", splits: int = 8) -> Any:
     """The parts of each row, weighted by the powers of two that are their sums, BP at a time. Of
     `splits`, as many as there are up to 32: many parts mean few rows, and loads to wait for."""

@@ -3,6 +3,7 @@
 (batch, sequence, heads, dim); the last query is at the last key where `causal`.
 """
 
+import functools
 from typing import Any
 
 from attention_support import LOG2_E, WHERE, check_heads, empty, random
@@ -13,6 +14,7 @@ import tilec.language as T
 B, S, N, H, G = T.dynamic("B, S, N, H, G")
 
 
+@functools.cache
 def gqa(dim: int, causal: bool = False, dtype: str = "float16") -> Any:
     scale = dim**-0.5 * LOG2_E
 

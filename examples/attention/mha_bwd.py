@@ -12,6 +12,7 @@ lse in base 2, the scale of dS multiplies dK and dQ at their ends, and queries p
 mask, since they are read as zeros, as are their dO, lse and delta: they add 0 to all sums.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def tensors(dim: int) -> tuple[Any, Any]:
     return T.Tensor((B, S, H, dim), "float16"), T.Tensor((B, N, H, dim), "float16")
 
 
+@functools.cache
 def deltas(dim: int, clears: bool = False) -> Any:
     """Delta = the sum of O dO over each row, and the lse in base 2; `clears` the sum of dQ."""
     rows, _ = tensors(dim)
@@ -72,6 +74,7 @@ def deltas(dim: int, clears: bool = False) -> Any:
     return mha_deltas
 
 
+@functools.cache
 def rounded(dim: int) -> Any:
     """dQ in float16, from the sum that the kernel by keys has left."""
 
@@ -91,6 +94,7 @@ def rounded(dim: int) -> Any:
     return mha_rounded
 
 
+@functools.cache
 def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
     """dK and dV, and with `atomics` the sum of dQ, not yet scaled."""
     scale = dim**-0.5
@@ -160,6 +164,7 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
     return mha_bwd_keys
 
 
+@functools.cache
 def by_rows(dim: int, causal: bool = False) -> Any:
     """dQ alone."""
     scale = dim**-0.5

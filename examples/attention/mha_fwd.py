@@ -6,6 +6,7 @@ many less one before it. `cap`: scores become cap tanh(score / cap). `biased`: B
 keys) is added to the scores. A row that sees no key gives 0, and lse -inf.
 """
 
+import functools
 from typing import Any
 
 from attention_support import LOG2_E, WHERE, check_heads, empty, random, swapped
@@ -16,6 +17,7 @@ import tilec.language as T
 B, S, N, H = T.dynamic("B, S, N, H")
 
 
+@functools.cache
 def mha(dim: int, value_dim: int, causal=False, window=0, cap=0.0, biased=False) -> Any:
     scale = dim**-0.5
     unit = 1.0 if cap or biased else scale * LOG2_E  # of the scores that are exponentiated

@@ -6,6 +6,7 @@ Q (batch, heads, 512), Q_pe (batch, heads, 64); KV (pages, page, 512), K_pe (pag
 `lengths` are as in flash_decoding, which combines the parts.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ Policy = T.GemmWarpPolicy.FullCol  # each warpgroup has half of the columns
 LEAST_RISE = 8
 
 
+@functools.cache
 def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> Any:
     """`page`: tokens of a page, or S, known at a call, for a cache that is not paged; `kind`: of
     the parts, of which one alone is the result."""

@@ -6,6 +6,7 @@ end are not read; one that names no page is found by `T.device_assert` (under TI
 the simulator).
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ import tilec.language as T
 B, R, H, G, P, I = T.dynamic("B, R, H, G, P, I")
 
 
+@functools.cache
 def paged(dim: int, page: int) -> Any:
     scale, block = dim**-0.5 * LOG2_E, min(page, 64)
 

@@ -5,6 +5,7 @@
 queries see nothing then, and give 0.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import tilec.language as T
 M, N, H, G, B = T.dynamic("M, N, H, G, B")
 
 
+@functools.cache
 def varlen(dim: int, causal: bool = False) -> Any:
     scale = dim**-0.5 * LOG2_E
 

@@ -7,6 +7,7 @@ are gathered row by row. Q, K, V and O are (batch, sequence, heads, dim); Lse is
 each row's sum, -inf where a row sees no key.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def step(q, k, v, s, p, o, high, before, shrink, total, more, scale):
     T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
 
 
+@functools.cache
 def vertical_slash(dim: int) -> Any:
     scale = dim**-0.5 * LOG2_E
 

@@ -74,8 +74,11 @@ class Assembled:
         return _made(self.llvm_text, self.target, _llvm_text)[0].decode()
 
 
-def assemble(llvm_text: str, target: Target) -> Assembled:
-    """Compile the module `llvm_text` for `target`.
+def assemble(
+    llvm_text: str, target: Target, meanwhile: Callable[[Assembled], None] = lambda made: None
+) -> Assembled:
+    """Compile the module `llvm_text` for `target`. `meanwhile` is called with what is there before
+    ptxas has run.
 
     Raises InternalError, with the line it is about where there is one, if LLVM or ptxas refuses the
     text: every user error has been found before.
@@ -89,6 +92,7 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
         case "cuda":
             ptx = launch_control_first(without_faults(code.decode()))
             made.asm = with_functions(ptx, _texts(llvm_text, "ptx"))
+            meanwhile(made)
             _finish_cuda(made, made.asm)
         case "hip":
             _finish_hip(made, code)

@@ -104,6 +104,21 @@ class BlockBuilder(Builder):
         self.generator: Generator | None = None
 
 
+class _At:
+    """See `Context.at`; a generator would take three times as long, and each expression has one."""
+
+    __slots__ = ("_context", "_loc")
+
+    def __init__(self, context: Context, loc: Loc) -> None:
+        self._context, self._loc = context, loc
+
+    def __enter__(self) -> None:
+        self._context.loc, self._loc = self._loc, self._context.loc
+
+    def __exit__(self, *error: object) -> None:
+        self._context.loc = self._loc
+
+
 class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
@@ -179,15 +194,9 @@ class Context:
     def names(self) -> dict[str, object]:
         return self.frames[-1].names
 
-    @contextmanager
-    def at(self, place: ast.AST | Loc) -> Iterator[None]:
+    def at(self, place: ast.AST | Loc) -> _At:
         """Ops made inside come from `place`."""
-        kept = self.loc
-        self.loc = place if isinstance(place, Loc) else self.frame.loc(place)
-        try:
-            yield
-        finally:
-            self.loc = kept
+        return _At(self, place if isinstance(place, Loc) else self.frame.loc(place))
 
     def error(self, message: str, hint: str = "", at: ast.AST | Loc | None = None) -> CompileError:
         """A CompileError at `at` (default: what is being read); to be raised by the caller."""

@@ -67,6 +67,10 @@ def find_race(loop: Parallel) -> Race | None:
     suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
     if not suspects or not 1 < count <= LIMIT:
         return None
+    forms = _forms(loop)
+    suspects = [(w, r) for w, r in suspects if r or not _tell_apart(w.indices, loop, forms)]
+    if not suspects:
+        return None
     known = evaluate(loop, count)
     for write, reads in suspects:
         target = rows_of(write.indices, known, count)
@@ -124,19 +128,40 @@ def _distinct(indices: Sequence[Value], loop: Parallel, widened: Mapping[Value, 
     return set(loop.body.args) <= {widened.get(i, i) for i in indices}
 
 
+def _forms(loop: Parallel) -> Indices:
+    """The sums that integers of the body are."""
+    indices = Indices()
+    for arg, extent in zip(loop.body.args, loop.extents):
+        indices.define(arg, Reach(0, extent - 1))
+    for o in walk(loop.body):
+        if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
+            indices.note(o)
+    return indices
+
+
+def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Indices) -> bool:
+    """Whether each of the loop's indices has one among `indices` that is a multiple of it plus what
+    comes from outside: no element is written twice."""
+    made = {r for o in walk(loop.body) for r in o.results}
+    told = set()
+    for i in indices:
+        terms = forms.form(i).terms
+        varying = [v for v in terms if v in made or v in loop.body.args]
+        if len(varying) == 1 and abs(terms[varying[0]]) < _MOST:
+            told.add(varying[0])
+    return told >= set(loop.body.args)
+
+
 def evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
     """Each integer of the body that could be computed; None for the others."""
     grid = np.indices(loop.extents).reshape(len(loop.extents), count)
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
-    indices = Indices()
-    for arg, extent in zip(loop.body.args, loop.extents):
-        indices.define(arg, Reach(0, extent - 1))
+    indices = _forms(loop)
     for o in walk(loop.body):
         known.update(dict.fromkeys(o.results))
         if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
-            indices.note(o)
             known[o.result] = _result(o, indices, known)
     return known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import types
 import typing
@@ -15,6 +16,7 @@ from typing import Any
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import file_lines, function_lines
 from tilec.ir.loc import Loc
+from tilec.support.syntax import nodes
 
 _READ = "__tilec_source__"
 
@@ -24,7 +26,8 @@ class Source:
     """A function's syntax tree, and the values its free names had when it was read.
 
     `cells` are the closure's names, `enclosing` what else the enclosing function had, both asked
-    before `globals`. `places` are the lines and columns that were asked for before.
+    before `globals`. `places` are the lines and columns that were asked for before, `written` the
+    programs that loops were turned into: a kernel with open arguments is traced dozens of times.
     """
 
     function: Callable[..., Any]
@@ -35,7 +38,8 @@ class Source:
     cells: Mapping[str, types.CellType]
     globals: Mapping[str, Any]
     enclosing: Mapping[str, Any]
-    places: dict[ast.AST, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+    places: dict[ast.AST, Loc] = field(default_factory=dict, repr=False)
+    written: dict[Any, tuple[ast.With, str]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -45,8 +49,10 @@ class Source:
         """Where `node` stands; a node of several lines is shown up to the end of its first."""
         place = self.places.get(node)
         if place is None:
-            place = self.places[node] = self._place(node)
-        return Loc(self.file, *place, caller)
+            place = self.places[node] = Loc(self.file, *self._place(node))
+        if caller is None:
+            return place
+        return Loc(self.file, place.line, place.col, place.end_col, caller)
 
     def _place(self, node: ast.AST) -> tuple[int, int, int]:
         """Line, first column, end of a node."""
@@ -90,11 +96,18 @@ class Source:
             return True, getattr(builtins, name)
         return False, None
 
+    @functools.cached_property
+    def _used_names(self) -> frozenset[str]:
+        names = (
+            n.id if isinstance(n, ast.Name) else n.arg
+            for n in nodes(self.node)
+            if isinstance(n, ast.Name | ast.arg)
+        )
+        return frozenset(names)
+
     def used_names(self) -> set[str]:
         """All names that stand in the function, its parameters' too."""
-        nodes = list(ast.walk(self.node))
-        names = {n.id for n in nodes if isinstance(n, ast.Name)}
-        return names | {n.arg for n in nodes if isinstance(n, ast.arg)}
+        return {*self._used_names}
 
     def visible_names(self) -> set[str]:
         return {*self.cells, *self.enclosing, *self.globals}

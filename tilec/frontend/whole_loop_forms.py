@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from tilec.frontend.arithmetic import static_int
@@ -42,8 +43,13 @@ class WholeLoops(Statements):
         product = product_of(nest, named) if tiles else None
         if product is not None and self._can_tile(product):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
-            made = blocks.product(product, tiles, edges)
-        elif is_elementwise(nest, named):
+            total = ast.unparse(product.total)
+            key = node, replace(product, total=node), total, tuple(tiles.items()), edges
+            written = self.frame.source.written
+            if key not in written:
+                written[key] = blocks.product(product, tiles, edges), blocks.language
+            return written[key]
+        if is_elementwise(nest, named):
             last = static_int(extents[-1])
             columns = COLUMNS if last is None else min(COLUMNS, 1 << max(0, last - 1).bit_length())
             made = blocks.elements(

@@ -3,8 +3,9 @@ flow of the assembly (MI300 ISA, "Data Dependency Resolution": the counter LGKM_
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _MANY = 16  # the counter ends at 15
 _NO_MEMORY = ("ds_swizzle", "ds_bpermute", "ds_permute", "ds_nop")  # they use the pipe only
@@ -61,7 +62,8 @@ _PAIR = re.compile(r"s\[(\d+):(\d+)\]|s(\d+)|vcc|exec")
 _MOST_STATES = 20_000
 
 
-def _registers(text: str) -> set[int | str]:
+@functools.lru_cache(maxsize=1 << 14)
+def _registers(text: str) -> frozenset[int | str]:
     """Scalar registers that are named."""
     found: set[int | str] = set()
     for m in _PAIR.finditer(text):
@@ -70,24 +72,35 @@ def _registers(text: str) -> set[int | str]:
             found.update(range(int(first), int(last) + 1))
         else:
             found.add(int(single) if single else m[0])
-    return found
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _changes(line: str) -> tuple[frozenset[int | str], str, tuple[str, ...]]:
+    """The scalar registers that an instruction changes, at most, and the word and operands of one
+    whose results may be known ("": they are not). A line is met in many states."""
+    word, _, rest = line.partition(" ")
+    operands = tuple(x.strip() for x in rest.split(","))
+    saves = "saveexec" in word
+    changed = _registers(" ".join(operands[: 1 if word.startswith("s_") else 2]))
+    if saves or word.startswith("v_cmpx") or "wrexec" in word:
+        changed |= {"exec"}
+    known = word in ("s_mov_b64", "s_and_b64", "s_andn2_b64", "s_or_b64", "s_xor_b64") or saves
+    return changed, word.removeprefix("s_").removesuffix("_b64") if known else "", operands
 
 
 def _known(line: str, flags: Flags) -> Flags:
     """What is known of pairs behind an instruction."""
-    word, _, rest = line.partition(" ")
-    operands = [x.strip() for x in rest.split(",")]
-    saves = "saveexec" in word
-    changed = _registers(" ".join(operands[: 1 if word.startswith("s_") else 2]))  # at most these
-    if saves or word.startswith("v_cmpx") or "wrexec" in word:
-        changed.add("exec")
+    changed, word, operands = _changes(line)
+    if not changed and not word:
+        return flags
     kept = {pair: x for pair, x in flags if changed.isdisjoint(_registers(f"{pair} {x}"))}
-    if word in ("s_mov_b64", "s_and_b64", "s_andn2_b64", "s_or_b64", "s_xor_b64") or saves:
-        kept |= _computed(word.removeprefix("s_").removesuffix("_b64"), operands, dict(flags))
+    if word:
+        kept |= _computed(word, operands, dict(flags))
     return frozenset(kept.items())
 
 
-def _computed(word: str, operands: list[str], flags: dict[str, str]) -> dict[str, str]:
+def _computed(word: str, operands: Sequence[str], flags: dict[str, str]) -> dict[str, str]:
     """What is known of the results of a scalar instruction, of what was known before it."""
     to, a, b = operands[0], operands[1], operands[-1]
 
@@ -147,9 +160,17 @@ def _goes_on(line: str, following: list[str], flags: Flags) -> Iterator[tuple[st
             yield label, frozenset(there)
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _tells(line: str) -> bool:
+    """Whether an instruction says something of what is on its way, or of scalar registers."""
+    changed, word, _ = _changes(line)
+    return bool(changed or word or line.startswith(("s_barrier", "s_waitcnt", "ds_")))
+
+
 def unfinished_at_barriers(text: str) -> Iterator[str]:
     """Words for each `s_barrier` that a wave may come to before its accesses to LDS have ended."""
     found, following = _blocks(text)
+    told = {label: [line for line in lines if _tells(line)] for label, lines in found.items()}
     at_first: Flags = frozenset({("exec", "some")})
     begins: dict[tuple[str, Flags], int] = {(label, at_first): 0 for label in list(found)[:1]}
     left = list(begins)
@@ -157,7 +178,7 @@ def unfinished_at_barriers(text: str) -> Iterator[str]:
     while left:
         label, flags = left.pop()
         pending = begins[label, flags]
-        for line in found[label]:
+        for line in told[label]:
             if line.startswith("s_barrier") and pending:
                 worst[label] = max(worst.get(label, 0), pending)
             pending = _after(line, pending)

@@ -397,6 +397,8 @@ def _map_operand(got: Any, subst: Substitution) -> Any:
 def substitute(o: Op, subst: Substitution) -> Op:
     """`o` with its operands replaced (regions are left alone); the same object if nothing
     changes."""
+    if subst.keys().isdisjoint(o.operands):
+        return o
     changed: dict[str, Any] = {}
     for name in o.operand_fields:
         got = getattr(o, name)

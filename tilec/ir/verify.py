@@ -182,10 +182,10 @@ class _Structure:
             mine.append(arg)
         last = len(block.ops) - 1
         for n, o in enumerate(block.ops):
-            for v in o.operands:
-                if v not in self.live:
-                    why = "outside its region" if v in self.ever else "before its definition"
-                    raise _breach(o, f"{v} is used {why}")
+            if not self.live.issuperset(o.operands):
+                v = next(v for v in o.operands if v not in self.live)
+                why = "outside its region" if v in self.ever else "before its definition"
+                raise _breach(o, f"{v} is used {why}")
             if isinstance(o, Yield):
                 if n != last:
                     raise _breach(o, "a yield is not the last op of its region")

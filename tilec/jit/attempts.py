@@ -9,7 +9,8 @@ matter once no plan is left that is about as fast."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tilec import codegen
@@ -24,6 +25,7 @@ from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect, Fma, Mma, Realign
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.utils.registers import AMPLE, FEWEST, register_split
+from tilec.support.ahead import begun, in_turn
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
@@ -82,31 +84,44 @@ class Attempts:
         self._spilling: set[Plan] = set()
         self._made: dict[str, Attempt] = {}
 
-    def make(self, plan: Plan | None, func: Func) -> Attempt:
+    def make(
+        self, plan: Plan | None, func: Func, beside: Callable[[], None] = lambda: None
+    ) -> Attempt:
         """Machine code of `func`, which has been through the passes, less what it prints where the
         target has no function for that, or the assembly of the user's where it has no assembler:
         only the simulator runs it then. Where there is no product to hold in registers, or threads
         wait for tiles, a thread that could do with fewer gets fewer, so that more of them load at
         the same time. Two plans may have the same code, as where nothing can be brought by TMA: it
-        is assembled once."""
+        is assembled once. `beside` is begun when there is the assembler to wait for."""
         emitted = None if self.target.kind == "cpu" else codegen.emit_records(func, self.target)
         text = emitted[1] if emitted else codegen.emit(func, self.target)
-        made = self._made.get(text) or self._assembled(plan, func, text)
+        made = self._made.get(text) or self._assembled(plan, func, text, beside)
         if made.resplit:  # the simulator and whoever explains it are to see what runs
             func, emitted = made.func, None
         made = self._made[text] = replace(made, plan=plan, func=func, emitted=emitted)
         return made
 
-    def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:
+    def _assembled(
+        self, plan: Plan | None, func: Func, text: str, beside: Callable[[], None]
+    ) -> Attempt:
         coded = text if self.target.has("printf") else without_prints(text)
         coded = coded if self.target.has("inline_asm") else without_asm(coded)
+        guess = self._likely_blocks(func)
+        guessed: list[Callable[[], Assembled]] = []
+
+        def meanwhile(unfinished: Assembled) -> None:
+            beside()
+            if guess:
+                guessed.extend(begun([lambda: with_min_blocks(unfinished, guess)]))
+
         try:
-            assembled = assemble(coded, self.target)
+            assembled = assemble(coded, self.target, meanwhile)
         except InternalError as error:
             raise _blamed(func, error) from None
         made = self._of_producers(Attempt(plan, func, text, assembled))
         for blocks in self._more_blocks(func, made.assembled):
-            again = with_min_blocks(made.assembled, blocks)
+            known = guessed and blocks == guess
+            again = guessed[0]() if known else with_min_blocks(made.assembled, blocks)
             more = replace(made, llvm_text=again.llvm_text, assembled=again)
             if more.faults == made.faults:
                 return more
@@ -122,14 +137,15 @@ class Attempts:
         if not 0 < (made.assembled.spilled_bytes or 0) <= FEW_SPILLED:
             return made
         least = made
-        for producer in (FEWEST, AMPLE):
-            func = _with_producers(made.func, self.target, producer)
-            if func is None or not least.faults[0]:
-                continue
-            again = self._shared_out(made, func)
+        others = [_with_producers(made.func, self.target, n) for n in (FEWEST, AMPLE)]
+        funcs = [func for func in others if func is not None]
+        tasks = [functools.partial(self._shared_out, made, func) for func in funcs]
+        for func, again in zip(funcs, in_turn(tasks)):
             text = again.llvm_text
             more = replace(made, func=func, llvm_text=text, assembled=again, resplit=True)
             least = min(least, more, key=lambda a: a.faults)
+            if not least.faults[0]:
+                break
         return least
 
     def _shared_out(self, made: Attempt, func: Func) -> Assembled:
@@ -147,36 +163,58 @@ class Attempts:
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
         """How many blocks a multiprocessor should hold but does not, for its registers: what is
         best, then what may do."""
-        threads = int(func.attrs.get("launch_threads", 0))
-        if not self.target.has("min_blocks") or made.registers is None or not threads:
-            return []
-        if func.attrs.get("min_blocks"):
-            return []  # the user's number
-        if made.spilled_bytes:
+        if made.registers is None or made.spilled_bytes:
             return []  # fewer registers spill more
-        if any(isinstance(o, Scope) and o.registers for o in walk(func.body)):
-            return []  # with fewer at launch, the block would wait for its share for ever
-        shared = int(func.attrs.get("shared_bytes", 0))
-        most = occupancy(self.target, 1, shared, threads) or 1
-        now = occupancy(self.target, made.registers, shared, threads) or 1
-        if _waits(func):
-            left = self.target.registers // ((now + 1) * threads)
-            return [now + 1] if now < most and left >= SPARED * made.registers else []
-        if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
+        if not _waits(func):
+            return self._streaming_blocks(func, made.registers)
+        if not self._may_hold_more(func):
             return []
+        threads, shared = _block_of(func)
+        now = occupancy(self.target, made.registers, shared, threads) or 1
+        left = self.target.registers // ((now + 1) * threads)
+        most = occupancy(self.target, 1, shared, threads) or 1
+        return [now + 1] if now < most and left >= SPARED * made.registers else []
+
+    def _likely_blocks(self, func: Func) -> int:
+        """What of that is likely before the registers are known; 0 if nothing is."""
+        wanted = (
+            []
+            if _waits(func)
+            else self._streaming_blocks(func, self.target.max_registers_per_thread)
+        )
+        return wanted[0] if wanted else 0
+
+    def _streaming_blocks(self, func: Func, registers: int) -> list[int]:
+        """How many blocks a multiprocessor should hold so that their loads keep memory busy, but
+        does not, if a thread takes so many registers."""
+        if not self._may_hold_more(func) or any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
+            return []
+        threads, shared = _block_of(func)
+        most = occupancy(self.target, 1, shared, threads) or 1
+        now = occupancy(self.target, registers, shared, threads) or 1
         wanted = {min(n // threads, most): None for n in STREAMING}
         return [n for n in wanted if n > now]
 
-    def check(self, plan: Plan, func: Func) -> None:
-        """Make the code of a plan and keep it. Raises ResourceError if the assembler finds fault
-        with it, or cannot fit it in, and Settled if the plan is not worth an attempt."""
+    def _may_hold_more(self, func: Func) -> bool:
+        """Whether the number of blocks is left to tilec."""
+        if not self.target.has("min_blocks") or not _block_of(func)[0]:
+            return False
+        if func.attrs.get("min_blocks"):
+            return False  # the user's number
+        # With fewer registers at launch, the block would wait for its share for ever.
+        return not any(isinstance(o, Scope) and o.registers for o in walk(func.body))
+
+    def check(self, plan: Plan, func: Func, beside: Callable[[], None] = lambda: None) -> None:
+        """Make the code of a plan and keep it, with `beside` as in `make`. Raises ResourceError if
+        the assembler finds fault with it, or cannot fit it in, and Settled if the plan is not worth
+        an attempt."""
         if self.fast and replace(plan, stages=0) not in self.fast and self.least is not None:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
         if _in_registers(plan) in self._spilling:
             raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
-        made = self.make(plan, func)
+        made = self.make(plan, func, beside)
         fault = trouble(made.assembled.advisories)
         if not fault or made.spared:
             self.kept = made
@@ -211,6 +249,11 @@ def occupancy_limits(
     if shared + held.reserved:
         limits["shared memory"] = held.shared_bytes // (shared + held.reserved)
     return limits
+
+
+def _block_of(func: Func) -> tuple[int, int]:
+    """The threads of a launched block, 0 if they are not known, and its bytes of shared memory."""
+    return int(func.attrs.get("launch_threads", 0)), int(func.attrs.get("shared_bytes", 0))
 
 
 def _waits(func: Func) -> bool:

@@ -128,12 +128,12 @@ def write_launcher(
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
     others = [p for p in parameters if p.kind != "tensor"]
     # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
-    opened = any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
+    opened = is_opened(parameters, with_grid, outputs)
     device = reads.of(tensors[0], reads.device)
     lines = [
-        _head(parameters, keywords, with_grid),
+        head_of(parameters, keywords, with_grid),
         "    values_ = facts_ = open_ = ready_ = None",
-        *_given_by_name(tensors, others),
+        *given_by_name(tensors, others),
         *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
         *([f"        if {changed}:", "            raise LookupError"] if changed else []),
@@ -145,25 +145,11 @@ def write_launcher(
     ]
     if with_grid and not opened:
         lines += spread
-    lines += [
-        f"        device_ = {device}",
-        f"        stream_ = {'stream' if 'stream' in keywords else 'None'}",
-        "        if stream_ is None:",
-        "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
-    ]
-    scalars, facts = [], ["device_", "stream_"]
+    lines += stream_text(device, keywords)
+    facts = ["device_", "stream_"]
     facts += ["grid_"] if with_grid and not opened else []
-    facts += ["threads"] if "threads" in keywords else []
-    for p in parameters:
-        match p.kind:
-            case "tensor":
-                told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
-                facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
-            case "scalar":
-                scalars += [p.name, *told_apart(p)]
-                facts += [p.name] if p.name in sized else []
-            case "constexpr":  # 2 == 2.0 == True, but they are different constants
-                facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
+    told, scalars = facts_and_scalars(parameters, reads, sized)
+    facts += told
     addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
@@ -197,7 +183,44 @@ def write_launcher(
     return "\n".join(lines) + "\n"
 
 
-def _head(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
+def is_opened(parameters: Sequence[Parameter], with_grid: bool, outputs: Sequence[str]) -> bool:
+    """Whether the facts of a launch do not tell its grid, or its outputs' extents: they follow from
+    what is left open, and that from all the rest."""
+    return any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
+
+
+def stream_text(device: str, keywords: Sequence[str]) -> list[str]:
+    """Statements that find the device, given by an expression, and the stream."""
+    return [
+        f"        device_ = {device}",
+        f"        stream_ = {'stream' if 'stream' in keywords else 'None'}",
+        "        if stream_ is None:",
+        "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
+    ]
+
+
+def facts_and_scalars(
+    parameters: Sequence[Parameter], reads: ArrayReads, sized: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Expressions for what a launch depends on beside addresses, device, stream and grid; those for
+    its scalars."""
+    names = [p.name for p in parameters]
+    device = reads.of(next(p.name for p in parameters if p.kind == "tensor"), reads.device)
+    facts, scalars = [] if "threads" in names else ["threads"], list[str]()
+    for p in parameters:
+        match p.kind:
+            case "tensor":
+                told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
+                facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
+            case "scalar":
+                scalars += [p.name, *told_apart(p)]
+                facts += [p.name] if p.name in sized else []
+            case "constexpr":  # 2 == 2.0 == True, but they are different constants
+                facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
+    return facts, scalars
+
+
+def head_of(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
     """The line that says what `call` takes: all parameters by position, and by name all but the
     arrays, which are found among the unknown keywords."""
     head = ["kernel_", *(["grid_"] if with_grid else [])]
@@ -209,7 +232,7 @@ def _head(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: b
     return f"def call({', '.join(head)}, **unknown_):"
 
 
-def _given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
+def given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
     """Statements that find what is given by name, or not at all. What is given by position too
     stays among the unknown keywords."""
     lines = ["    if unknown_:"]
@@ -263,7 +286,15 @@ def make_launcher(
     test = reads.test(
         module, {"kernel_", *LAUNCH_KEYWORDS, *outputs, *(p.name for p in parameters)}
     )
-    given: dict[str, Any] = {
+    given = {**asked_for(parameters), **names, **test.values, **test.cells}
+    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text, sized)
+    called = f"{kernel}{' with grid' if with_grid else ''}"
+    return function_of(called, text, given, test.cells, module)
+
+
+def asked_for(parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """What generated functions ask for by names of their own."""
+    return {
         "REQUIRED": REQUIRED,
         "Exception": Exception,
         "LookupError": LookupError,
@@ -273,19 +304,26 @@ def make_launcher(
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),
         **{f"default_{p.name}": p.default for p in parameters},
-        **names,
-        **test.values,
-        **test.cells,
     }
-    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text, sized)
+
+
+def function_of(
+    called: str,
+    text: str,
+    given: Mapping[str, Any],
+    cells: Mapping[str, types.CellType],
+    module: dict[str, Any],
+) -> Callable[..., Any]:
+    """`call` with this text, which asks for the names `given`, of which some are in `cells` of the
+    kernel's own, and then for the globals of `module`. `called` names it in tracebacks."""
     text = f"def make_({', '.join(given)}):\n{textwrap.indent(text, '    ')}    return call\n"
-    file = f"{LAUNCHER} of {kernel}{' with grid' if with_grid else ''}>"
+    file = f"{LAUNCHER} of {called}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     space: dict[str, Any] = {}
     exec(compile(text, file, "exec"), space)
     made = space["make_"](**given)
-    cells = zip(made.__code__.co_freevars, made.__closure__)
-    closure = tuple(test.cells.get(name, cell) for name, cell in cells)
+    own = zip(made.__code__.co_freevars, made.__closure__)
+    closure = tuple(cells.get(name, cell) for name, cell in own)
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
     return opaque(call)

@@ -20,11 +20,16 @@ from tilec.runtime.image import Image
 
 @dataclasses.dataclass(frozen=True)
 class LaunchPath:
-    """`call` and `on_grid`, which take the grid first, launch what they find in `prepared`."""
+    """`call` and `on_grid`, which take the grid first, launch what they find in `prepared`. `kind`:
+    of the arrays; `outputs`: the names of those that a call allocates; `sized`: the scalars that
+    the extents of these follow from."""
 
     prepared: Prepared
     call: Callable[..., Any]
     on_grid: Callable[..., Any]
+    kind: str = ""
+    outputs: tuple[str, ...] = ()
+    sized: frozenset[str] = frozenset()
 
 
 def write_path(
@@ -64,7 +69,7 @@ def write_path(
         )
         for on_grid in (False, True)
     )
-    return LaunchPath(prepared, call, on_grid)
+    return LaunchPath(prepared, call, on_grid, kind, tuple(outputs), frozenset(sized))
 
 
 class Launchable:

@@ -1,7 +1,8 @@
 """A kernel with several T.Kernel: one launch after the other, on one stream.
 
 Each T.Kernel is compiled as a kernel of its own from the same function. The first allocates what
-T.empty and T.alloc_global make, and the outputs of the decorator; the others are given it."""
+T.empty and T.alloc_global make, and the outputs of the decorator; the others are given it. Once
+each has a launch path, `partspath` has one for all of them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tilec.runtime.expressions import names_in
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
 
-_LIMIT = 4096  # entries of a table
+LIMIT = 4096  # entries of a table
 _AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the parameter
 _GRIDS = 64  # with free launches
 
@@ -163,7 +163,7 @@ class Recipe:
             grid = self._grid_for(values) if self._deciding else self._grid
             free = self._free.get(grid)
             if free is None:
-                free = _put(self._free, grid, [], _GRIDS)
+                free = put(self._free, grid, [], _GRIDS)
             try:
                 launch = free.pop()
             except IndexError:  # all are under way, in other threads
@@ -186,7 +186,7 @@ class Recipe:
         if found is None:
             scalars = {p.name: check_scalar(p, values[i]) for i, p, _ in self._scalars}
             call = dataclasses.replace(self._call, scalars=scalars)
-            found = _put(self._grids, key, self._variant.grid(call, self._given), _LIMIT)
+            found = put(self._grids, key, self._variant.grid(call, self._given), LIMIT)
         if 0 in found:
             raise LaunchError("nothing to launch")
         return found
@@ -277,6 +277,12 @@ class Launches(dict[tuple[Any, ...], Ready]):
         found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
         self._recipes[aligned] = (*found, recipe)
 
+    def drop(self) -> None:
+        """Forget all launches, and how to make more."""
+        self.clear()
+        self._recipes.clear()
+        self._last = None
+
     def _alignments(self, values: tuple[Any, ...]) -> tuple[int, ...]:
         return tuple([a & ALIGNMENTS for a in values[: self._prepared.arrays]])
 
@@ -307,7 +313,7 @@ class Prepared:
         if key in self._once:
             self._again += 1
             return self._again % 4 == 0
-        if len(self._once) >= _LIMIT:
+        if len(self._once) >= LIMIT:
             self._once.clear()
         self._once.add(key)
         return False
@@ -315,11 +321,13 @@ class Prepared:
     def count(self) -> None:
         """One more launch is kept."""
         self._count += 1
-        if self._count > _LIMIT:
+        if self._count > LIMIT:
             self.forget()
 
     def forget(self) -> None:
         """Let go of all launches, and of the variants they are of."""
+        for launches in self.memo.values():
+            launches.drop()  # somebody else may have it
         self.memo.clear()
         self._once.clear()
         self._count = 0
@@ -333,15 +341,15 @@ class Prepared:
     def remember_outputs(self, what: Any, makers: Iterable[Callable[[], Any]]) -> None:
         """Find the functions that allocate the outputs of calls like this one."""
         with contextlib.suppress(TypeError):
-            _put(self.plans, what, tuple(makers), _LIMIT)
+            put(self.plans, what, tuple(makers), LIMIT)
 
     def remember_chosen(self, opened: Any, constants: dict[str, int]) -> None:
         """Find what was chosen for calls like this one."""
         with contextlib.suppress(TypeError):
-            _put(self.chosen, opened, constants, _LIMIT)
+            put(self.chosen, opened, constants, LIMIT)
 
 
-def _put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> Any:
+def put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> Any:
     """`value`, which is in the table from now on; a full one is emptied before."""
     if len(table) >= limit:
         table.clear()

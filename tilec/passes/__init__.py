@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec.ir.core import Func, Op
+from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.arrange import arrange
@@ -72,6 +73,7 @@ from tilec.passes.unroll_loads import unroll_loads
 from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
 from tilec.passes.widen_copies import widen_copies
+from tilec.support.ahead import begun
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
@@ -192,16 +194,54 @@ def resources(func: Func, target: Target) -> Resources:
     return Resources(int(func.attrs["shared_bytes"]), registers)
 
 
+class Unverified:
+    """What passes have made under a plan, to be verified when it is known that the plan holds: of
+    those that do not, nothing is left. `begin` does it beside other work, where a processor is
+    idle; `verify` what has not been done, and raises what was found."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Func, str]] = []
+        self._begun: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        if self._begun is None:
+            (self._begun,) = begun([self._verify])
+
+    def verify(self) -> None:
+        (self._begun or self._verify)()
+
+    def _verify(self) -> None:
+        checked: set[Op] = set()
+        while self.made:
+            func, contract = self.made.pop(0)
+            verify(func, contract, checked)
+
+
 def apply(
-    passes: tuple[tuple[Pass, str], ...], func: Func, target: Target, on_stage: OnStage | None
+    passes: tuple[tuple[Pass, str], ...],
+    func: Func,
+    target: Target,
+    on_stage: OnStage | None,
+    later: Unverified | None = None,
 ) -> Func:
-    """Some of the passes, verified and shown one by one."""
+    """Some of the passes, shown one by one and verified: at once, or `later`, but before a fault of
+    the next pass is told of."""
     verified: tuple[Func, str] | None = None
     checked: set[Op] = set()
     for one, contract in passes:
-        func = one(func, target)
+        try:
+            func = one(func, target)
+        except CompileError:
+            raise
+        except Exception:
+            if later is not None:
+                later.verify()
+            raise
         if verified != (func, contract):  # it is another function, or more is asked of it
-            verify(func, contract, checked)
+            if later is None:
+                verify(func, contract, checked)
+            else:
+                later.made.append((func, contract))
             verified = func, contract
         if on_stage is not None:
             on_stage(one.__name__, func)

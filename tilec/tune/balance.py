@@ -17,8 +17,8 @@ no longer in the L2 cache. On an H100, causal attention of 8 x 32 heads (TFLOP/s
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,8 +28,9 @@ LARGEST = 1 << 17  # tiles that are looked at
 AT_END = 6  # tiles of a block, the last ones, by which blocks end apart that take them as they come
 
 
+@functools.lru_cache(maxsize=256)
 def unevenness(
-    grid: Sequence[int], first: float, last: float, blocks: int, group: int, claimed: bool
+    grid: tuple[int, ...], first: float, last: float, blocks: int, group: int, claimed: bool
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and

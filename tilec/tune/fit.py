@@ -11,7 +11,7 @@ from typing import TypeVar
 from tilec import passes
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Func, walk
-from tilec.ir.errors import CompileError, ResourceError
+from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
 from tilec.passes.arrange import asks_to_overlap
@@ -20,7 +20,7 @@ from tilec.target import Target
 from tilec.tune.plans import plans
 
 OnPlan = Callable[[Plan, ResourceError | None], None]
-Accept = Callable[[Plan, Func], None]
+Accept = Callable[[Plan, Func, Callable[[], None]], None]
 Made = TypeVar("Made")
 
 
@@ -38,7 +38,8 @@ def first_fit(
 
     `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
     called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
-    tried (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises
+    tried (None: it was kept), `accept(plan, func, verify)` for each whose resources fit, where
+    `verify` begins to verify it, if there is something to wait for. Raises
     CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
     """
     func, wanted = take_wanted(func)
@@ -51,9 +52,16 @@ def first_fit(
     def attempt(plan: Plan) -> Func:
         kept.clear()
         chosen = with_plan(func, plan)
-        done = passes.apply((*passes.DECIDE, *passes.EXPAND), chosen, target, kept.__setitem__)
+        later = passes.Unverified()
+        each = (*passes.DECIDE, *passes.EXPAND)
+        done = passes.apply(each, chosen, target, kept.__setitem__, later)
         if accept is not None:
-            accept(plan, done)
+            try:
+                accept(plan, done, later.begin)
+            except InternalError:
+                later.verify()  # which pass it was
+                raise
+        later.verify()
         check_kept(done, wanted)
         return done
 

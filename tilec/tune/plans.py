@@ -52,7 +52,7 @@ def plans(
         error = problem(plan, func, target, wanted)
         if error is None:
             if "stages" not in wanted.fields:
-                plan = replace(plan, stages=space.stages_that_fit(plan, target))
+                plan = _with_stages(plan, space.stages_that_fit(plan, target))
             made.setdefault(plan)
         first = first or error
     if not made:
@@ -327,6 +327,11 @@ def _sharing(
             for c in ((1, 2, 1), (2, 1, 1))
         ]
     return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_stages(plan: Plan, stages: int) -> Plan:
+    return replace(plan, stages=stages)
 
 
 @functools.cache
