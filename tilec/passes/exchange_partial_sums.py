@@ -1,10 +1,10 @@
 """exchange_partial_sums: blocks that share the iterations of a sum bring together what each of them
 has added up.
 
-Before: SCHEDULED, with at most one `cluster_sum` (of the blocks of a cluster) and one `sum_parts`
-(of clusters, or single blocks). After: neither. A block leaves its registers for the others as they
-are, 16 bytes of each thread next to those of its neighbours; the same thread holds the same
-elements in all blocks. All sums are in the order of the blocks' numbers.
+Before: SCHEDULED, with at most one `cluster_sum` (of the blocks of a cluster) and one
+`combine_parts` (of clusters, or single blocks). After: neither. A block leaves its registers for
+the others as they are, 16 bytes of each thread next to those of its neighbours; the same thread
+holds the same elements in all blocks. All sums are in the order of the blocks' numbers.
 
 `cluster_sum` becomes stores to shared memory, arrivals and loads. A block publishes what it has
 written by arriving at a barrier of whoever reads it.
@@ -17,10 +17,10 @@ written by arriving at a barrier of whoever reads it.
 The cluster begins together (its barriers are set up) and ends together (no shared memory goes while
 it is read).
 
-`sum_parts` becomes stores to global memory, a counter, and loads by who comes last. The function
-takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits: a block
-counts itself, and the last one that comes brings in the parts of all, its own among them, so that
-the sum does not depend on who that is. The counter is at zero again then."""
+`combine_parts` becomes stores to global memory, a counter, and loads by who comes last. The
+function takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits:
+a block counts itself, and the last one that comes brings in the parts of all, its own among them,
+so that the sum does not depend on who that is. The counter is at zero again then."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from tilec.ir.ops import (
     ClusterIndex,
     ClusterLoad,
     ClusterSum,
+    CombineParts,
     CountUp,
     DeviceFence,
     Extract,
@@ -53,7 +54,6 @@ from tilec.ir.ops import (
     RegRead,
     RegWrite,
     Store,
-    SumParts,
     ThreadIndex,
     WarpSync,
     Yield,
@@ -76,7 +76,7 @@ def exchange_partial_sums(func: Func, target: Target) -> Func:
         if isinstance(o, ClusterSum):
             func = _Gather(func, o, target).expanded()
     for o in walk(func.body):
-        if isinstance(o, SumParts):
+        if isinstance(o, CombineParts):
             func = _Sum(func, o, target).expanded()
     return func
 
@@ -356,9 +356,9 @@ class _Step:
 
 
 class _Sum(_Exchange):
-    """One `sum_parts`."""
+    """One `combine_parts`."""
 
-    def __init__(self, func: Func, o: SumParts, target: Target) -> None:
+    def __init__(self, func: Func, o: CombineParts, target: Target) -> None:
         super().__init__(func, o)
         self.o, self.parts = o, o.parts
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
