@@ -70,7 +70,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     warps = int(func.attrs["threads"]) // target.warp_size
     rings, spans = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
-    maps = TensorMaps()
+    maps = TensorMaps(func)
     top = Builder(func.loc)
     private = _hoist_buffers(func.body, top, ring_of, groups)
     for r in rings:
@@ -94,14 +94,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     top.emit(Scope, "producer", warps, helpers, producer, registers[1])
     if multicast.shares:
         top.emit(together)  # no block ends while another loads into it or frees its stages
-    func = Func(
-        func.name,
-        (*func.params, *(p for p in maps.params.values())),
-        func.grid,
-        top.block(),
-        func.attrs,
-        func.loc,
-    )
+    func = maps.added(top.block())
     return func.with_attrs(launch_threads=(warps + helpers) * target.warp_size)
 
 

@@ -49,11 +49,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Copy) and o.engine == "tma_store" for o in walk(func.body)):
         return func
     staged = any(isinstance(o, Copy) and o.staging is not None for o in walk(func.body))
-    maps = TensorMaps()
-    for p in func.params:
-        if p.role == "tensor_map":
-            maps.params[p.value.type] = p  # type: ignore[index]
-
+    maps = TensorMaps(func)
     late = _Late(func)
 
     def visit(o: Op) -> None | Op | list[Op]:
@@ -73,9 +69,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     body = rewrite(func.body, visit)
     if not any(isinstance(o, Scope) for o in body.ops):
         body = _drained(body, func, staged)
-    known = {p.value for p in func.params}
-    extra = tuple(p for p in maps.params.values() if p.value not in known)
-    return replace(func, params=(*func.params, *extra), body=body)
+    return maps.added(body)
 
 
 def _drained(body: Block, func: Func, staged: bool) -> Block:
@@ -137,13 +131,9 @@ def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     the next barrier gives the tile free."""
     b, send = Builder(o.loc), Builder(o.loc)
     tile = o.source.buffer
-    descriptor, _, boxes = maps.boxes(tile, o.dest, dtype=_map_dtype(o))
-    n = Numbers(send)
-    for offset, shifts in boxes:
-        starts = zip(reversed(o.dest.offsets), shifts)
-        at = tuple(n.op("add", narrow(send, v), shift) for v, shift in starts)
-        how = (None, o.eviction_policy, o.reduction)
-        send.emit(TmaStore, descriptor, at, tile, n.const(offset), *how)
+    how = (None, o.eviction_policy, o.reduction)
+    for descriptor, at, offset in maps.boxes(send, tile, o.dest, dtype=_map_dtype(o)):
+        send.emit(TmaStore, descriptor, at, tile, send.const(offset), *how)
     send.emit(TmaStoreCommit)
     if wait:
         send.emit(TmaStoreWait, 0, True)
