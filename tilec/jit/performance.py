@@ -136,9 +136,7 @@ def _repeated_loops(func: Func) -> Iterator[tuple[For, int]]:
     constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
 
     def trips(loop: For) -> int:
-        ends = [constants.get(v) for v in (loop.lo, loop.hi, loop.step)]
-        known = [n for n in ends if isinstance(n, int)]
-        own = len(range(*known)) if len(known) == 3 else 0
+        own = len(loop.indices(constants.get) or ())
         inner = [trips(o) for o in loop.body.ops if isinstance(o, For)]
         return own * max(inner, default=1)
 

@@ -42,9 +42,8 @@ def _long_sums(
 ) -> Iterator[tuple[str, int | None, Loc]]:
     for o in walk(body):
         if isinstance(o, For):
-            ends = [numbers.get(v) for v in (o.lo, o.hi, o.step)]
-            known = [n for n in ends if isinstance(n, int)]
-            trips = len(range(*known)) if len(known) == 3 else None
+            indices = o.indices(numbers.get)
+            trips = None if indices is None else len(indices)
             if trips is None or trips >= SHORT:
                 yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
 

@@ -142,8 +142,8 @@ class _Loops:
             return None
         if self.numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
             return None
-        lo, hi = self.numbers.get(o.lo), self.numbers.get(o.hi)
-        if lo is not None and hi is not None and hi - lo < FEWEST:
+        indices = o.indices(self.numbers.get)
+        if indices is not None and len(indices) < FEWEST:
             return None
         *head, branch = o.body.ops[:-1]
         if not isinstance(branch, If) or branch.results or len(branch.orelse.ops) > 1:

@@ -150,7 +150,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
             e
             for r in found[buffers[0]]
             for i in r.readers
-            for _, e in effects_in(Block((), (r.block.ops[i],)))
+            for _, e in effects_in(r.block.ops[i])
             if e.buffer in buffers
         ]
         by_group = bool(effects) and all(e.engine == "wgmma" for e in effects)
@@ -176,8 +176,8 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
 
 def _reads_if(o: Op, buffers: Sequence[Value]) -> bool:
     """Whether `o` reads one of the buffers under a condition in it."""
-    conditions = (x for x in walk(Block((), (o,))) if isinstance(x, If))
-    inside = (e for x in conditions for _, e in effects_in(Block((), (x,))))
+    conditions = (x for x in walk(o) if isinstance(x, If))
+    inside = (e for x in conditions for _, e in effects_in(x))
     return any(e.reads and e.buffer in buffers for e in inside)
 
 

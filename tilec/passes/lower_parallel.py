@@ -110,9 +110,10 @@ class Lowering:
         """A loop of a thread over neighbours, with accesses as wide as they may be; None where no
         access is wider than an element, one may leave its tensor, or an iteration may see what
         another does."""
-        lo, hi, step = (self.known.facts.constant(v) for v in (o.lo, o.hi, o.step))
-        if lo is None or hi is None or step != 1 or not 1 < hi - lo <= MOST_NEIGHBOURS:
+        indices = o.indices(self.known.facts.constant)
+        if not indices or indices.step != 1 or not 1 < len(indices) <= MOST_NEIGHBOURS:
             return None
+        count = len(indices)
         (arg,), every = o.body.args, o.body.ops
         plain = [x for x in every if isinstance(x, Load | Store)]
         known = (x.pure or isinstance(x, Assume | Load | Store | Yield) for x in every)
@@ -122,12 +123,12 @@ class Lowering:
         stored = [x.dest for x in plain if isinstance(x, Store)]
         if read & {*stored} or len({*stored}) < len(stored):
             return None
-        found = [self.known.memory(x, arg, hi - lo) for x in plain if in_memory(x)]
+        found = [self.known.memory(x, arg, count) for x in plain if in_memory(x)]
         if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
             return None
         b = Builder(o.loc)
-        envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in range(lo, hi)]
-        body = LoopBody(self.known, b, None, hi - lo, False, None, arg)
+        envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in indices]
+        body = LoopBody(self.known, b, None, count, False, None, arg)
         for x in every:
             body.op(x, envs)
         return b.ops

@@ -114,8 +114,7 @@ class _Late:
 
 
 def _meets(o: Op) -> bool:
-    inside = (o, *(x for region in o.regions for x in walk(region)))
-    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in inside)
+    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in walk(o))
 
 
 def _read(o: Op) -> list[Op]:

@@ -101,10 +101,9 @@ class ConsumerGroups:
         the next iteration is handed."""
         if not o.results or not all(r in self.carried.needed for r in o.results):
             return False
-        inside = (x for region in o.regions for x in walk(region))
         return all(
             isinstance(x, (For, While, If, Yield)) or is_clonable(x, self.carried.written)
-            for x in (o, *inside)
+            for x in walk(o)
         )
 
     # --- scratch buffers ---
