@@ -74,7 +74,6 @@ REASONS = {
     "passes/resolve_views.py": LOWERING,
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,
-    "passes/utils/held_parts.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
     "passes/utils/promotion.py": SELECTION,
     "passes/utils/rings.py": LOWERING,
