@@ -38,7 +38,7 @@ VALUES = "follows what is stored, not that it is"
 TELLS = "says of copies in a kernel who makes them"
 REASONS = {
     "explain/schedule.py": TELLS,
-    "jit/repeated_sums.py": VALUES,
+    "jit/repeated.py": VALUES,
     "frontend/updates.py": VALUES,
     "ir/element_loops.py": LOWERING,
     "jit/performance.py": TELLS,

@@ -31,8 +31,7 @@ from tilec.ir.ops import (
     While,
 )
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.jit.repeated_atomics import warn_of_repeated_atomics
-from tilec.jit.repeated_sums import repeated_sums
+from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import most_held, said_of
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.utils.distribution import idle
