@@ -12,7 +12,7 @@ from tilec.ir.core import Func, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_written, effects_in, is_seen, written_tensors
 from tilec.ir.ops import Alloc, For, constants
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import varying
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.consumer_groups import loop_over_blocks, refusal
 from tilec.target import Target

@@ -56,8 +56,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
-from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
 from tilec.ir.verify import meets, needs_all, spelled
 from tilec.passes.utils.building import or_zero
 from tilec.passes.utils.thread_masks import ThreadMasks

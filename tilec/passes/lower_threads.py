@@ -54,8 +54,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.ir.uniformity import Level, uniformity_of
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import Level, uniformity_of, varying
 from tilec.target import Target
 
 

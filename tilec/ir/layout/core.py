@@ -17,8 +17,9 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout import fit, reshaping
 from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form
 from tilec.ir.layout.terms import Term, forward_terms, inverse_terms, weighted
+from tilec.ir.types import contiguous_strides
 
-__all__ = ["Layout", "row_major_strides"]
+__all__ = ["Layout"]
 
 Ints = NDArray[np.int32]
 
@@ -135,7 +136,7 @@ class Layout:
         return {}
 
     def _flat(self, owners: tuple[str, ...]) -> Ints:
-        strides = row_major_strides(self.shape)
+        strides = contiguous_strides(self.shape)
         widths = [a.bit_length() - 1 for a in self.atom]
         total: Ints = np.zeros((1,) * len(owners), np.int32)
         crossed: Ints = np.zeros((1,) * len(owners), np.int32)
@@ -165,7 +166,7 @@ class Layout:
         """Row-major number of the element at each packed atom coordinate."""
         packed: Ints = np.arange(prod(self.atom), dtype=np.int32)
         out: Ints = np.zeros_like(packed)
-        for a, stride in zip(self.atom, row_major_strides(self.shape)):
+        for a, stride in zip(self.atom, contiguous_strides(self.shape)):
             out += packed % np.int32(a) * np.int32(stride)
             packed //= np.int32(a)
         return out
@@ -386,15 +387,6 @@ def _without(entries: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 def _pick(entries: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(entries[i] for i in order)
-
-
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements between neighbours along each dimension of a dense row-major array."""
-    strides, stride = [], 1
-    for e in reversed(shape):
-        strides.append(stride)
-        stride *= e
-    return tuple(reversed(strides))
 
 
 # --- text ---
