@@ -14,7 +14,7 @@ import numpy as np
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import tma_box
+from tilec.ir.layout import has_runs, tma_box
 from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad
 from tilec.ir.ops import ClusterSend as Send
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
@@ -216,5 +216,4 @@ def _together(region: Region, lanes: int) -> bool:
     last = max((d for d, e in enumerate(region.extents) if e != 1), default=0)
     if columns % lanes or last in part or last != len(region.extents) - 1:
         return False
-    rows = layout.offsets().reshape(-1, lanes)
-    return bool((np.diff(rows) == 1).all() and (rows[:, 0] % lanes == 0).all())
+    return has_runs(layout, lanes)
