@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -303,6 +304,13 @@ class Builder:
             return
         end = OPS["yield"](loc=self.loc)
         self.emit(OPS["if"], cond, Block((), (*then, end)), Block((), (*orelse, end)))
+
+    @contextmanager
+    def when(self, cond: Value | None) -> Iterator[Builder]:
+        """The builder of what is done where `cond` holds (None: it does)."""
+        inner = Builder(self.loc)
+        yield inner
+        self.branch(cond, inner.ops)
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

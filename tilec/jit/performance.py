@@ -29,6 +29,7 @@ from tilec.ir.ops import (
     Store,
     ThreadIndex,
     While,
+    decides,
 )
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
@@ -173,16 +174,12 @@ def _writes_alike(func: Func, loop: For) -> bool:
     """Whether all threads write the same elements in `loop`, another one in each iteration."""
     levels, origins = uniformity_of(func), facts_of(func).origins
     stores = [o for o in walk(loop.body) if isinstance(o, Store)]
-    decides = [v for o in walk(loop.body) for v in _decided_by(o)]
-    used = [v for o in stores for v in (*o.indices, o.value)] + [*decides, loop.lo, loop.hi]
+    used = [v for o in stores for v in (*o.indices, o.value)]
+    used += [v for o in walk(loop) for v in decides(o)]
     if any(levels.level(v) is not Level.BLOCK for v in used):
         return False
     index = loop.body.args[0]
     return any(index in origins.of(v) for o in stores for v in o.indices)
-
-
-def _decided_by(o: Op) -> tuple[Value, ...]:
-    return (o.cond,) if isinstance(o, If) else (o.lo, o.hi) if isinstance(o, For) else ()
 
 
 def _warn_of_sums(func: Func, threads: int) -> set[Loc]:

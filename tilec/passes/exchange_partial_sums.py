@@ -208,13 +208,12 @@ class _Gather(_Exchange):
         self.direct = self.blocks == 2
         self.written = self._barrier("parts_written")
         self.summed = self.written if self.direct else self._barrier("shares_summed")
-        init = Builder(func.loc)
         writers = 1 if self.direct else self.blocks
-        init.emit(MbarrierInit, self.written, writers * warps)
-        if not self.direct:
-            init.emit(MbarrierInit, self.summed, self.blocks * warps)
-        init.emit(MbarrierInitFence)
-        top.branch(elected(top), init.ops)
+        with top.when(elected(top)) as init:
+            init.emit(MbarrierInit, self.written, writers * warps)
+            if not self.direct:
+                init.emit(MbarrierInit, self.summed, self.blocks * warps)
+            init.emit(MbarrierInitFence)
         top.emit(ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
@@ -226,13 +225,12 @@ class _Gather(_Exchange):
         number = b.value(ClusterIndex, 0)
         first = b.compare("eq", number, 0)
         if self.direct:
-            give, take = Builder(self.loc), Builder(self.loc)
-            self.write(give)
-            self.publish(give, self.written, 1)
-            b.branch(b.compare("ne", number, 0), give.ops)
-            self.wait(take, self.written)
-            self.take(take)
-            b.branch(first, take.ops)
+            with b.when(b.compare("ne", number, 0)) as give:
+                self.write(give)
+                self.publish(give, self.written, 1)
+            with b.when(first) as take:
+                self.wait(take, self.written)
+                self.take(take)
             return b.ops
         self.write(b)
         self.publish(b, self.written, self.blocks)
@@ -240,11 +238,10 @@ class _Gather(_Exchange):
         for p in self.parts:
             self.sum_share(b, p, number)
         self.publish(b, self.summed, 1)
-        take = Builder(self.loc)
-        self.wait(take, self.summed)
-        self.take(take)
-        take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
-        b.branch(first, take.ops)
+        with b.when(first) as take:
+            self.wait(take, self.summed)
+            self.take(take)
+            take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
         return b.ops
 
     # --- steps ---
@@ -276,9 +273,8 @@ class _Gather(_Exchange):
         for i in range(0, share, batch):
             first = b.binary("add", start, i)
             # Beyond the last vector stands nothing: the last blocks may have no share.
-            mine = Builder(self.loc)
-            self.sum_batch(mine, p, first, min(batch, share - i), last)
-            b.branch(b.compare("le", first, last), mine.ops)
+            with b.when(b.compare("le", first, last)) as mine:
+                self.sum_batch(mine, p, first, min(batch, share - i), last)
 
     def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
         """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
@@ -292,10 +288,9 @@ class _Gather(_Exchange):
             total = parts[0]
             for values in parts[1:]:
                 total = [b.binary("add", x, y) for x, y in zip(total, values)]
-            store = Builder(self.loc)
-            p.store(store, vector, total)
             # Beyond the last vector stands a part that its own block has yet to read.
-            b.branch(b.compare("le", vector, last), store.ops)
+            with b.when(b.compare("le", vector, last)) as store:
+                p.store(store, vector, total)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -398,21 +393,19 @@ class _Sum(_Exchange):
         if self.each:
             b.emit(DeviceFence)
         b.emit(Barrier, *self.barrier)  # all threads have written theirs
-        one = Builder(o.loc)
-        zero = one.const(0)
-        one.emit(DeviceFence)
-        before = one.value(CountUp, self.counters, number, self.parts - 1)
-        one.emit(DeviceFence)
-        one.emit(Store, self.came, (zero,), before)
-        b.branch(elected(b), one.ops)
+        with b.when(elected(b)) as one:
+            zero = one.const(0)
+            one.emit(DeviceFence)
+            before = one.value(CountUp, self.counters, number, self.parts - 1)
+            one.emit(DeviceFence)
+            one.emit(Store, self.came, (zero,), before)
         came = b.value(Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
-        add = Builder(o.loc)
-        if self.each:
-            add.emit(DeviceFence)
-        for s, start in zip(self.stored, starts):
-            self.add_up(add, s, start)
-        b.branch(last, add.ops)
+        with b.when(last) as add:
+            if self.each:
+                add.emit(DeviceFence)
+            for s, start in zip(self.stored, starts):
+                self.add_up(add, s, start)
         subst[o.result] = last
         return b.ops
 

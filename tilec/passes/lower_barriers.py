@@ -61,11 +61,10 @@ def lower_barriers(func: Func, target: Target) -> Func:
     top = Builder(func.loc)
     top.ops += [o for o in body.ops if _is_barrier(o)]
     if inits:
-        first = Builder(func.loc)
-        first.ops += inits
-        first.emit(MbarrierInitFence)
-        lowering.maps.prefetch(first)
-        top.branch(elected(top), first.ops)
+        with top.when(elected(top)) as first:
+            first.ops += inits
+            first.emit(MbarrierInitFence)
+            lowering.maps.prefetch(first)
     for phase in lowering.phases.values():
         top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
         zero = top.const(0)
@@ -128,14 +127,14 @@ class _Lowering:
                 held = self.in_flight[o]
                 return [replace(o, fragments=held)] if held else []
             case TmaCopy():
-                b, inner = Builder(o.loc), Builder(o.loc)
+                b = Builder(o.loc)
                 total = math.prod(o.dest.extents) * o.dest.dtype.bits // 8
-                inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
-                if o.mask:
-                    self.for_several(inner, o)
-                else:
-                    self.bring(inner, o)
-                b.branch(elected(b), inner.ops)
+                with b.when(elected(b)) as inner:
+                    inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
+                    if o.mask:
+                        self.for_several(inner, o)
+                    else:
+                        self.bring(inner, o)
                 return b.ops
             case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
@@ -182,13 +181,13 @@ class _Lowering:
     def send(self, o: Copy) -> list[Op]:
         """One thread starts the boxes of a part of a shared buffer, and waits until TMA has read
         them, so that who meets it next may write there."""
-        b, inner = Builder(o.loc), Builder(o.loc)
-        for where, box in self.boxes(inner, o, o.source, o.dest):
-            to = box.descriptor, box.coords
-            inner.emit(TmaStore, *to, o.source.buffer, where, None, o.eviction_policy)
-        inner.emit(TmaStoreCommit)
-        inner.emit(TmaStoreWait, 0, True)
-        b.branch(elected(b), inner.ops)
+        b = Builder(o.loc)
+        with b.when(elected(b)) as inner:
+            for where, box in self.boxes(inner, o, o.source, o.dest):
+                to = box.descriptor, box.coords
+                inner.emit(TmaStore, *to, o.source.buffer, where, None, o.eviction_policy)
+            inner.emit(TmaStoreCommit)
+            inner.emit(TmaStoreWait, 0, True)
         return b.ops
 
     def boxes(self, b: Builder, o: Op, tile: Region, tensor: Region) -> Iterator[tuple[Value, Box]]:

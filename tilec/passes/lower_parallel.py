@@ -156,9 +156,8 @@ class Lowering:
         if replica is None or together:
             self._tested(b, p, layout, place, replica)
         else:
-            inner = Builder(p.loc)
-            self._tested(inner, p, layout, place, None)
-            b.branch(replica, inner.ops)
+            with b.when(replica) as inner:
+                self._tested(inner, p, layout, place, None)
         factor = _factor(p) if self.roles else None
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 

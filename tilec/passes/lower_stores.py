@@ -77,9 +77,8 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     if not staged:
         return body
     b = Builder(func.loc)
-    wait = Builder(func.loc)
-    wait.emit(TmaStoreWait, 0, True)
-    b.branch(b.compare("eq", Place(b).lane, 0), wait.ops)
+    with b.when(b.compare("eq", Place(b).lane, 0)) as wait:
+        wait.emit(TmaStoreWait, 0, True)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
@@ -119,24 +118,23 @@ def _meets(o: Op) -> bool:
 
 def _read(o: Op) -> list[Op]:
     """The thread that started shared tiles waits until TMA has read them."""
-    b, wait = Builder(o.loc), Builder(o.loc)
-    wait.emit(TmaStoreWait, 0, True)
-    b.branch(elected(b), wait.ops)
+    b = Builder(o.loc)
+    with b.when(elected(b)) as wait:
+        wait.emit(TmaStoreWait, 0, True)
     return b.ops
 
 
 def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     """One thread starts the boxes of a shared tile, and may `wait` until TMA has read them, so that
     the next barrier gives the tile free."""
-    b, send = Builder(o.loc), Builder(o.loc)
-    tile = o.source.buffer
+    b, tile = Builder(o.loc), o.source.buffer
     how = (None, o.eviction_policy, o.reduction)
-    for descriptor, at, offset in maps.boxes(send, tile, o.dest, dtype=_map_dtype(o)):
-        send.emit(TmaStore, descriptor, at, tile, send.const(offset), *how)
-    send.emit(TmaStoreCommit)
-    if wait:
-        send.emit(TmaStoreWait, 0, True)
-    b.branch(elected(b), send.ops)
+    with b.when(elected(b)) as send:
+        for descriptor, at, offset in maps.boxes(send, tile, o.dest, dtype=_map_dtype(o)):
+            send.emit(TmaStore, descriptor, at, tile, send.const(offset), *how)
+        send.emit(TmaStoreCommit)
+        if wait:
+            send.emit(TmaStoreWait, 0, True)
     return b.ops
 
 

@@ -132,10 +132,8 @@ class ConsumerGroups:
         what its ring loops become; `positions`, where a group stands in the ring of each buffer."""
         self.positions = positions
         group = b.value(ConsumerGroup)
-        last = b.compare("eq", group, self.count - 1)
-        pass_on = Builder(b.loc)
-        pass_on.emit(OrderedArrive, self.ordered)
-        b.branch(last, pass_on.ops)
+        with b.when(b.compare("eq", group, self.count - 1)) as pass_on:
+            pass_on.emit(OrderedArrive, self.ordered)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)

@@ -42,10 +42,8 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
     n = Numbers(b)
-    last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
-    arrive = Builder(b.loc)
-    arrive.emit(OrderedArrive, ORDERED, warpgroups)
-    b.branch(last, arrive.ops)
+    with b.when(b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))) as arrive:
+        arrive.emit(OrderedArrive, ORDERED, warpgroups)
 
 
 def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
