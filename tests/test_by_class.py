@@ -38,7 +38,7 @@ VALUES = "follows what is stored, not that it is"
 TELLS = "says of copies in a kernel who makes them"
 REASONS = {
     "explain/schedule.py": TELLS,
-    "jit/repeated_sums.py": VALUES,
+    "jit/repeated.py": VALUES,
     "frontend/updates.py": VALUES,
     "ir/element_loops.py": LOWERING,
     "jit/performance.py": TELLS,
@@ -74,9 +74,7 @@ REASONS = {
     "passes/resolve_views.py": LOWERING,
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,
-    "passes/utils/held_parts.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
-    "passes/utils/promotion.py": SELECTION,
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
     "passes/utils/schedule_program.py": VALUES,

@@ -6,8 +6,7 @@ from tilec.ir.core import Func
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
-from tilec.passes.utils.dce import dce
-from tilec.target import TARGETS
+from tilec.passes.utils.dce import sweep
 
 PARAMS = (
     "%A: global<M x f32> = tensor A, %M: i32 = size A 0, %n: i32 = scalar n, %x: f32 = scalar x"
@@ -21,9 +20,9 @@ def func_of(body: str) -> Func:
 def swept(body: str) -> str:
     func = func_of(body)
     verify(func)
-    done = dce(func, TARGETS["cuda:sm_80"])
+    done = sweep(func)
     verify(done)
-    assert dce(done, TARGETS["cuda:sm_80"]) is done
+    assert sweep(done) is done
     return print_block(done.body).strip()
 
 
@@ -97,4 +96,4 @@ def test_effects_and_loops_that_may_not_end_stay() -> None:
       use_swizzle 4
     """
     func = func_of(body)
-    assert dce(func, TARGETS["cpu"]) is func
+    assert sweep(func) is func

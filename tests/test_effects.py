@@ -13,7 +13,7 @@ from tilec.ir.ops import Barrier, If
 from tilec.ir.parser import parse_func
 from tilec.passes.block_order import only_inside
 from tilec.passes.insert_sync import insert_sync
-from tilec.passes.utils.dce import dce
+from tilec.passes.utils.dce import sweep
 from tilec.target import TARGETS
 
 SM80 = TARGETS["cuda:sm_80"]
@@ -77,16 +77,16 @@ def test_what_is_seen_is_kept_and_guarded() -> None:
     assert written_tensors(func.body) == {tensor}
     assert is_seen(outside) and not is_seen(inside)
     assert not is_clonable(outside, set()) and not is_clonable(inside, set())
-    assert names(dce(func, SM80)) == names(func), "what is changed has been read"
+    assert names(sweep(func)) == names(func), "what is changed has been read"
     guarded = only_inside(func.body.ops, func.param("n").value)
     assert [type(o) for o in guarded if not o.pure][1:] == [If, Negate]
 
 
 def test_buffers_that_are_only_written_go() -> None:
     func = func_of("%s = alloc shared<64xf16> copy %A[%z], (64), %s[%z], (64)")
-    assert names(dce(func, SM80)) == []
+    assert names(sweep(func)) == []
     kept = func_of("%s = alloc shared<64xf16> copy %A[%z], (64), %s[%z], (64) negate %s")
-    assert names(dce(kept, SM80)) == ["alloc", "copy", "negate"]
+    assert names(sweep(kept)) == ["alloc", "copy", "negate"]
 
 
 def test_no_order_puts_it_before_what_it_changes() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_combine_parts import Memory
 from test_realign import rows
 from test_runtime_cuda import install, launches
-from test_sum_parts import Memory
 
 import tilec
 import tilec.language as T

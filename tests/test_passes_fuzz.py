@@ -34,8 +34,8 @@ from tilec.ir.verify import verify
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
-from tilec.passes.utils.dce import dce
-from tilec.target import TARGETS
+from tilec.passes.utils.dce import sweep
+from tilec.target import TARGETS, Target
 
 TARGET = TARGETS["cuda:sm_90a"]
 INT = t.ScalarType(t.INT32)
@@ -236,6 +236,10 @@ class Writer:
         made.emit(Store, self.tile, dest, value)
         self.build = outer
         outer.emit(Parallel, (rows, cols), made.block((i, j)))
+
+
+def dce(func: Func, target: Target) -> Func:
+    return sweep(func)
 
 
 ORDERS = [

@@ -222,7 +222,7 @@ def test_forms_for_magnitudes(case: Any, m: int, n: int, rng: np.random.Generato
 def test_blocks_share_tall_columns(case: Any, target: str, rng: np.random.Generator) -> None:
     made = case(rng, 1500, 24)
     stages = made[0].compile(*made[1], np.empty(24, np.float32), target=target).stages
-    assert "sum_parts" in stages["tile"]
+    assert "combine_parts" in stages["tile"]
     _check(made, target)
 
 
@@ -230,7 +230,7 @@ def test_blocks_share_tall_columns(case: Any, target: str, rng: np.random.Genera
 def test_blocks_share_long_rows(target: str, rng: np.random.Generator) -> None:
     kernel, (x,), (want,) = _batched_rows(rng, 1, 65600)
     y = np.full((3, 1), np.nan, np.float32)
-    assert "sum_parts" in kernel.compile(x, y, target=target).stages["tile"]
+    assert "combine_parts" in kernel.compile(x, y, target=target).stages["tile"]
     assert tilec.simulate(kernel, x, y, target=target, check_outputs=True).ok
     np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-2)
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from tilec.codegen.cpu_access import MemRef
 from tilec.codegen.cpu_emitter import LINE, Emitter
+from tilec.codegen.cpu_loops import LoopEmitter
 from tilec.codegen.cpu_machine import CpuFeatures, machine_of
-from tilec.codegen.cpu_print import PrintingEmitter
 from tilec.codegen.emitter import text_constant
 from tilec.codegen.foreign import sources
 from tilec.codegen.lanes import from_memory, memory_type
@@ -51,7 +51,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     machine = machine_of(target)
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
-    e = PrintingEmitter(fn, target, facts_of(func), _GRID)
+    e = LoopEmitter(fn, target, facts_of(func), _GRID)
     metadata = _tell_apart(e, func)
     for i, p in enumerate(func.params):
         _bind(e, p, i)

@@ -16,7 +16,7 @@ from tilec.codegen.cpu_access import Index, MemoryEmitter, MemRef, Place, Ramp
 from tilec.codegen.cpu_gemm import MicroKernels
 from tilec.codegen.cpu_machine import machine_of
 from tilec.codegen.cpu_scalars import CpuScalars
-from tilec.codegen.emitter import BaseEmitter
+from tilec.codegen.emitter import BaseEmitter, directive, print_format
 from tilec.codegen.foreign import Foreign, call_foreign
 from tilec.codegen.lanes import literal_of, memory_type, register_type, to_memory
 from tilec.ir import ops
@@ -24,7 +24,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, elem_of, int_val, lanes_of
-from tilec.ir.types import BufferType, DType, Extent
+from tilec.ir.types import BOOL, FLOAT64, INT64, BufferType, DType, Extent
 from tilec.target import Target
 
 LINE = 64  # bytes of a cache line, to which buffers and their rows are aligned
@@ -273,6 +273,40 @@ class Emitter(BaseEmitter):
             starts.append(self.f.gep(memory_type(memory.dtype), memory.pointer, place.base))
         strides = [int(s.literal or 0) for m in (a, b, c) for s in m.strides[-2:]]
         self.kernels.call(self.f, o, (*starts, c.pointer), strides)
+
+    # --- what is said to the user ---
+
+    def emit_print(self, o: ops.Print) -> None:
+        """One call of the C library's `printf` for a line, so that lines of different threads do
+        not mix."""
+        words = ["%s" if v.dtype == BOOL else directive(v.dtype) for v in o.values]
+        given = [self.text(print_format(o, words)), *map(self._promoted, o.values)]
+        self.f.declarations["printf"] = "declare i32 @printf(ptr, ...)"
+        self.f.declarations["fflush"] = "declare i32 @fflush(ptr)"
+        line = f"call i32 (ptr, ...) @printf({', '.join(map(str, given))})"
+        self.f.act("call", tuple(given), line)
+        self.f.act("call", (), "call i32 @fflush(ptr null)")
+
+    def emit_device_assert(self, o: ops.DeviceAssert) -> None:
+        """What fails is a number in the module, for the launch to read. One is as good as another:
+        threads and blocks may overwrite each other's."""
+        f = self.f
+        failed, passed = f.label("failed"), f.label("passed")
+        f.cbr(self.get(o.cond), passed, failed, passed)
+        f.start(failed)
+        at = Val("ptr", f"@{f.name}.failed")
+        text = f"store atomic i32 {o.number}, {at} monotonic, align 4"
+        f.act("store", (int_val(o.number), at), text)
+        f.br(passed)
+        f.start(passed)
+        self.asserts = True
+
+    def _promoted(self, v: Value) -> Val:
+        """As C passes it to a function with variable arguments."""
+        x = self.get(v)
+        if v.dtype == BOOL:
+            return self.f.select(x, self.text("True"), self.text("False"))
+        return self.scalars.cast(x, v.dtype, FLOAT64 if v.dtype.is_float else INT64)
 
     def _emit_nothing(self, o: Op) -> None:
         """A wish about a GPU's memory, or a wait for threads that have all come already."""

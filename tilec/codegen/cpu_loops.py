@@ -27,7 +27,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Val, constant, int_val, shaped
 from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Yield, yielded
 from tilec.ir.types import BOOL
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import varying
 
 Proofs = dict[int, tuple[bool, ...]]
 """`Emitter.proved` of the accesses of a loop."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Value, made_in, walk
 from tilec.ir.types import ScalarType
 
 LONGEST_SERIAL = 256
@@ -94,18 +94,19 @@ def _selecting(
 
 
 def _is_short(loop: ops.For, made: dict[Value, Op]) -> bool:
-    bounds = [made.get(v) for v in (loop.lo, loop.hi, loop.step)]
-    lo, hi, step = (int(o.value) if isinstance(o, ops.Const) else None for o in bounds)
-    if lo is None or hi is None or not step:
-        return True  # perhaps numbers once an outer loop is unrolled
-    return (hi - lo) // step <= LONGEST_SERIAL
+    def number(v: Value) -> object:
+        o = made.get(v)
+        return o.value if isinstance(o, ops.Const) else None
+
+    indices = loop.indices(number)
+    # What is not known is perhaps a number once an outer loop is unrolled.
+    return indices is None or len(indices) <= LONGEST_SERIAL
 
 
 def _known(body: Block, wanted: set[Op]) -> set[Value]:
     """The values that are numbers when they are printed: the largest set that its rules keep."""
     every = list(walk(body))
-    known = {v for o in every for v in o.results}
-    known |= {a for o in every for region in o.regions for a in region.args}
+    known = made_in(body)
 
     def rules(o: Op) -> list[tuple[Value, bool]]:
         """Each value that `o` makes and whether it can still be a number."""

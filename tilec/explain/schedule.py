@@ -198,7 +198,7 @@ def _statement(
     o: Op, engines: dict[tuple[int, str], str], groups: int, target: Target
 ) -> Statement:
     line, text = o.loc.chain()[-1].line, shown_statement(o)[1]
-    copies = [x for x in walk(Block((), (o,))) if isinstance(x, Copy) and x.ahead]
+    copies = [x for x in walk(o) if isinstance(x, Copy) and x.ahead]
     if copies:
         c = copies[0]
         t = c.dest.buffer.buffer

@@ -15,7 +15,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
 from tilec.ir.element_loops import shifted
-from tilec.ir.ops import BlockIndex, Const, For, Load, Reduce, Scan, SumParts, Yield
+from tilec.ir.ops import BlockIndex, CombineParts, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
@@ -129,7 +129,7 @@ def combine_parts(fragments: Any, parts: int, kind: str) -> Any:
 def _combine_parts(t: Expressions, c: Call) -> Scalar:
     number, part = (t.emit(BlockIndex, dim).result for dim in (0, 2))
     fragments = tuple(buffer.value for buffer in c["fragments"])
-    return t.emit_scalar(SumParts, fragments, number, part, c["parts"], c["kind"])
+    return t.emit_scalar(CombineParts, fragments, number, part, c["parts"], c["kind"])
 
 
 # --- running values -------------------------------------------------------------------------------

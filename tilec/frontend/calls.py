@@ -19,7 +19,6 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_barriers,
     builtins_externs,
     builtins_header,
-    builtins_im2col,
     builtins_integers,
     builtins_lanes,
     builtins_layout,

@@ -376,7 +376,7 @@ def _written(block: Block, numbers: dict[Value, Any]) -> int:
             case Const():
                 numbers[o.result] = o.value
             case For(kind="unroll" | "vectorized"):
-                if {o.lo, o.hi, o.step} <= numbers.keys():
-                    inside *= len(range(numbers[o.lo], numbers[o.hi], numbers[o.step]))
+                indices = o.indices(numbers.get)
+                inside *= 1 if indices is None else len(indices)
         total += 1 + inside
     return total

@@ -149,7 +149,7 @@ def has_macros(kind: Any) -> bool:
 
 IN_THE_LANGUAGE = frozenset(
     {
-        "tilec.frontend.builtins_im2col",
+        "tilec.frontend.builtins_moves",
         "tilec.frontend.formulas",
         "tilec.frontend.ieee",
         "tilec.intrinsics.mfma",

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilec.frontend.index import Indices, Reach
 from tilec.ir.affine import LINEAR, Affine
-from tilec.ir.core import Op, Value, walk
+from tilec.ir.core import Op, Value, inputs, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Cast, Parallel
 from tilec.ir.semantics import array
@@ -262,8 +262,7 @@ def _varying(loop: Parallel) -> set[Value]:
     """Values that depend on the iteration."""
     found = set(loop.body.args)
     for o in loop.body.ops:
-        used = [*o.operands, *(v for r in o.regions for inner in walk(r) for v in inner.operands)]
-        if not found.isdisjoint(used):
+        if not found.isdisjoint(inputs(o)):
             found.update(o.results)
     return found
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.core import Block, Op, Value, inputs
 from tilec.ir.effects import buffers_written
 from tilec.ir.ops import Yield
 
@@ -113,9 +113,7 @@ def _needs(body: Block) -> dict[Op, set[Op]]:
     needs: dict[Op, set[Op]] = {}
     earlier: list[tuple[Op, set[Value | None], set[Value | None]]] = []
     for o in body.ops:
-        inside = [x for region in o.regions for x in walk(region)]
-        operands = {v for x in (o, *inside) for v in x.operands}
-        needs[o] = {made[v] for v in operands if v in made}
+        needs[o] = {made[v] for v in inputs(o) if v in made}
         reads, writes = _touched(o)
         for x, x_reads, x_writes in earlier:
             if writes & (x_reads | x_writes) or reads & x_writes:

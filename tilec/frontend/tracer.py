@@ -23,7 +23,7 @@ from tilec.ir.faults import told_as_internal
 from tilec.ir.ops import Yield
 from tilec.ir.pdl import PDL
 from tilec.ir.python_text import linear_text, size_text
-from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType
+from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType, named_strides
 from tilec.ir.uniformity import LANES
 
 
@@ -379,7 +379,7 @@ class _KernelTracer(WholeLoops):
             texts.append(text)
         shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
         fact = self.known.tensors.get(name)
-        strides = fact.strides if fact else _contiguous_strides(name, extents)
+        strides = fact.strides if fact else named_strides(name, extents)
         align = 16
         if fact is not None:
             align = fact.align
@@ -525,15 +525,3 @@ class _KernelTracer(WholeLoops):
             indices.append(index)
         single = len(indices) == 1 and not isinstance(target, ast.Tuple | ast.List)
         self.bind(target, indices[0] if single else tuple(indices))
-
-
-def _contiguous_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
-    """Strides of a row-major tensor: ints as far as they are known, then names of run-time
-    strides."""
-    strides: list[Extent] = []
-    step: int | None = 1
-    for dim in reversed(range(len(shape))):
-        strides.append(f"{name}_stride{dim}" if step is None else step)
-        extent = shape[dim]
-        step = step * extent if step is not None and isinstance(extent, int) else None
-    return tuple(reversed(strides))

@@ -214,13 +214,14 @@ def index_of(x: Any) -> Any:
 # --- what they are made of ------------------------------------------------------------------------
 
 
-def _region(x: Any) -> Region:
+def region_of(x: Any) -> Region:
+    """A region, or all of a buffer."""
     return x if isinstance(x, Region) else Region.of(x)
 
 
 def _whole(x: Any) -> tuple[Buffer, tuple[Any, tuple[int, ...]]]:
     """A region's buffer, and its coordinates and extents."""
-    region = _region(x)
+    region = region_of(x)
     extents = region.filled(region.buffer.shape)
     return region.buffer, (region.at(extents), extents)
 

@@ -17,7 +17,7 @@ import numpy as np
 import tilec.language as T
 from tilec.builtins.annotations import dtype_of
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
-from tilec.fuzz.folds import Folds
+from tilec.fuzz.folds import Folds, region_of
 from tilec.fuzz.maths import WORDS
 from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, grain, index, inexact_tf32, unit
 from tilec.fuzz.program import Launch
@@ -142,7 +142,7 @@ class Words(Folds):
     # --- movement ---
 
     def copy(self, src: Any, dst: Any, **options: Any) -> None:
-        a, b = _region(src), _region(dst)
+        a, b = region_of(src), region_of(dst)
         if None not in a.extents:
             extents = a.filled(())
             theirs = b.filled(_trimmed(extents, len(b.starts)))
@@ -154,7 +154,7 @@ class Words(Folds):
         b.buffer[b.at(theirs)] = a.buffer[a.at(extents)].reshape(theirs)
 
     def fill(self, buffer: Any, value: Any) -> None:
-        to = _region(buffer)
+        to = region_of(buffer)
         to.buffer[to.at(to.filled(to.buffer.shape))] = value
 
     def clear(self, buffer: Any) -> None:
@@ -175,9 +175,9 @@ class Words(Folds):
         fast_accum: bool = True,
         k_pack: int = 1,
     ) -> None:
-        a, b = (_matrix(_region(x)) for x in (A, B))
+        a, b = (_matrix(region_of(x)) for x in (A, B))
         a, b = (_turned(x) if turn else x for x, turn in ((a, transpose_A), (b, transpose_B)))
-        c = _region(C)
+        c = region_of(C)
         extents = c.filled(c.buffer.shape)
         at, zero = c.at(extents), Number(np.zeros(extents), c.buffer.dtype)
         tf32 = allow_tf32 or TFLOAT32 in (a.dtype, b.dtype)
@@ -272,10 +272,6 @@ def _trimmed(extents: tuple[int, ...], rank: int) -> tuple[int, ...]:
     while len(extents) > rank and extents[0] == 1:
         extents = extents[1:]
     return extents
-
-
-def _region(x: Any) -> Region:
-    return x if isinstance(x, Region) else Region.of(x)
 
 
 def _matrix(r: Region) -> Number:

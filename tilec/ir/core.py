@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -304,6 +305,13 @@ class Builder:
         end = OPS["yield"](loc=self.loc)
         self.emit(OPS["if"], cond, Block((), (*then, end)), Block((), (*orelse, end)))
 
+    @contextmanager
+    def when(self, cond: Value | None) -> Iterator[Builder]:
+        """The builder of what is done where `cond` holds (None: it does)."""
+        inner = Builder(self.loc)
+        yield inner
+        self.branch(cond, inner.ops)
+
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))
 
@@ -311,9 +319,15 @@ class Builder:
 # --- walking ---
 
 
-def walk(block: Block) -> Iterator[Op]:
-    """Every op of `block` and of the regions inside, in textual order, outer before inner."""
-    return iter(_walked(block))
+def walk(of: Block | Op) -> Iterator[Op]:
+    """Every op of a block, or an op, and those of the regions inside, in textual order, outer
+    before inner."""
+    if isinstance(of, Block):
+        return iter(_walked(of))
+    found = [of]
+    for name in of.region_fields:
+        _collect(getattr(of, name), found)
+    return iter(found)
 
 
 @functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
@@ -335,11 +349,18 @@ def defining_ops(block: Block) -> dict[Value, Op]:
     return {r: o for o in walk(block) for r in o.results}
 
 
+def made_in(of: Block | Op) -> set[Value]:
+    """The values that a block, or an op, makes, and the arguments of the regions inside."""
+    ops = [*walk(of)]
+    made = {r for o in ops for r in o.results}
+    return made.union(*(region.args for o in ops for region in o.regions))
+
+
 def inputs(o: Op) -> tuple[Value, ...]:
     """What `o` is computed from: its operands, and those of the ops inside of it."""
     if not o.region_fields:
         return o.operands
-    return (*o.operands, *(v for region in o.regions for x in walk(region) for v in x.operands))
+    return tuple(v for x in walk(o) for v in x.operands)
 
 
 def upstream(

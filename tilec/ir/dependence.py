@@ -100,8 +100,7 @@ def _fills(o: Op, numbers: Mapping[Value, object], covers: Covers) -> Collection
 
 def runs(o: For, numbers: Mapping[Value, object]) -> bool:
     """Whether the loop has at least one iteration, whatever the arguments."""
-    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
-    return isinstance(lo, int) and isinstance(hi, int) and lo < hi
+    return bool(o.indices(numbers.get))
 
 
 def _accesses(
@@ -210,7 +209,7 @@ def modref(o: Op, covers: Covers) -> dict[Value, ModRef]:
     of."""
     found: dict[Value, ModRef] = {}
     filled = _fills(o, {}, covers)
-    for _, e in effects_in(Block((), (o,))):
+    for _, e in effects_in(o):
         if e.buffer is not None and (e.reads or e.writes):
             old = found.get(e.buffer, ModRef(False, False, False))
             reads, writes = e.reads or old.reads, e.writes or old.writes

@@ -35,9 +35,9 @@ def update(buffer: Value, engine: str = "threads") -> Effect:
 # --- questions ---
 
 
-def effects_in(block: Block) -> Iterator[tuple[Op, Effect]]:
-    """What the ops of `block`, and of the regions inside, do each by itself."""
-    for o in walk(block):
+def effects_in(of: Block | Op) -> Iterator[tuple[Op, Effect]]:
+    """What the ops of a block, or an op, and those of the regions inside, do each by itself."""
+    for o in walk(of):
         if not o.pure and not o.region_fields:
             for e in o.effects():
                 yield o, e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -217,6 +217,21 @@ class TensorMapType:
 
 
 Type = ScalarType | VectorType | BufferType | TensorMapType
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a row-major array without gaps."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def named_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
+    """The same of a tensor: ints as far as they are known, then names of run-time strides."""
+    strides: list[Extent] = []
+    for dim in range(len(shape)):
+        inner = [e for e in shape[dim + 1 :] if isinstance(e, int)]
+        known = len(inner) == len(shape) - 1 - dim
+        strides.append(math.prod(inner) if known else f"{name}_stride{dim}")
+    return tuple(strides)
 
 
 def scalar(dtype: DType) -> ScalarType:

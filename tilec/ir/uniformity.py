@@ -1,19 +1,23 @@
 """Over which group of threads a value is the same (`Uniformity`): what decides whether threads meet
-at a barrier, and whether one of them may do something for all."""
+at a barrier, and whether one of them may do something for all; and which values differ between the
+lanes, or threads, that run a block side by side (`varying`)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from tilec.ir.core import Block, Func, Op, Value
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.ops import (
+    Alloc,
+    Atomic,
     Binary,
     Cast,
     Compare,
     Const,
     For,
+    If,
     Parallel,
     Scope,
     Shuffle,
@@ -184,3 +188,35 @@ class Uniformity:
 def uniformity_of(func: Func) -> Uniformity:
     """The uniformity of `func`: the verifier and the next pass ask the same."""
     return Uniformity(func)
+
+
+def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
+    """The values inside `block` that may differ between lanes, given that `sources` do. With
+    `allocs`, buffers allocated inside are each lane's own: what is read from them differs.
+    """
+    found = set(sources)
+    for o in walk(block):
+        if allocs and isinstance(o, Alloc):
+            found.update(o.results)
+    size = -1
+    while size != len(found):
+        size = len(found)
+        _spread(block, found)
+    return found
+
+
+def _spread(block: Block, found: set[Value], alone: bool = True) -> None:
+    """`alone`: each lane does for itself what stands here, and does not share iterations."""
+    for o in block.ops:
+        for region in o.regions:
+            _spread(region, found, alone and not isinstance(o, Parallel))
+        uneven = not found.isdisjoint(decides(o))
+        for sources, holders in handed_on(o):
+            if uneven or not found.isdisjoint(sources):
+                found.update(holders)
+        if isinstance(o, For) and uneven:
+            found.add(o.body.args[0])
+        if alone and isinstance(o, Atomic):  # each finds what the one before has left
+            found.update(o.results)
+        if not isinstance(o, (For, While, If)) and not found.isdisjoint(o.operands):
+            found.update(o.results)

@@ -93,7 +93,7 @@ OP_SPAN = {
     "cluster_barrier": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
     "cluster_sum": ("TILE", "SCHEDULED"),
-    "sum_parts": ("TILE", "SCHEDULED"),
+    "combine_parts": ("TILE", "SCHEDULED"),
 }
 
 

@@ -29,10 +29,10 @@ from tilec.ir.ops import (
     Store,
     ThreadIndex,
     While,
+    decides,
 )
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.jit.repeated_atomics import warn_of_repeated_atomics
-from tilec.jit.repeated_sums import repeated_sums
+from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import most_held, said_of
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.utils.distribution import idle
@@ -136,9 +136,7 @@ def _repeated_loops(func: Func) -> Iterator[tuple[For, int]]:
     constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
 
     def trips(loop: For) -> int:
-        ends = [constants.get(v) for v in (loop.lo, loop.hi, loop.step)]
-        known = [n for n in ends if isinstance(n, int)]
-        own = len(range(*known)) if len(known) == 3 else 0
+        own = len(loop.indices(constants.get) or ())
         inner = [trips(o) for o in loop.body.ops if isinstance(o, For)]
         return own * max(inner, default=1)
 
@@ -176,16 +174,12 @@ def _writes_alike(func: Func, loop: For) -> bool:
     """Whether all threads write the same elements in `loop`, another one in each iteration."""
     levels, origins = uniformity_of(func), facts_of(func).origins
     stores = [o for o in walk(loop.body) if isinstance(o, Store)]
-    decides = [v for o in walk(loop.body) for v in _decided_by(o)]
-    used = [v for o in stores for v in (*o.indices, o.value)] + [*decides, loop.lo, loop.hi]
+    used = [v for o in stores for v in (*o.indices, o.value)]
+    used += [v for o in walk(loop) for v in decides(o)]
     if any(levels.level(v) is not Level.BLOCK for v in used):
         return False
     index = loop.body.args[0]
     return any(index in origins.of(v) for o in stores for v in o.indices)
-
-
-def _decided_by(o: Op) -> tuple[Value, ...]:
-    return (o.cond,) if isinstance(o, If) else (o.lo, o.hi) if isinstance(o, For) else ()
 
 
 def _warn_of_sums(func: Func, threads: int) -> set[Loc]:

@@ -186,7 +186,7 @@ class _Body:
         self.statements = [o for o in self.every if not is_brought(o)]
         self.numbers = [self.every.index(o) for o in self.statements]
         self.uses = [modref(o, covered) for o in self.statements]
-        inside = (x for o in self.statements for x in walk(Block((), (o,))))
+        inside = (x for o in self.statements for x in walk(o))
         self.products = sum(isinstance(o, Gemm) and o.is_asynchronous for o in inside)
         self.asked = self._asked()
         self.refusal = self._refusal()
@@ -240,7 +240,7 @@ class _Body:
         return replace(made, versions=two, second=replace(made.second, versions=single))
 
     def _refusal(self) -> str | None:
-        inside = [x for o in self.statements for x in walk(Block((), (o,)))]
+        inside = [x for o in self.statements for x in walk(o)]
         products = [o for o in inside if isinstance(o, Gemm)]
         if self.products < 2 or self.statements == self.every:
             return ""
@@ -248,7 +248,7 @@ class _Body:
             return "not all of its products stand at the top of the loop and run beside threads"
         if self.loop.inits or any(o.results for o in self.statements):
             return "a statement, or an iteration, hands a value on to the next"
-        done = (e for o in self.statements for _, e in effects_in(Block((), (o,))))
+        done = (e for o in self.statements for _, e in effects_in(o))
         if any(e.region is None for e in done) or any(isinstance(x, For) for x in inside):
             return "one of its statements orders threads, or is a loop"
         if not is_separable(self.loop.body, self.statements):
@@ -304,7 +304,7 @@ class _Body:
     def _brought(self) -> list[tuple[Value, BufferType]]:
         """The buffers that are filled ahead."""
         found = (o for n, o in enumerate(self.every) if n not in self.numbers)
-        copies = (x for o in found for x in walk(Block((), (o,))) if isinstance(x, Copy))
+        copies = (x for o in found for x in walk(o) if isinstance(x, Copy))
         return [(v, v.buffer) for v in dict.fromkeys(o.dest.buffer for o in copies)]
 
     def _merged(self, found: Sequence[Edge]) -> list[list[int]]:

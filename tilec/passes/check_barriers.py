@@ -33,8 +33,7 @@ from tilec.ir.ops import (
     decides,
     is_by_hand,
 )
-from tilec.ir.uniformity import LANES, Level, uniformity_of
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import LANES, Level, uniformity_of, varying
 from tilec.passes.utils.thread_masks import ThreadMasks, Visit, visits
 from tilec.target import Target
 

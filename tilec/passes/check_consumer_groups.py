@@ -8,11 +8,11 @@ which order its iterations write global memory. Raises ResourceError with the re
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Func, walk
+from tilec.ir.core import Func, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_written, effects_in, is_seen, written_tensors
 from tilec.ir.ops import Alloc, For, constants
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import varying
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.consumer_groups import loop_over_blocks, refusal
 from tilec.target import Target
@@ -25,10 +25,10 @@ def check_consumer_groups(func: Func, target: Target) -> Func:
     loop = loop_over_blocks(func)
     for o in func.body.ops:
         if o is not loop:
-            for x in (o, *(y for r in o.regions for y in walk(r))):
+            for x in walk(o):
                 if is_seen(x):
                     raise refusal(func, "this acts outside of its loop over blocks", x.loc)
-    outside = (x for o in func.body.ops if o is not loop for x in walk(Block((), (o,))))
+    outside = (x for o in func.body.ops if o is not loop for x in walk(o))
     lasting = {o.result for o in outside if isinstance(o, Alloc)}
     handed = lasting.intersection(buffers_written(loop.effects()))
     found = exposed(loop.body, handed, constants(func.body), covered)

@@ -129,7 +129,7 @@ def _local_bytes(o: Alloc) -> int:
 
 def _of_products(loop: For | While) -> list[Value]:
     """The fragments that the products of a loop keep in registers, each once."""
-    products = [o for region in loop.regions for o in walk(region) if isinstance(o, Gemm)]
+    products = [o for o in walk(loop) if isinstance(o, Gemm)]
     return list(dict.fromkeys(v for o in products for v in _operands(o)))
 
 

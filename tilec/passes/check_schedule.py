@@ -367,7 +367,7 @@ class _Thread:
         by_copy = isinstance(o, Copy) and o.engine == "cp_async"
         held: set[Stage] = set()
         chained = o.c if isinstance(o, Gemm) and o.is_asynchronous else None
-        for x, e in effects_in(Block((), (o,))):
+        for x, e in effects_in(o):
             if e.region is None or e.private:
                 continue
             v = e.region.buffer

@@ -5,9 +5,9 @@ cluster) and `parts` (clusters, or single blocks). After: the function is launch
 times the blocks along dimension 0, in clusters of so many, and `parts` times along dimension 2. A
 pipelined loop at the top of the body that does nothing but add products to fragments of zeros is
 cut into contiguous parts, one for each block; `cluster_sum` then adds up the fragments in the first
-block of a cluster, `sum_parts` those of all such first blocks in the one that comes last. It alone
-does what comes after. The order of the additions is fixed, so that the result is the same from run
-to run. Raises ResourceError, with the reason, where the program has no such loop.
+block of a cluster, `combine_parts` those of all such first blocks in the one that comes last. It
+alone does what comes after. The order of the additions is fixed, so that the result is the same
+from run to run. Raises ResourceError, with the reason, where the program has no such loop.
 
 A product with few blocks and a long sum (few rows times a large weight matrix) uses the machine
 better this way."""
@@ -27,6 +27,7 @@ from tilec.ir.ops import (
     BlockIndex,
     ClusterIndex,
     ClusterSum,
+    CombineParts,
     Copy,
     Fill,
     For,
@@ -34,7 +35,6 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Load,
-    SumParts,
     Yield,
     constants,
     yielded,
@@ -101,7 +101,7 @@ class _Sharer:
             b.emit(ClusterSum, sums)
         if self.parts > 1:
             inner = Builder(loop.loc)
-            last = inner.value(SumParts, sums, place, part, self.parts)
+            last = inner.value(CombineParts, sums, place, part, self.parts)
             inner.loc = after
             inner.branch(last, rest)
             rest = tuple(inner.ops)

@@ -9,18 +9,25 @@ leaves goes through registers of its own (`stage_reductions`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.affine import Affine
-from tilec.ir.analysis import facts_of
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
-from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
+from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store, Yield
+from tilec.ir.types import INT32, ScalarType
+from tilec.ir.uniformity import uniformity_of
 from tilec.passes.stage_reductions import stage_reductions
-from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.accesses import (
+    Access,
+    fragment_accesses,
+    is_by_each_thread,
+    parallel_accesses,
+)
 from tilec.passes.utils.building import with_types
-from tilec.passes.utils.held_parts import over_all
+from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
 
 
@@ -91,3 +98,100 @@ def _number(b: Builder, form: Affine, extents: Mapping[Value, int]) -> Value | N
 
 def _accumulators(func: Func) -> set[Value]:
     return {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+
+
+# --- parts of what stays in registers -------------------------------------------------------------
+
+
+def over_all(func: Func, held: Collection[Value]) -> Func:
+    """`func` (TILE) where loops over parts of the fragments `held` run over all of these, if they
+    touch no other fragment: each thread does what it holds of the part, and nothing passes through
+    shared memory.
+
+        parallel (16, N) body(i, j) { S[i, j] = acc[r + i, j] }     ->
+        parallel (64, N) body(x, j) { if r <= x and x < r + 16 { S[x - r, j] = acc[x, j] } }
+
+    `r` is anything that all threads know; without a loop along it, as in `acc[r, j]`, it is one
+    row."""
+
+    def as_loop(o: Op) -> Op | None:
+        if type(o) not in ELEMENTWISE:
+            return None
+        found = [r for r in boxes(o) if r.buffer.buffer.space == "fragment"]
+        if len(found) != 1 or found[0].buffer not in held or not is_part_of_fragment(found[0]):
+            return None
+        return loop_of(o, width=getattr(o, "coalesced_width", 0))
+
+    func = func.with_body(rewrite(func.body, as_loop))
+    uniformity, facts = uniformity_of(func), facts_of(func)
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Parallel) or o.layout is not None or o.wanted is not None:
+            return None
+        found = [a for a in parallel_accesses(o) if a.buffer.buffer.space == "fragment"]
+        plain = all(isinstance(a.op, Load | Store) and a.buffer in held for a in found)
+        own = {a.op for a in fragment_accesses(o)}
+        if not plain or own.issuperset(a.op for a in found) or is_by_each_thread(o, uniformity):
+            return None
+        return _Part(o, found, facts).over_all()
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+class _Part(LoopRegions):
+    """A loop whose accesses to fragments, all at the same places, are `found`."""
+
+    def __init__(self, o: Parallel, found: Sequence[Access], facts: Facts) -> None:
+        super().__init__(o, facts)
+        self.made = {r: x for x in walk(o.body) for r in x.results}
+        self.found = found
+
+    def over_all(self) -> list[Op] | None:
+        first = self.found[0]
+        shape = first.buffer.buffer.static_shape
+        forms = [self.facts.form(v) for v in first.indices]
+        for a in self.found:
+            alike = [self.facts.form(v) for v in a.indices] == forms
+            if not alike or a.buffer.buffer.static_shape != shape:
+                return None
+        box = self.region(first.buffer, first.indices)
+        if box is None or {*box[2]} != {a for a, e in self.extents.items() if e > 1}:
+            return None  # several iterations share an element
+        offsets, extents, order = box
+        b = Builder(self.o.loc)
+        subst: Substitution = {}
+        args: list[Value] = []
+        places: list[Value] = []
+        conds: list[Value] = []
+        left = iter(order)
+        for form, offset, extent, size in zip(forms, offsets, extents, shape):
+            if size == 1:
+                places.append(offset)
+                continue
+            x = Value(ScalarType(INT32), f"x{len(args)}")
+            args.append(x)
+            places.append(x)
+            inner = b.binary("sub", b.cast(x, offset.dtype), offset)
+            known = None
+            if extent > 1:
+                arg = next(left)
+                subst[arg] = b.cast(inner, arg.dtype)
+                known = form.without(arg).constant
+            if known != 0:
+                conds.append(b.compare("ge", inner, 0))
+            if known is None or known + extent < size:
+                conds.append(b.compare("lt", inner, extent))
+        zero = b.const(0)
+        subst |= {a: zero for a in self.o.body.args if a not in subst}
+        buffers = {a.buffer for a in self.found}
+
+        def visit(o: Op) -> Op | None:
+            if isinstance(o, Load | Store) and o.buffer in buffers:
+                return replace(o, indices=tuple(places))
+            return None
+
+        body = rewrite(self.o.body, visit, subst)
+        b.branch(b.conjunction(conds), [x for x in body.ops if not isinstance(x, Yield)])
+        b.emit(Yield)
+        made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))
+        return [*self.hoisted, made]

@@ -1,10 +1,10 @@
 """exchange_partial_sums: blocks that share the iterations of a sum bring together what each of them
 has added up.
 
-Before: SCHEDULED, with at most one `cluster_sum` (of the blocks of a cluster) and one `sum_parts`
-(of clusters, or single blocks). After: neither. A block leaves its registers for the others as they
-are, 16 bytes of each thread next to those of its neighbours; the same thread holds the same
-elements in all blocks. All sums are in the order of the blocks' numbers.
+Before: SCHEDULED, with at most one `cluster_sum` (of the blocks of a cluster) and one
+`combine_parts` (of clusters, or single blocks). After: neither. A block leaves its registers for
+the others as they are, 16 bytes of each thread next to those of its neighbours; the same thread
+holds the same elements in all blocks. All sums are in the order of the blocks' numbers.
 
 `cluster_sum` becomes stores to shared memory, arrivals and loads. A block publishes what it has
 written by arriving at a barrier of whoever reads it.
@@ -17,10 +17,10 @@ written by arriving at a barrier of whoever reads it.
 The cluster begins together (its barriers are set up) and ends together (no shared memory goes while
 it is read).
 
-`sum_parts` becomes stores to global memory, a counter, and loads by who comes last. The function
-takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits: a block
-counts itself, and the last one that comes brings in the parts of all, its own among them, so that
-the sum does not depend on who that is. The counter is at zero again then."""
+`combine_parts` becomes stores to global memory, a counter, and loads by who comes last. The
+function takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits:
+a block counts itself, and the last one that comes brings in the parts of all, its own among them,
+so that the sum does not depend on who that is. The counter is at zero again then."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from tilec.ir.ops import (
     ClusterIndex,
     ClusterLoad,
     ClusterSum,
+    CombineParts,
     CountUp,
     DeviceFence,
     Extract,
@@ -53,7 +54,6 @@ from tilec.ir.ops import (
     RegRead,
     RegWrite,
     Store,
-    SumParts,
     ThreadIndex,
     WarpSync,
     Yield,
@@ -76,7 +76,7 @@ def exchange_partial_sums(func: Func, target: Target) -> Func:
         if isinstance(o, ClusterSum):
             func = _Gather(func, o, target).expanded()
     for o in walk(func.body):
-        if isinstance(o, SumParts):
+        if isinstance(o, CombineParts):
             func = _Sum(func, o, target).expanded()
     return func
 
@@ -208,13 +208,12 @@ class _Gather(_Exchange):
         self.direct = self.blocks == 2
         self.written = self._barrier("parts_written")
         self.summed = self.written if self.direct else self._barrier("shares_summed")
-        init = Builder(func.loc)
         writers = 1 if self.direct else self.blocks
-        init.emit(MbarrierInit, self.written, writers * warps)
-        if not self.direct:
-            init.emit(MbarrierInit, self.summed, self.blocks * warps)
-        init.emit(MbarrierInitFence)
-        top.branch(elected(top), init.ops)
+        with top.when(elected(top)) as init:
+            init.emit(MbarrierInit, self.written, writers * warps)
+            if not self.direct:
+                init.emit(MbarrierInit, self.summed, self.blocks * warps)
+            init.emit(MbarrierInitFence)
         top.emit(ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
@@ -226,13 +225,12 @@ class _Gather(_Exchange):
         number = b.value(ClusterIndex, 0)
         first = b.compare("eq", number, 0)
         if self.direct:
-            give, take = Builder(self.loc), Builder(self.loc)
-            self.write(give)
-            self.publish(give, self.written, 1)
-            b.branch(b.compare("ne", number, 0), give.ops)
-            self.wait(take, self.written)
-            self.take(take)
-            b.branch(first, take.ops)
+            with b.when(b.compare("ne", number, 0)) as give:
+                self.write(give)
+                self.publish(give, self.written, 1)
+            with b.when(first) as take:
+                self.wait(take, self.written)
+                self.take(take)
             return b.ops
         self.write(b)
         self.publish(b, self.written, self.blocks)
@@ -240,11 +238,10 @@ class _Gather(_Exchange):
         for p in self.parts:
             self.sum_share(b, p, number)
         self.publish(b, self.summed, 1)
-        take = Builder(self.loc)
-        self.wait(take, self.summed)
-        self.take(take)
-        take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
-        b.branch(first, take.ops)
+        with b.when(first) as take:
+            self.wait(take, self.summed)
+            self.take(take)
+            take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
         return b.ops
 
     # --- steps ---
@@ -276,9 +273,8 @@ class _Gather(_Exchange):
         for i in range(0, share, batch):
             first = b.binary("add", start, i)
             # Beyond the last vector stands nothing: the last blocks may have no share.
-            mine = Builder(self.loc)
-            self.sum_batch(mine, p, first, min(batch, share - i), last)
-            b.branch(b.compare("le", first, last), mine.ops)
+            with b.when(b.compare("le", first, last)) as mine:
+                self.sum_batch(mine, p, first, min(batch, share - i), last)
 
     def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
         """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
@@ -292,10 +288,9 @@ class _Gather(_Exchange):
             total = parts[0]
             for values in parts[1:]:
                 total = [b.binary("add", x, y) for x, y in zip(total, values)]
-            store = Builder(self.loc)
-            p.store(store, vector, total)
             # Beyond the last vector stands a part that its own block has yet to read.
-            b.branch(b.compare("le", vector, last), store.ops)
+            with b.when(b.compare("le", vector, last)) as store:
+                p.store(store, vector, total)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -356,9 +351,9 @@ class _Step:
 
 
 class _Sum(_Exchange):
-    """One `sum_parts`."""
+    """One `combine_parts`."""
 
-    def __init__(self, func: Func, o: SumParts, target: Target) -> None:
+    def __init__(self, func: Func, o: CombineParts, target: Target) -> None:
         super().__init__(func, o)
         self.o, self.parts = o, o.parts
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
@@ -398,21 +393,19 @@ class _Sum(_Exchange):
         if self.each:
             b.emit(DeviceFence)
         b.emit(Barrier, *self.barrier)  # all threads have written theirs
-        one = Builder(o.loc)
-        zero = one.const(0)
-        one.emit(DeviceFence)
-        before = one.value(CountUp, self.counters, number, self.parts - 1)
-        one.emit(DeviceFence)
-        one.emit(Store, self.came, (zero,), before)
-        b.branch(elected(b), one.ops)
+        with b.when(elected(b)) as one:
+            zero = one.const(0)
+            one.emit(DeviceFence)
+            before = one.value(CountUp, self.counters, number, self.parts - 1)
+            one.emit(DeviceFence)
+            one.emit(Store, self.came, (zero,), before)
         came = b.value(Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
-        add = Builder(o.loc)
-        if self.each:
-            add.emit(DeviceFence)
-        for s, start in zip(self.stored, starts):
-            self.add_up(add, s, start)
-        b.branch(last, add.ops)
+        with b.when(last) as add:
+            if self.each:
+                add.emit(DeviceFence)
+            for s, start in zip(self.stored, starts):
+                self.add_up(add, s, start)
         subst[o.result] = last
         return b.ops
 

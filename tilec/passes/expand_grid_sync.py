@@ -109,12 +109,12 @@ class _Meeting:
 
     def last(self) -> list[Op]:
         """Clear the words, in the block that ends last."""
-        b, one, clear = (Builder(self.func.loc) for _ in range(3))
+        b, one = Builder(self.func.loc), Builder(self.func.loc)
         came = self.atomic(one, 1, "add", one.const(1))
         end = one.binary("sub", self.blocks, 1)
-        for word in (0, 1):
-            self.atomic(clear, word, "exchange", clear.const(0))
-        one.branch(one.compare("eq", came, end), clear.ops)
+        with one.when(one.compare("eq", came, end)) as clear:
+            for word in (0, 1):
+                self.atomic(clear, word, "exchange", clear.const(0))
         if self.alone:
             return one.ops
         b.branch(elected(b), one.ops)

@@ -72,7 +72,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     warps = int(func.attrs["threads"]) // target.warp_size
     rings, spans = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
-    maps = TensorMaps()
+    maps = TensorMaps(func)
     top = Builder(func.loc)
     private = _hoist_buffers(func.body, top, ring_of, groups)
     for r in rings:
@@ -96,14 +96,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     top.emit(Scope, "producer", warps, helpers, producer, registers[1])
     if multicast.shares:
         top.emit(together)  # no block ends while another loads into it or frees its stages
-    func = Func(
-        func.name,
-        (*func.params, *(p for p in maps.params.values())),
-        func.grid,
-        top.block(),
-        func.attrs,
-        func.loc,
-    )
+    func = maps.added(top.block())
     return func.with_attrs(launch_threads=(warps + helpers) * target.warp_size)
 
 
@@ -160,7 +153,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
             e
             for r in found[buffers[0]]
             for i in r.readers
-            for _, e in effects_in(Block((), (r.block.ops[i],)))
+            for _, e in effects_in(r.block.ops[i])
             if e.buffer in buffers
         ]
         by_group = bool(effects) and all(e.engine == "wgmma" for e in effects)
@@ -196,8 +189,7 @@ def _may_skip(
         loop = isinstance(x, While) or (isinstance(x, For) and not runs(x, numbers))
         return isinstance(x, If) or (refilled and loop)
 
-    doubtful = (x for x in walk(Block((), (o,))) if skips(x))
-    inside = (e for x in doubtful for _, e in effects_in(Block((), (x,))))
+    inside = (e for x in walk(o) if skips(x) for _, e in effects_in(x))
     return any(e.reads and e.buffer in buffers for e in inside)
 
 

@@ -311,16 +311,16 @@ class _Flat:
     def build(self) -> Func:
         """The whole function."""
         func = self.func
-        b, inner = Builder(func.loc), Builder(func.loc)
+        b = Builder(func.loc)
         number = self._number(b)
         up = b.binary("add", self.total.value, self.count - 1)
         blocks = b.binary("floordiv", up, self.count)
-        self.start = inner.binary("mul", number, self.count)
-        for o in func.body.ops:
-            if not isinstance(o, Yield):
-                inner.loc = o.loc
-                self._op(inner, o)
-        b.branch(b.compare("lt", number, blocks), inner.ops)
+        with b.when(b.compare("lt", number, blocks)) as inner:
+            self.start = inner.binary("mul", number, self.count)
+            for o in func.body.ops:
+                if not isinstance(o, Yield):
+                    inner.loc = o.loc
+                    self._op(inner, o)
         b.emit(Yield)
         params = tuple(
             replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)

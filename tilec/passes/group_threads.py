@@ -8,23 +8,27 @@ nothing runs ahead there but what the author starts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Block, Builder, Func, Op, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.ops import (
     Alloc,
+    Assume,
     Barrier,
+    Cast,
     ClusterBarrier,
     ClusterCopy,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
+    DeviceAssert,
     For,
     Gemm,
     If,
@@ -35,8 +39,12 @@ from tilec.ir.ops import (
     MbarrierExpectTx,
     MbarrierInit,
     MbarrierWait,
+    Parallel,
+    Print,
     Scope,
     SetRegisters,
+    Shuffle,
+    ShuffleXor,
     Store,
     ThreadIndex,
     TmaCopy,
@@ -47,12 +55,12 @@ from tilec.ir.ops import (
     is_by_hand,
     yielded,
 )
-from tilec.ir.types import BufferType
+from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
+from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
 from tilec.ir.verify import meets, needs_all, spelled
+from tilec.passes.utils.building import or_zero
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
-from tilec.passes.utils.warp_products import by_shuffles
-from tilec.passes.utils.whole_warps import whole_warps
 from tilec.target import TARGETS, Target
 
 _BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
@@ -209,3 +217,125 @@ class _Groups:
                 f"{what} (line {inside.loc.line}) out of it",
             )
         return first // self.size, (last - first) // self.size
+
+
+# --- whole warps ----------------------------------------------------------------------------------
+
+
+_MEMORY = ("shared", "global")
+
+
+def whole_warps(func: Func, target: Target) -> Func:
+    """A block of any number of threads, as 1, 48 or 1000, as one of whole warps of the target. Tile
+    ops are done by all of them; what each thread does by itself, to memory or for others, only by
+    those that were asked for:
+
+        threads=48                      threads=64
+        S[t] = f(t)              ->     if t < 48 { S[t] = f(t) }
+        copy A, B                       copy A, B
+
+    Reading costs nothing and stays, but for shared memory at a thread's own index, which would lie
+    behind its end; of tensors it is guarded, whatever the author says of his threads."""
+    asked, size = int(func.attrs.get("threads") or 0), target.warp_size
+    if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
+        shuffles = any(isinstance(o, Shuffle | ShuffleXor | WarpMma) for o in walk(func.body))
+        size = LANES if shuffles else 1
+    threads = -(-asked // size) * size
+    if threads == asked:
+        return func
+    facts = uniformity_of(func)
+    loops = (o for o in walk(func.body) if isinstance(o, Parallel))
+    shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
+
+    own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
+    threads_own = varying(func.body, own, allocs=False)
+
+    def visit(o: Op) -> Sequence[Op] | None:
+        if isinstance(o, Assume):  # what the author says of his threads
+            return [] if o.lhs in threads_own or o.rhs in threads_own else None
+        return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
+
+    return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+
+
+def _is_threads_own(o: Op, facts: Uniformity) -> bool:
+    """Whether `o` gives the thread's index, or what may have come of it in a variable."""
+    if isinstance(o, Load) and o.source.buffer.space == "local":
+        return facts.level(o.source) > Level.BLOCK
+    return isinstance(o, ThreadIndex)
+
+
+def _is_own(o: Op, facts: Uniformity) -> bool:
+    """Whether each thread does `o` by itself, so that one too many would be noticed."""
+    if o.pure or o.region_fields or meets(Block((), (o,))):
+        return False
+    if isinstance(o, MbarrierArrive | MbarrierExpect | MbarrierExpectTx):
+        return True
+    memory = [e for e in o.effects() if e.region and e.region.buffer.buffer.space in _MEMORY]
+    if any(e.kind == "update" for e in memory):
+        return True
+    levels = [facts.level(v) for v in o.operands if isinstance(v.type, ScalarType)]
+    shows = isinstance(o, Print | DeviceAssert)
+    if shows:
+        levels.append(facts.around(o))
+    if max(levels, default=Level.BLOCK) == Level.BLOCK:
+        return False  # all do the same
+    reads_shared = isinstance(o, Load) and o.buffer.buffer.space == "shared"
+    return reads_shared or shows or any(e.writes for e in memory)
+
+
+def _guarded(o: Op, asked: int) -> list[Op]:
+    b = Builder(o.loc)
+    inside = b.compare("lt", b.value(ThreadIndex), asked)
+    return [*b.ops, or_zero(inside, o)]
+
+
+# --- products of a warp, by shuffles --------------------------------------------------------------
+
+
+def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
+    """What `o` computes, for targets that lack it, each product and sum in float32, float64 or
+    int32. Which lane holds which element, in which of its registers, is what the instruction's own
+    layouts say (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane l has of C the rows l / 4 and
+    (of 16) l / 4 + 8 in the columns 2 (l % 4) and the next; for each step along k it is sent the
+    elements of A and B that these need."""
+    b, instr = Builder(o.loc), find_instruction(o.instr)
+    dtype = o.c[0].dtype
+    wide = dtype if dtype.bits == 64 else FLOAT32 if dtype.is_float else INT32
+    halves = instr.m // 8
+
+    thread = b.value(ThreadIndex)
+    lane = b.binary("mod", thread, LANES)
+    warp = LANES if target.max_threads == 1 else target.warp_size
+    first = b.binary("sub", b.binary("mod", thread, warp), lane)
+    row = b.binary("floordiv", lane, 4)
+    column = b.binary("mul", b.binary("mod", lane, 4), 2)
+    per = max(1, 32 // o.a[0].dtype.bits)  # elements of a register
+    reach = 4 * per  # of the registers of four lanes along k
+
+    def sent(value: Value, place: Value) -> Value:
+        """`value` as a lane of this thread's 32 has it."""
+        return b.cast(b.value(Shuffle, value, b.binary("add", first, place)), wide)
+
+    sums = [b.cast(v, wide) for v in o.c]
+    for k in range(instr.k):
+        part, at = k // reach, k % reach // per
+        of_row = b.binary("add", b.binary("mul", row, 4), at)
+        a = [sent(o.a[(part * halves + h) * per + k % per], of_row) for h in range(halves)]
+        right = []
+        for c in range(2):
+            place = b.binary("add", b.binary("mul", b.binary("add", column, c), 4), at)
+            right.append(sent(o.b[part * per + k % per], place))
+        for i in range(2 * halves):
+            product = b.binary("mul", a[i // 2], right[i % 2])
+            sums[i] = b.binary("add", sums[i], product)
+    named = {}
+    for result, total in zip(o.results, sums):
+        if result.dtype is wide:
+            named[total] = result
+        else:
+            b.ops.append(Cast(total, result.dtype, results=(result,), loc=o.loc))
+    return [
+        replace(x, results=(named[x.result],)) if x.results and x.results[0] in named else x
+        for x in b.ops
+    ]

@@ -250,7 +250,7 @@ class _Placer:
         tiles: set[Value] = set()
         for o in walk(func.body):
             if needs_all(o):
-                inside = effects_in(Block((), (o,)))
+                inside = effects_in(o)
                 tiles |= {e.region.buffer for _, e in inside if e.region and e.kind != "allocate"}
         return {span for v, span in self.spans.items() if v not in tiles}
 
@@ -260,7 +260,7 @@ class _Placer:
 
     def effects(self, o: Op) -> _Effects:
         e = _Effects()
-        for x, done in effects_in(Block((), (o,))):
+        for x, done in effects_in(o):
             if done.region is None or not allowed(type(x), "TILE"):
                 continue  # ops of single threads are in order by who made them
             v = done.region.buffer

@@ -10,7 +10,6 @@ use its shared memory. A wait for asynchronous products names the fragments that
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,10 +42,9 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.peer_copies import box_of, part_of, pieces, send, store
-from tilec.passes.utils.rings import TensorMaps, elected
+from tilec.passes.utils.rings import Box, TensorMaps, elected
 from tilec.target import Target
 
 
@@ -63,11 +61,10 @@ def lower_barriers(func: Func, target: Target) -> Func:
     top = Builder(func.loc)
     top.ops += [o for o in body.ops if _is_barrier(o)]
     if inits:
-        first = Builder(func.loc)
-        first.ops += inits
-        first.emit(MbarrierInitFence)
-        lowering.maps.prefetch(first)
-        top.branch(elected(top), first.ops)
+        with top.when(elected(top)) as first:
+            first.ops += inits
+            first.emit(MbarrierInitFence)
+            lowering.maps.prefetch(first)
     for phase in lowering.phases.values():
         top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
         zero = top.const(0)
@@ -78,8 +75,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
         last = [top.ops.pop()] if isinstance(top.ops[-1], Yield) else []
         top.emit(ClusterBarrier)
         top.ops += last
-    params = {p.value: p for p in (*func.params, *lowering.maps.params.values())}
-    return replace(func.with_body(top.block()), params=tuple(params.values()))
+    return lowering.maps.added(top.block())
 
 
 def _reaches_others(o: Op) -> bool:
@@ -98,10 +94,7 @@ class _Lowering:
     def __init__(self, func: Func, target: Target) -> None:
         self.warps = warps_of(func, target)
         self.blocks = size(cluster_of(func))
-        self.maps = TensorMaps()
-        for p in func.params:
-            if p.role == "tensor_map":
-                self.maps.params[p.value.type] = p  # type: ignore[index]
+        self.maps = TensorMaps(func)
         self.facts = facts_of(func)
         self.phases: dict[Value, Value] = {}  # of each gate, the phase that its first block is in
         self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
@@ -134,14 +127,14 @@ class _Lowering:
                 held = self.in_flight[o]
                 return [replace(o, fragments=held)] if held else []
             case TmaCopy():
-                b, inner = Builder(o.loc), Builder(o.loc)
+                b = Builder(o.loc)
                 total = math.prod(o.dest.extents) * o.dest.dtype.bits // 8
-                inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
-                if o.mask:
-                    self.for_several(inner, o)
-                else:
-                    self.bring(inner, o)
-                b.branch(elected(b), inner.ops)
+                with b.when(elected(b)) as inner:
+                    inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
+                    if o.mask:
+                        self.for_several(inner, o)
+                    else:
+                        self.bring(inner, o)
                 return b.ops
             case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
@@ -182,43 +175,31 @@ class _Lowering:
     def bring(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
         """The boxes started, by one thread, for the `blocks` of the cluster."""
         at_barrier = (o.barrier, o.stage, blocks, o.cache)
-        for where, map, coords in self.boxes(b, o, o.dest, o.source):
-            b.emit(TmaLoad, o.dest.buffer, where, map, coords, *at_barrier)
+        for where, box in self.boxes(b, o, o.dest, o.source):
+            b.emit(TmaLoad, o.dest.buffer, where, box.descriptor, box.coords, *at_barrier)
 
     def send(self, o: Copy) -> list[Op]:
         """One thread starts the boxes of a part of a shared buffer, and waits until TMA has read
         them, so that who meets it next may write there."""
-        b, inner = Builder(o.loc), Builder(o.loc)
-        for where, map, coords in self.boxes(inner, o, o.source, o.dest):
-            inner.emit(TmaStore, map, coords, o.source.buffer, where, None, o.eviction_policy)
-        inner.emit(TmaStoreCommit)
-        inner.emit(TmaStoreWait, 0, True)
-        b.branch(elected(b), inner.ops)
+        b = Builder(o.loc)
+        with b.when(elected(b)) as inner:
+            for where, box in self.boxes(inner, o, o.source, o.dest):
+                to = box.descriptor, box.coords
+                inner.emit(TmaStore, *to, o.source.buffer, where, None, o.eviction_policy)
+            inner.emit(TmaStoreCommit)
+            inner.emit(TmaStoreWait, 0, True)
         return b.ops
 
-    def boxes(
-        self, b: Builder, o: Op, tile: Region, tensor: Region
-    ) -> Iterator[tuple[Value, Value, tuple[Value, ...]]]:
-        """Of each box between a part of a shared buffer and a tensor: where it begins in the
-        buffer's memory, the descriptor, and where in the tensor."""
+    def boxes(self, b: Builder, o: Op, tile: Region, tensor: Region) -> Iterator[tuple[Value, Box]]:
+        """Each box between a part of a shared buffer and a tensor, and where it begins in the
+        buffer's memory."""
         part = part_of(tile, self.facts)
         found = box_of(tile, part) if part is not None else None
         if part is None or found is None:
             raise _unfit(o, tile)
-        base, (box, swizzle) = part.moved(b), found
-        wide = (d for d, e in enumerate(tensor.extents) if e != 1)
-        tile_of = dict(zip(wide, (d for d, e in enumerate(tile.extents) if e != 1)))
-        dims = [tile_of.get(d, -1) for d in reversed(range(tensor.buffer.buffer.rank))]
-        extents = tuple(box[d] if d >= 0 else 1 for d in dims)
-        map = self.maps.get(tensor.buffer, extents, swizzle, tile.dtype)
-        for corner in itertools.product(*(range(0, e, x) for e, x in zip(tile.extents, box))):
-            coords = []
-            for d, start in zip(dims, reversed(tensor.offsets)):
-                at = narrow(b, start)
-                if d >= 0 and corner[d]:
-                    at = b.binary("add", at, corner[d])
-                coords.append(at)
-            yield b.binary("add", base, int(part.places[corner])), map, (*coords,)
+        base, how = part.moved(b), (*found, tile.dtype)
+        for box in self.maps.boxes_of(b, tensor, tile.extents, part.places, how, {}):
+            yield b.binary("add", base, box.offset), box
 
 
 def _unfit(o: Op, tile: Region) -> LayoutError:

@@ -4,30 +4,41 @@ transfers.
 Before: `copy` and `fill` ops with engines, and what else is `elementwise`. After: none is left.
 What threads do to a region is a parallel loop over it, in the layout of the fragment on one side
 (between two fragments: of the one that is written) or else coalesced over the block; fragments
-whose elements change lanes exchange them by shuffles (`lower_exchanges`); matrices go to shared
-memory by `stmatrix` (`lower_matrices`); a fragment that leaves through TMA is staged warp by warp
-(`lower_stores`)."""
+whose elements change lanes exchange them by shuffles; matrices go to shared memory by `stmatrix`,
+and come from there by `ldmatrix`, four of 8x8 16-bit elements at a time; a fragment that leaves
+through TMA is staged warp by warp (`lower_stores`)."""
 
 from __future__ import annotations
 
-from tilec.ir.analysis import facts_of
-from tilec.ir.core import Func, Op, Region, rewrite
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import Layout
-from tilec.ir.ops import Copy, Fill
+from tilec.ir.instr import find_instruction
+from tilec.ir.layout import Exchange, Layout, MatrixAccess, exchange, matrix_access, stmatrix_ok
+from tilec.ir.ops import (
+    Copy,
+    Extract,
+    Fill,
+    Gemm,
+    Lane,
+    Ldmatrix,
+    Lookup,
+    RegRead,
+    RegWrite,
+    Shuffle,
+    ShuffleXor,
+    Stmatrix,
+)
 from tilec.ir.uniformity import Uniformity, uniformity_of
 from tilec.passes.recognise_gathers import with_places
+from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.building import counted, read_packed
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
-from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
-from tilec.passes.utils.lower_matrices import (
-    is_matrix_load,
-    is_matrix_store,
-    load_matrices,
-    matrix_inputs,
-    store_matrices,
-)
 from tilec.target import Target
 
 WIDEST_BITS = 128  # a thread's widest access
@@ -87,3 +98,209 @@ def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Lay
     narrow = dest.space == "global" and vector * dest.dtype.bits < WIDEST_BITS
     spread = along_rows if narrow else covering
     return spread(extents, target.warp_size, warps, vector)
+
+
+# --- between fragments ----------------------------------------------------------------------------
+
+
+def exchange_registers(o: Copy) -> list[Op]:
+    """The ops of a copy between fragments with the engine "shuffle": selects, shuffles and names of
+    registers, as `tilec.ir.layout.exchange` plans them. Elements travel in the narrower of the two
+    dtypes."""
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    assert s.layout is not None and d.layout is not None
+    narrow = s if s.dtype.bits <= d.dtype.bits else d
+    plan = exchange(s.layout, d.layout, narrow.dtype.bits)
+    if plan is None:
+        raise InternalError(f"no exchange from {s} to {d}", o.loc)
+    b = Builder(o.loc)
+    n = Numbers(b)
+    lane = b.value(Lane)
+    highs = {
+        mask: b.compare("eq", _lane_bit(n, lane, mask), n.const(1))
+        for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
+    }
+    reader = _reader(n, lane, plan)
+    count = len(plan.sources)
+    with counted(b, count, "group") as (g, inner):
+        values = []
+        for m in range(len(plan.sources[0])):
+            tables = [tuple(group[m][e] for group in plan.sources) for e in range(plan.pack)]
+            registers = (inner.value(Lookup, table, g) for table in tables)
+            values.append(read_packed(inner, o.source.buffer, registers, narrow.dtype))
+        for mask in reversed(plan.keeps):
+            half = len(values) // 2
+            pairs = list(zip(values[:half], values[half:]))
+            values = [inner.select(highs[mask], high, low) for low, high in pairs]
+        for i, mask in enumerate(plan.swaps):
+            _swap(inner, values, 1 << i, mask, highs[mask])
+        for mask in plan.gathers:
+            others = [inner.value(ShuffleXor, v, mask) for v in values]
+            pairs = list(zip(values, others))
+            values = [inner.select(highs[mask], other, own) for own, other in pairs]
+            values += [inner.select(highs[mask], own, other) for own, other in pairs]
+        if reader is not None:
+            values = [inner.value(Shuffle, v, reader) for v in values]
+        for m, value in enumerate(values):
+            if value.dtype != d.dtype:
+                value = inner.cast(value, d.dtype)
+            for e in range(plan.pack):
+                at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
+                one = value if plan.pack == 1 else inner.value(Extract, value, e)
+                inner.emit(RegWrite, o.dest.buffer, at, one)
+    return b.ops
+
+
+def rename_registers(o: Copy, facts: Facts) -> list[Op]:
+    """The ops of a copy between a fragment and its part at an offset that is a number: each thread
+    has the elements already."""
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    assert s.layout is not None and d.layout is not None
+    tables = [
+        layout.table("reg", "lane", "warp") - [facts.constant(v) for v in offsets]
+        for layout, offsets in ((s.layout, o.source.offsets), (d.layout, o.dest.offsets))
+    ]
+    where = {tuple(map(int, at)): r for r, at in enumerate(tables[0][:, 0, 0])}
+    pairs = [
+        (where[tuple(map(int, at))], r)
+        for r, at in enumerate(tables[1][:, 0, 0])
+        if tuple(map(int, at)) in where
+    ]
+    if any((tables[0][i] != tables[1][j]).any() for i, j in pairs) or len(pairs) != min(
+        len(t) for t in tables
+    ):
+        raise InternalError(f"{s} and {d} do not share their registers", o.loc)
+    b = Builder(o.loc)
+    with counted(b, len(pairs), "register") as (g, inner):
+        source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
+        value = inner.value(RegRead, o.source.buffer, source)
+        inner.emit(RegWrite, o.dest.buffer, dest, value)
+    return b.ops
+
+
+def _swap(b: Builder, values: list[Value], bit: int, mask: int, high: Value) -> None:
+    """Exchange a bit of the values' numbers with the lane's bit in `mask`, which is set where
+    `high` holds: a lane keeps one value of each two and gives the other."""
+    for m in range(len(values)):
+        if m & bit:
+            continue
+        first, second = values[m], values[m | bit]
+        given = b.select(high, first, second)
+        taken = b.value(ShuffleXor, given, mask)
+        values[m] = b.select(high, taken, first)
+        values[m | bit] = b.select(high, second, taken)
+
+
+def _reader(n: Numbers, lane: Value, plan: Exchange) -> Value | None:
+    """The lane that each lane reads from in the end; None if it is itself."""
+    if not plan.turn:
+        return None
+    total = n.const(0)
+    for p, q in enumerate(plan.turn):
+        total = n.op("add", total, n.op("mul", _lane_bit(n, lane, 1 << p), 1 << q))
+    return total
+
+
+def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
+    return n.op("mod", n.op("floordiv", lane, mask), 2)
+
+
+# --- by matrices ----------------------------------------------------------------------------------
+
+
+def is_matrix_store(o: Copy, target: Target) -> bool:
+    """Whether `stmatrix` can make a copy of a whole fragment onto a whole shared tile, or one of
+    several in a buffer: the fragment holds matrices as the instruction takes them."""
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    return (
+        target.has("stmatrix")
+        and (s.space, d.space) == ("fragment", "shared")
+        and _is_tile(o.source, o.dest)
+        and s.layout is not None
+        and d.layout is not None
+        and s.layout.replicas("reg") * s.layout.replicas("warp") == 1
+        and stmatrix_ok(s.layout, d.layout, d.dtype.bits)
+    )
+
+
+def _is_tile(fragment: Region, tile: Region) -> bool:
+    """Whether a fragment and a tile are whole, and alike."""
+    rank, shape = len(fragment.extents), tile.buffer.buffer.shape
+    last = tile.extents[-rank:]
+    front = tile.extents[:-rank]
+    return fragment.is_whole and fragment.extents == last == shape[-rank:] and {*front} <= {1}
+
+
+def store_matrices(o: Copy) -> list[Op]:
+    """The ops of such a copy; elements are converted two at a time."""
+    with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
+        x = Numbers(inner)
+        per = 2 * access.count
+        first = x.op("mul", g, per)
+        registers = [x.op("add", first, e) for e in range(per)]
+        values = tuple(
+            read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
+            for e in range(0, per, 2)
+        )
+        inner.emit(Stmatrix, o.dest.buffer, offset, values, access.transposed)
+    return b.ops
+
+
+@contextmanager
+def _groups(
+    o: Copy, fragment: Value, tile: Region
+) -> Iterator[tuple[Builder, Builder, Value, Value, MatrixAccess]]:
+    """A loop over the groups of matrices that one instruction moves between a fragment and a shared
+    tile: builders at the copy and in the loop, the group's number, the offset of this lane's row in
+    the tile, and what is moved."""
+    t, layout = tile.buffer.buffer, fragment.buffer.layout
+    assert layout is not None and t.layout is not None
+    access = matrix_access(layout, t.layout, t.dtype.bits)
+    assert access is not None
+    b = Builder(o.loc)
+    place = Place(b)
+    place.make(access.rows)
+    with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
+        row = inner.binary("mul", g, 8)
+        coords = [*tile.offsets[: -layout.rank], *coordinates(inner, access.rows, place, row)]
+        offset = shared_offset(inner, t.layout, coords)
+        yield b, inner, g, offset, access
+
+
+def matrix_inputs(func: Func) -> set[Value]:
+    """The fragments that matrix instructions take two elements at a time, as ldmatrix gives
+    them."""
+    found = set()
+    for o in walk(func.body):
+        if isinstance(o, Gemm) and not o.instr.startswith("simt"):
+            seen, row = o.swap_operands(), find_instruction(o.instr)
+            for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
+                if v.buffer.space == "fragment" and pack == 2:
+                    found.add(v)
+    return found
+
+
+def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
+    """Whether `ldmatrix` can make a copy of a whole shared tile, or one of several in a buffer,
+    onto one of the `inputs`."""
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    return (
+        target.has("ldmatrix")
+        and o.dest.buffer in inputs
+        and s.space == "shared"
+        and s.dtype == d.dtype
+        and _is_tile(o.dest, o.source)
+        and s.layout is not None
+        and d.layout is not None
+        and d.layout.replicas("reg") == 1
+        and matrix_access(d.layout, s.layout, d.dtype.bits) is not None
+    )
+
+
+def load_matrices(o: Copy) -> list[Op]:
+    """The ops of such a copy."""
+    with _groups(o, o.dest.buffer, o.source) as (b, inner, g, offset, access):
+        first = inner.binary("mul", g, access.count)
+        sides = o.dest.buffer, first, o.source.buffer, offset
+        inner.emit(Ldmatrix, *sides, access.count, access.transposed)
+    return b.ops

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.effects import buffers_written, effects_in
+from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import (
@@ -45,7 +46,6 @@ from tilec.ir.ops import (
 )
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
-from tilec.passes.utils.held_once import held_once
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
@@ -110,9 +110,10 @@ class Lowering:
         """A loop of a thread over neighbours, with accesses as wide as they may be; None where no
         access is wider than an element, one may leave its tensor, or an iteration may see what
         another does."""
-        lo, hi, step = (self.known.facts.constant(v) for v in (o.lo, o.hi, o.step))
-        if lo is None or hi is None or step != 1 or not 1 < hi - lo <= MOST_NEIGHBOURS:
+        indices = o.indices(self.known.facts.constant)
+        if not indices or indices.step != 1 or not 1 < len(indices) <= MOST_NEIGHBOURS:
             return None
+        count = len(indices)
         (arg,), every = o.body.args, o.body.ops
         plain = [x for x in every if isinstance(x, Load | Store)]
         known = (x.pure or isinstance(x, Assume | Load | Store | Yield) for x in every)
@@ -122,12 +123,12 @@ class Lowering:
         stored = [x.dest for x in plain if isinstance(x, Store)]
         if read & {*stored} or len({*stored}) < len(stored):
             return None
-        found = [self.known.memory(x, arg, hi - lo) for x in plain if in_memory(x)]
+        found = [self.known.memory(x, arg, count) for x in plain if in_memory(x)]
         if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
             return None
         b = Builder(o.loc)
-        envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in range(lo, hi)]
-        body = LoopBody(self.known, b, None, hi - lo, False, None, arg)
+        envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in indices]
+        body = LoopBody(self.known, b, None, count, False, None, arg)
         for x in every:
             body.op(x, envs)
         return b.ops
@@ -155,9 +156,8 @@ class Lowering:
         if replica is None or together:
             self._tested(b, p, layout, place, replica)
         else:
-            inner = Builder(p.loc)
-            self._tested(inner, p, layout, place, None)
-            b.branch(replica, inner.ops)
+            with b.when(replica) as inner:
+                self._tested(inner, p, layout, place, None)
         factor = _factor(p) if self.roles else None
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 
@@ -347,3 +347,33 @@ def _registers_left(p: Parallel) -> set[Value]:
     own = {o.result for o in walk(p.body) if isinstance(o, Alloc)}
     written = buffers_written(e for _, e in effects_in(p.body))
     return {v for v in written if v not in own and v.buffer.space in ("fragment", "local")}
+
+
+# --- what one thread needs ------------------------------------------------------------------------
+
+
+def held_once(func: Func) -> set[Value]:
+    """The fragments that only loops of their own layout touch, which put what they read in memory
+    or in other such fragments: where several threads hold an element, one has to have its value,
+    the one that stores for the others.
+
+    A sum of rows of shared memory is taken by a warp, then, where all would read the same."""
+    loops = [o for o in walk(func.body) if isinstance(o, Parallel)]
+    read = {p: _registers(buffers_read(p.effects())) for p in loops}
+    written = {p: _registers(buffers_written(p.effects())) for p in loops}
+    inside = {o for p in loops for o in walk(p.body)}
+    once = {
+        o.result
+        for o in walk(func.body)
+        if isinstance(o, Alloc) and o not in inside and o.type.space == "fragment"
+    }
+    once -= {v for o in walk(func.body) if o not in inside for v in o.operands}
+    for p in loops:
+        once -= {v for v in read[p] | written[p] if v.buffer.layout != p.layout}
+    while more := {v for p in loops if not written[p] <= once for v in read[p] & once}:
+        once -= more
+    return once
+
+
+def _registers(buffers: Iterable[Value]) -> set[Value]:
+    return {v for v in buffers if v.buffer.space in ("fragment", "local")}

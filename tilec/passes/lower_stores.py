@@ -49,11 +49,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Copy) and o.engine == "tma_store" for o in walk(func.body)):
         return func
     staged = any(isinstance(o, Copy) and o.staging is not None for o in walk(func.body))
-    maps = TensorMaps()
-    for p in func.params:
-        if p.role == "tensor_map":
-            maps.params[p.value.type] = p  # type: ignore[index]
-
+    maps = TensorMaps(func)
     late = _Late(func)
 
     def visit(o: Op) -> None | Op | list[Op]:
@@ -73,9 +69,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     body = rewrite(func.body, visit)
     if not any(isinstance(o, Scope) for o in body.ops):
         body = _drained(body, func, staged)
-    known = {p.value for p in func.params}
-    extra = tuple(p for p in maps.params.values() if p.value not in known)
-    return replace(func, params=(*func.params, *extra), body=body)
+    return maps.added(body)
 
 
 def _drained(body: Block, func: Func, staged: bool) -> Block:
@@ -83,9 +77,8 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     if not staged:
         return body
     b = Builder(func.loc)
-    wait = Builder(func.loc)
-    wait.emit(TmaStoreWait, 0, True)
-    b.branch(b.compare("eq", Place(b).lane, 0), wait.ops)
+    with b.when(b.compare("eq", Place(b).lane, 0)) as wait:
+        wait.emit(TmaStoreWait, 0, True)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
@@ -120,34 +113,28 @@ class _Late:
 
 
 def _meets(o: Op) -> bool:
-    inside = (o, *(x for region in o.regions for x in walk(region)))
-    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in inside)
+    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in walk(o))
 
 
 def _read(o: Op) -> list[Op]:
     """The thread that started shared tiles waits until TMA has read them."""
-    b, wait = Builder(o.loc), Builder(o.loc)
-    wait.emit(TmaStoreWait, 0, True)
-    b.branch(elected(b), wait.ops)
+    b = Builder(o.loc)
+    with b.when(elected(b)) as wait:
+        wait.emit(TmaStoreWait, 0, True)
     return b.ops
 
 
 def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     """One thread starts the boxes of a shared tile, and may `wait` until TMA has read them, so that
     the next barrier gives the tile free."""
-    b, send = Builder(o.loc), Builder(o.loc)
-    tile = o.source.buffer
-    descriptor, _, boxes = maps.boxes(tile, o.dest, dtype=_map_dtype(o))
-    n = Numbers(send)
-    for offset, shifts in boxes:
-        starts = zip(reversed(o.dest.offsets), shifts)
-        at = tuple(n.op("add", narrow(send, v), shift) for v, shift in starts)
-        how = (None, o.eviction_policy, o.reduction)
-        send.emit(TmaStore, descriptor, at, tile, n.const(offset), *how)
-    send.emit(TmaStoreCommit)
-    if wait:
-        send.emit(TmaStoreWait, 0, True)
-    b.branch(elected(b), send.ops)
+    b, tile = Builder(o.loc), o.source.buffer
+    how = (None, o.eviction_policy, o.reduction)
+    with b.when(elected(b)) as send:
+        for descriptor, at, offset in maps.boxes(send, tile, o.dest, dtype=_map_dtype(o)):
+            send.emit(TmaStore, descriptor, at, tile, send.const(offset), *how)
+        send.emit(TmaStoreCommit)
+        if wait:
+            send.emit(TmaStoreWait, 0, True)
     return b.ops
 
 

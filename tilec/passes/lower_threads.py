@@ -33,6 +33,7 @@ from tilec.ir.core import (
     Value,
     clone,
     inputs,
+    made_in,
     rewrite,
     walk,
 )
@@ -53,8 +54,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.ir.uniformity import Level, uniformity_of
-from tilec.ir.varying import varying
+from tilec.ir.uniformity import Level, uniformity_of, varying
 from tilec.target import Target
 
 
@@ -176,7 +176,7 @@ class _Split:
         cut = self._cut(block)
         groups = [o for o in walk(cut) if isinstance(o, _Threads)]
         for group in groups:
-            inside = {r for o in group.ops for r in _defined_in(o)}
+            inside = {r for o in group.ops for r in made_in(o)}
             for v in self._needed(group.ops, inside):
                 if not self._is_arithmetic(v) and v not in self.kept:
                     self.kept[v] = self._place(v)
@@ -230,7 +230,7 @@ class _Split:
         return Block(block.args, tuple(ops))
 
     def _depends(self, o: Op) -> bool:
-        touched = (v for x in _with_inside(o) for v in (*x.operands, *x.results))
+        touched = (v for x in walk(o) for v in (*x.operands, *x.results))
         return any(v in self.per_thread for v in touched)
 
     def _has_cut(self, o: Op) -> bool:
@@ -282,7 +282,7 @@ class _Split:
         thread = Value(ScalarType(INT32), "t")
         b = Builder(group.loc)
         names: Substitution = {v: thread for v in self.indices}
-        inside = {r for o in group.ops for r in _defined_in(o)}
+        inside = {r for o in group.ops for r in made_in(o)}
         for v in self._needed(group.ops, inside):
             if v in self.kept:
                 if not isinstance(v.type, BufferType):
@@ -311,14 +311,3 @@ class _Split:
 
         (made,) = rewrite(Block((), (o,)), visit).ops
         return made
-
-
-def _with_inside(o: Op) -> list[Op]:
-    return [o, *(x for region in o.regions for x in walk(region))]
-
-
-def _defined_in(o: Op) -> list[Value]:
-    out = []
-    for x in _with_inside(o):
-        out += [*x.results, *(a for region in x.regions for a in region.args)]
-    return out

@@ -57,8 +57,7 @@ _TOGETHER = (WarpSync, Shuffle, ShuffleXor, WarpMma)
 
 
 def _has_cut(o: Op) -> bool:
-    inside = (x for region in o.regions for x in walk(region))
-    return isinstance(o, For | While | If) and any(isinstance(x, _TOGETHER) for x in inside)
+    return isinstance(o, For | While | If) and any(isinstance(x, _TOGETHER) for x in walk(o))
 
 
 class _Masks:
@@ -102,7 +101,7 @@ class _Masks:
                 if not self.masked.isdisjoint(self.b.ops[-1].operands):
                     self.masked.update(self.b.ops[-1].results)
             return
-        inside = {x for o in ops for x in (o, *(y for r in o.regions for y in walk(r)))}
+        inside = {x for o in ops for x in walk(o)}
         made = [r for o in ops for r in o.results]
         needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
         then, orelse = Builder(ops[0].loc), Builder(ops[0].loc)

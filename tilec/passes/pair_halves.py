@@ -24,7 +24,7 @@ from tilec.ir.core import (
     Op,
     Substitution,
     Value,
-    clone,
+    inputs,
     rewrite,
     substitute,
     upstream,
@@ -44,11 +44,10 @@ from tilec.ir.ops import (
     Load,
     Pack,
     Store,
-    Yield,
     constants,
-    yielded,
 )
 from tilec.ir.types import FLOAT16, UINT16, UINT32, ScalarType
+from tilec.passes.utils.building import iteration
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
@@ -84,19 +83,16 @@ def _written_out(
     """The iterations of a short loop that names elements of local arrays by its index."""
     if not isinstance(o, For) or not _names_elements(o, arrays):
         return None
-    lo, hi, step = (numbers.get(v) for v in (o.lo, o.hi, o.step))
-    if lo is None or hi is None or not step or not 0 < (hi - lo) // step <= MOST_WRITTEN:
+    indices = o.indices(numbers.get)
+    if not indices or len(indices) > MOST_WRITTEN:
         return None
     b = Builder(o.loc)
     carried = o.inits
-    for i in range(int(lo), int(hi), int(step)):
+    for i in indices:
         at = b.const(i, o.lo.dtype)
         numbers[at] = i
-        own: Substitution = dict(zip(o.body.args, (at, *carried)))
-        for x in o.body.ops:
-            if not isinstance(x, Yield):
-                b.ops.append(_folded(clone(x, own), numbers))
-        carried = tuple(own.get(v, v) for v in yielded(o.body))
+        ops, carried = iteration(o, at, carried)
+        b.ops += [_folded(x, numbers) for x in ops]
     subst.update(zip(o.results, carried))
     return b.ops
 
@@ -170,7 +166,7 @@ class _Straight:
                 for name in o.region_fields:
                     inner[name] = self._block(getattr(o, name), subst)
                 o = replace(o, **inner)
-                _forget(stored, {v for x in walk(Block((), (o,))) for v in x.operands})
+                _forget(stored, {*inputs(o)})
             else:
                 _forget(stored, {*o.operands} & self.arrays)
             ops.append(o)

@@ -322,4 +322,4 @@ def _behind(r: LiveRange, loops: Collection[Op | None]) -> bool:
 
 
 def _holds(o: Op, loops: Collection[Op | None]) -> bool:
-    return any(x in loops for region in o.regions for x in walk(region))
+    return any(x in loops for x in walk(o) if x is not o)

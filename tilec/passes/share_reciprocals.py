@@ -171,10 +171,10 @@ class _Divisions:
 
 def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
     """The divisions of float32 numbers in an unrolled loop that share their divisors."""
-    bounds = tuple(numbers.get(v) for v in (o.lo, o.hi, o.step))
-    if o.kind != "unroll" or bounds[0] != 0 or bounds[2] != 1 or bounds[1] is None or o.results:
+    indices = o.indices(numbers.get)
+    if o.kind != "unroll" or indices is None or indices != range(len(indices)) or o.results:
         return None
-    trips = int(bounds[1])
+    trips = len(indices)
     defs = {r: p for p in o.body.ops for r in p.results}
     written = {p.fragment for p in o.body.ops if isinstance(p, RegWrite)}
     ops: list[Binary] = []

@@ -221,15 +221,14 @@ class _Forward:
 
     def loop(self, o: For) -> None:
         index, *args = o.body.args
-        lo, hi, step = (self.numbers.get(v) for v in (o.lo, o.hi, o.step))
-        if lo is not None and hi is not None and step is not None and step > 0:
-            if lo >= hi:
-                self.subst.update(zip(o.results, o.inits))
-                return
-            if lo + step >= hi:
+        indices = o.indices(self.numbers.get)
+        if indices is not None and len(indices) <= 1:
+            left = o.inits
+            if indices:
                 self.subst.update(zip(o.body.args, (o.lo, *o.inits)))
-                self.subst.update(zip(o.results, self.inline(o.body)))
-                return
+                left = self.inline(o.body)
+            self.subst.update(zip(o.results, left))
+            return
         keep = self.varying(o.inits, yielded(o.body), tuple(args), o.results)
         self.out.append(keep_results(self.inner(o), keep))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value, made_in, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_read, buffers_written, is_clonable, written_tensors
 from tilec.ir.ops import GridSync, Yield, constants
@@ -63,8 +63,7 @@ def _segment(func: Func, marks: list[int], segment: int) -> Block | None:
         if _only_computes(o, written, lost):
             again.append(o)
         else:
-            inside = walk(Block((), (o,)))
-            lost.update(r for x in inside for r in x.results)
+            lost |= made_in(o)
             lost.update(v for v in buffers_written(o.effects()) if v.buffer.space != "global")
     body = Block(func.body.args, (*again, *own, end))
     return None if _needs(body, lost, func) else body

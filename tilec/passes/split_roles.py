@@ -234,10 +234,10 @@ class _Roles(Cut):
 
         def begin(b: Builder, t: Value) -> None:
             if self.lent:
-                taken, n = Builder(b.loc), Numbers(b)
+                n = Numbers(b)
                 none = n.const(0)
-                self._wait(taken, "taken", (none, none))
-                b.branch(b.compare("eq", t, n.const(self.stages - 1)), taken.ops)
+                with b.when(b.compare("eq", t, n.const(self.stages - 1))) as taken:
+                    self._wait(taken, "taken", (none, none))
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
@@ -262,11 +262,11 @@ class _Roles(Cut):
                             b.ops.append(y)
             self._arrive(b, "free", at[0])
             later = n.op("add", t, self.stages)
-            more = Builder(self.loop.loc)
-            scalars = self._scalars(more, self._brought_by(part), later)
-            self._wait(more, "free", at)
-            self._bring(more, part, later, at[0], scalars)
-            b.branch(b.compare("lt", later, self.trips), more.ops)
+            with b.when(b.compare("lt", later, self.trips)) as more:
+                more.loc = self.loop.loc
+                scalars = self._scalars(more, self._brought_by(part), later)
+                self._wait(more, "free", at)
+                self._bring(more, part, later, at[0], scalars)
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)

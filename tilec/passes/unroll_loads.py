@@ -27,8 +27,8 @@ from tilec.ir.ops import (
     Store,
     Yield,
     constants,
-    yielded,
 )
+from tilec.passes.utils.building import iteration
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
@@ -60,9 +60,9 @@ def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> 
     if not found.block(o.body, 1) or not found.bytes or not found.local:
         return 1
     most = min(MOST_TOGETHER, BYTES_TOGETHER // found.bytes, MOST_OPS // found.ops)
-    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
-    if lo is not None and hi is not None:
-        most = min(most, int(hi - lo))
+    indices = o.indices(numbers.get)
+    if indices is not None:
+        most = min(most, len(indices))
     return 1 << max(most, 1).bit_length() - 1
 
 
@@ -84,10 +84,7 @@ class _Work:
         self.ops += 0 if isinstance(o, Const | Yield) else times
         match o:
             case For():
-                lo, hi, step = (self.numbers.get(v) for v in (o.lo, o.hi, o.step))
-                if lo is None or hi is None or not step:
-                    return False
-                trips = int(hi - lo) // int(step)
+                trips = len(o.indices(self.numbers.get) or ())
                 return 0 < trips <= MOST_WITHIN and self.block(o.body, times * trips)
             case MemLoad():
                 if o.guard is not None or o.source in self.written:
@@ -105,21 +102,20 @@ class _Work:
 def _unrolled(o: For, count: int, numbers: Mapping[Value, Number], subst: Substitution) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
-    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
-    known = None if lo is None or hi is None else int(hi - lo) % count
-    if known is None:
+    indices = o.indices(numbers.get)
+    known = None if indices is None else len(indices) % count
+    if indices is None:
         trips = b.binary("max", b.binary("sub", o.hi, o.lo), 0)
         rest = b.binary("mod", trips, count)
         end = b.binary("add", o.lo, b.binary("sub", trips, rest))
     else:
-        end = b.const(int(hi or 0) - known, o.lo.dtype) if known else o.hi
+        end = b.const(indices.stop - known, o.lo.dtype) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
     for number in range(count):
         at = inner.binary("add", first, number) if number else first
-        own: Substitution = dict(zip(o.body.args, (at, *values)))
-        inner.ops += [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
-        values = tuple(own.get(v, v) for v in yielded(o.body))
+        ops, values = iteration(o, at, values)
+        inner.ops += ops
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
     done = b.emit(For, "serial", o.lo, end, b.const(count, o.lo.dtype), o.inits, body)

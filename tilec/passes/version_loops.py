@@ -29,7 +29,6 @@ from tilec.ir.core import (
 )
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import (
-    Binary,
     Compare,
     For,
     If,
@@ -42,6 +41,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
+from tilec.passes.utils.masked_loads import conjuncts
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
@@ -89,7 +89,7 @@ class _Guarded:
         guard = self.guard() or self.mask()
         if guard is None:
             return None
-        conds = self.conjuncts(guard.cond)
+        conds = [*conjuncts(guard.cond, self.made)]
         corners = [self.at_corner(c) for c in conds]
         met = [c for c in corners if c is not None]
         if len(met) != len(conds):
@@ -182,17 +182,6 @@ class _Guarded:
         others = (x for x in self.o.body.ops if isinstance(x, Load) and x is not read)
         outside = all(x.source.buffer.space == "global" for x in others)  # of the condition's
         return outside and read.indices == o.indices
-
-    def conjuncts(self, cond: Value) -> list[Value]:
-        found, left = [], [cond]
-        while left:
-            v = left.pop()
-            o = self.made.get(v)
-            if isinstance(o, Binary) and o.kind == "and":
-                left += [o.rhs, o.lhs]
-            else:
-                found.append(v)
-        return found
 
     def at_corner(self, cond: Value) -> Value | None:
         """The condition where it is hardest to meet; None if no corner is known to be that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.ir.types import MOST_NARROW
+from tilec.ir.types import MOST_NARROW, named_strides
 from tilec.runtime.tensors import Tensor, contiguous_strides
 
 FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
@@ -38,14 +38,8 @@ def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int 
     """The strides as a variant is compiled for them: 1 in the innermost dimension and the
     contiguous stride above compile-time extents are ints, any other is the name of a run-time
     value."""
-    facts: list[int | str] = []
-    step: int | None = 1
-    for dim in reversed(range(len(shape))):
-        known = step is not None and t.strides[dim] == step
-        facts.append(t.strides[dim] if known else f"{name}_stride{dim}")
-        extent = shape[dim]
-        step = step * extent if step is not None and isinstance(extent, int) else None
-    return tuple(reversed(facts))
+    known = zip(t.strides, named_strides(name, shape))
+    return tuple(s if s == k else f"{name}_stride{dim}" for dim, (s, k) in enumerate(known))
 
 
 def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError, shown
 from tilec.ir.types import DTYPES
+from tilec.ir.types import contiguous_strides as contiguous_strides
 from tilec.support.lazy import Lazy
 from tilec.target import find_target
 
@@ -126,15 +127,6 @@ def array_dtype(dtype: str, target: str) -> str:
     """What torch and ml_dtypes call the dtype of arrays that `target` reads as `dtype`."""
     stored = _stored(dtype, target)
     return _TORCH_DTYPES.get(stored, stored)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a row-major array without gaps."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
 
 
 def read_tensor(value: object, name: str) -> Tensor | None:

@@ -70,11 +70,6 @@ def html_block(title: str, *parts: str, about: str = "") -> str:
     return f'<div style="margin:6px 0">{head}{"".join(parts)}</div>'
 
 
-def html_folded(title: str, content: str) -> str:
-    """HTML that is shown when its title is clicked."""
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
-
-
 def size_text(count: float) -> str:
     """Bytes for people: "213,056 B", "1.2 MB"."""
     if count < 1_000_000:

@@ -193,9 +193,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
             continue
         boxes = {v for v, x in here.items() if x.by_tma}
         copies = [o for x in here.values() for o in x.copies]
-        bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
-        known = [b for b in bounds if isinstance(b, int)]
-        trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0
+        trips = len(loop.indices(consts.get) or ())
         narrow = engines.narrow(copies, False), engines.narrow(copies, True)
         rings.append(
             Ring(loop, frozenset(here), bool(boxes), len(boxes) < len(here), narrow, trips)

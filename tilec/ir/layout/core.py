@@ -18,7 +18,7 @@ from tilec.ir.layout import fit, reshaping
 from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form
 from tilec.ir.layout.terms import Term, forward_terms, inverse_terms, weighted
 
-__all__ = ["Layout", "row_major_strides"]
+__all__ = ["Layout"]
 
 Ints = NDArray[np.int32]
 
@@ -134,8 +134,12 @@ class Layout:
     def _flats(self) -> dict[tuple[str, ...], Ints]:
         return {}
 
+    @functools.cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each dimension of a dense row-major array."""
+        return tuple(prod(self.shape[dim + 1 :]) for dim in range(self.rank))
+
     def _flat(self, owners: tuple[str, ...]) -> Ints:
-        strides = row_major_strides(self.shape)
         widths = [a.bit_length() - 1 for a in self.atom]
         total: Ints = np.zeros((1,) * len(owners), np.int32)
         crossed: Ints = np.zeros((1,) * len(owners), np.int32)
@@ -151,7 +155,7 @@ class Layout:
                         at += w
                     add, bits = np.tile(add, 2), (bits ^ n * np.int32(step)).ravel()
                 else:
-                    step = sum(s * t for s, t in zip(d.step, strides))
+                    step = sum(s * t for s, t in zip(d.step, self._strides))
                     add, bits = (add + n * np.int32(step)).ravel(), np.tile(bits, d.radix)
             place = tuple(-1 if i == axis else 1 for i in range(len(owners)))
             total = total + add.reshape(place)
@@ -165,7 +169,7 @@ class Layout:
         """Row-major number of the element at each packed atom coordinate."""
         packed: Ints = np.arange(prod(self.atom), dtype=np.int32)
         out: Ints = np.zeros_like(packed)
-        for a, stride in zip(self.atom, row_major_strides(self.shape)):
+        for a, stride in zip(self.atom, self._strides):
             out += packed % np.int32(a) * np.int32(stride)
             packed //= np.int32(a)
         return out
@@ -386,15 +390,6 @@ def _without(entries: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 def _pick(entries: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(entries[i] for i in order)
-
-
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements between neighbours along each dimension of a dense row-major array."""
-    strides, stride = [], 1
-    for e in reversed(shape):
-        strides.append(stride)
-        stride *= e
-    return tuple(reversed(strides))
 
 
 # --- text ---

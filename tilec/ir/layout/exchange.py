@@ -76,8 +76,8 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class _Bit:
-    """A digit of a register's number, cut into bits as far as it goes."""
+class Bit:
+    """A digit of a register's, a lane's or a warp's number, cut into bits as far as it goes."""
 
     radix: int
     step: Step
@@ -92,7 +92,7 @@ def exchange(a: Layout, b: Layout, bits: int = WORD_BITS) -> Exchange | None:
         return None
     if a.replicas("reg") != 1 or b.replicas("reg") != 1:
         return None
-    regs, lanes, wanted = register_bits(a), lane_steps(a), lane_steps(b)
+    regs, lanes, wanted = bits_of(a, "reg"), lane_steps(a), lane_steps(b)
     found = _steps(regs, lanes, wanted)
     if found is None:
         return None
@@ -107,7 +107,7 @@ def exchange(a: Layout, b: Layout, bits: int = WORD_BITS) -> Exchange | None:
         current[position] = bit.step
     made = []
     for position in gathers:
-        made.append(_Bit(2, current[position], now.gather(1 << position)))
+        made.append(Bit(2, current[position], now.gather(1 << position)))
         current[position] = tuple(0 for _ in current[position])
     turn = _turn(current, wanted)
     if turn is None:
@@ -144,7 +144,7 @@ def widened(layout: Layout, dim: int, run: int) -> Layout | None:
     """
     if layout.shape[dim] % run or any(is_inside(d, layout.atom) for d in layout.digits):
         return None
-    regs, lanes = register_bits(layout), list(lane_steps(layout))
+    regs, lanes = bits_of(layout, "reg"), list(lane_steps(layout))
     if lanes and len(lanes) != layout.size("lane").bit_length() - 1:
         return None
     steps = [_along(layout.rank, dim, 1 << k) for k in range(run.bit_length() - 1)]
@@ -176,30 +176,23 @@ def single_registers(layout: Layout) -> Layout:
     return Layout(layout.shape, digits, layout.atom)
 
 
-def register_bits(layout: Layout) -> tuple[_Bit, ...]:
-    """The digits of a register's number, minor first, each cut into bits and an odd rest."""
+def bits_of(layout: Layout, owner: str) -> tuple[Bit, ...]:
+    """The digits of an owner's number, minor first, each cut into bits and an odd rest."""
     found = []
-    for d, weight in layout.of("reg"):
+    for d, weight in layout.of(owner):
         radix, step = d.radix, d.step
         while radix % 2 == 0:
-            found.append(_Bit(2, step, weight))
+            found.append(Bit(2, step, weight))
             radix, step, weight = radix // 2, tuple(2 * s for s in step), 2 * weight
         if radix > 1:
-            found.append(_Bit(radix, step, weight))
+            found.append(Bit(radix, step, weight))
     return tuple(found)
 
 
 def lane_steps(layout: Layout) -> tuple[Step, ...]:
     """The step of each bit of a lane's number; empty if it is not made of bits."""
-    found = []
-    for d, _ in layout.of("lane"):
-        radix, step = d.radix, d.step
-        while radix % 2 == 0:
-            found.append(step)
-            radix, step = radix // 2, tuple(2 * s for s in step)
-        if radix > 1:
-            return ()
-    return tuple(found)
+    found = bits_of(layout, "lane")
+    return () if any(d.radix != 2 for d in found) else tuple(d.step for d in found)
 
 
 def _along(rank: int, dim: int, step: int) -> Step:
@@ -207,8 +200,8 @@ def _along(rank: int, dim: int, step: int) -> Step:
 
 
 def _steps(
-    regs: tuple[_Bit, ...], lanes: tuple[Step, ...], wanted: tuple[Step, ...]
-) -> tuple[list[tuple[int, _Bit]], list[tuple[int, _Bit]], list[int]] | None:
+    regs: tuple[Bit, ...], lanes: tuple[Step, ...], wanted: tuple[Step, ...]
+) -> tuple[list[tuple[int, Bit]], list[tuple[int, Bit]], list[int]] | None:
     """Keeps and swaps as pairs of a lane bit and a register bit, and the lane bits to gather; None
     if these do not lead from one to the other."""
     if len(lanes) != len(wanted) or not lanes:
@@ -297,7 +290,7 @@ def _turn(current: list[Step], wanted: tuple[Step, ...]) -> tuple[int, ...] | No
     return tuple(turn)
 
 
-def _packed(regs: tuple[_Bit, ...], moved: list[_Bit], bits: int) -> list[_Bit]:
+def _packed(regs: tuple[Bit, ...], moved: list[Bit], bits: int) -> list[Bit]:
     """Register bits that stay, enough of them to fill a word."""
     stay = [x for x in regs if x.radix == 2 and x not in moved]
     count = max(1, WORD_BITS // bits).bit_length() - 1
@@ -305,14 +298,14 @@ def _packed(regs: tuple[_Bit, ...], moved: list[_Bit], bits: int) -> list[_Bit]:
 
 
 def _groups(
-    rest: list[_Bit], members: list[_Bit], packed: list[_Bit]
+    rest: list[Bit], members: list[Bit], packed: list[Bit]
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     return tuple(
         tuple(tuple(g + m + p for p in _sums(packed)) for m in _sums(members)) for g in _sums(rest)
     )
 
 
-def _sums(bits: list[_Bit]) -> list[int]:
+def _sums(bits: list[Bit]) -> list[int]:
     """The registers that the digits reach, the first digit counting fastest."""
     choices = [[d * x.weight for d in range(x.radix)] for x in reversed(bits)]
     return [sum(pick) for pick in product(*choices)]

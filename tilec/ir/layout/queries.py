@@ -15,7 +15,7 @@ import numpy as np
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout.core import Ints, Layout
-from tilec.ir.layout.exchange import exchange
+from tilec.ir.layout.exchange import Bit, bits_of, exchange
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
@@ -199,7 +199,7 @@ def matrix_rows(fragment: Layout, count: int, transposed: bool) -> Layout | None
     matrix for each pair of registers; with .trans, elements l/4 of rows 2*(l%4) and +1. Lane l
     addresses row l%8 of matrix l/8.
     """
-    reg, lane = (_as_bits(fragment, owner) for owner in ("reg", "lane"))
+    reg, lane = (bits_of(fragment, owner) for owner in ("reg", "lane"))
     matrices = count.bit_length() - 1
     used = (*reg[: 1 + matrices], *lane)
     if len(used) != 1 + matrices + 5 or any(d.radix != 2 for d in used):
@@ -218,21 +218,8 @@ def matrix_rows(fragment: Layout, count: int, transposed: bool) -> Layout | None
     return Layout(fragment.shape, digits, fragment.atom)
 
 
-def _owned(owner: str, d: Digit) -> Digit:
+def _owned(owner: str, d: Bit) -> Digit:
     return Digit(owner, d.radix, d.step)
-
-
-def _as_bits(layout: Layout, owner: str) -> tuple[Digit, ...]:
-    """The owner's digits, each cut into bits and, above them, an odd rest."""
-    out: list[Digit] = []
-    for d, _ in layout.of(owner):
-        radix, step = d.radix, d.step
-        while radix % 2 == 0:
-            out.append(Digit(owner, 2, step))
-            radix, step = radix // 2, tuple(2 * s for s in step)
-        if radix > 1:
-            out.append(Digit(owner, radix, step))
-    return tuple(out)
 
 
 @functools.lru_cache(maxsize=4096)

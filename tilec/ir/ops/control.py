@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
@@ -58,6 +58,13 @@ class For(Op):
         if self.kind not in LOOP_KINDS:
             raise InternalError(f"unknown loop kind {self.kind}", self.loc)
         check_carried(self, self.body, self.inits, extra=1)
+
+    def indices(self, known: Callable[[Value], Any]) -> range | None:
+        """The index in each iteration, where `known` gives the bounds as ints; else None."""
+        lo, hi, step = (known(v) for v in (self.lo, self.hi, self.step))
+        if not (isinstance(lo, int) and isinstance(hi, int) and isinstance(step, int)):
+            return None
+        return range(lo, hi, step) if step > 0 else None
 
 
 @op("while")

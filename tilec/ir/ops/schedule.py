@@ -17,8 +17,9 @@ from tilec.ir.types import BOOL, INT32, BufferType, Type
 __all__ = [
     "Scope", "ConsumerGroup", "OrderedWait", "OrderedArrive", "RingStage", "Barrier", "GridSync",
     "Pause", "WarpSync", "ProxyFence", "MbarrierInit", "MbarrierInitFence", "MbarrierExpect",
-    "MbarrierArrive", "MbarrierWait", "ClusterIndex", "ClusterBarrier", "ClusterSum", "SumParts",
-    "DeviceFence", "CpAsyncCommit", "CpAsyncWait", "WgmmaWait", "TmaStoreCommit", "TmaStoreWait",
+    "MbarrierArrive", "MbarrierWait", "ClusterIndex", "ClusterBarrier", "ClusterSum",
+    "CombineParts", "DeviceFence", "CpAsyncCommit", "CpAsyncWait", "WgmmaWait", "TmaStoreCommit",
+    "TmaStoreWait",
 ]  # fmt: skip
 
 
@@ -206,8 +207,8 @@ class ClusterSum(Op):
         _check_fragments(self, self.fragments)
 
 
-@op("sum_parts", result=BOOL, updates="fragments", effects=OUTPUT)
-class SumParts(Op):
+@op("combine_parts", result=BOOL, updates="fragments", effects=OUTPUT)
+class CombineParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
     same in the whole block. There `fragments` hold what all parts make by the binary operation

@@ -5,7 +5,6 @@ What is asked of a program:
 accesses, memory_access   element accesses, and where in memory they are
 regions                   loops over elements that move a box
 slicing                   what copies and their addresses are computed from
-held_once                 registers that nobody else has a part of
 coalescing                how many neighbours one access takes
 operands, gemm_layouts    a product's operands, and the layouts that it asks for
 registers, consumer_groups  what a thread may hold; loops over blocks that warpgroups share
@@ -19,5 +18,5 @@ conversions               fragments from layout to layout
 loop_body                 one iteration of a loop over elements, in registers
 rings, multicast          stages of a tile ahead of its use, filled for a cluster
 realign                   tiles of rows that begin anywhere
-lower_exchanges, lower_matrices, identities, dce
+identities, dce
 """

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from math import prod
 
-from tilec.ir.core import Op, Value, walk
+from tilec.ir.core import Op, Value, inputs, made_in, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
@@ -128,9 +128,7 @@ def covered(p: Parallel) -> set[Value]:
 def is_by_each_thread(p: Parallel, uniformity: Uniformity) -> bool:
     """Whether what the loop does differs between threads (it uses their index, or variables of
     their own): each of them does all of it."""
-    own = {*p.body.args, *(r for o in walk(p.body) for r in o.results)}
-    own.update(a for o in walk(p.body) for region in o.regions for a in region.args)
-    used = {v for o in walk(p.body) for v in o.operands} - own
+    used = {*inputs(p)} - made_in(p)
     return any(uniformity.level(v) > Level.BLOCK for v in used)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
-from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield
+from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -46,6 +46,14 @@ def counted(
     inner.emit(Yield)
     bounds = (b.const(n) for n in (0, count, 1))
     b.emit(For, kind, *bounds, (), inner.block([index]))
+
+
+def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op], tuple[Value, ...]]:
+    """The ops of the loop's iteration at `index`, with fresh values, and what it hands on of what
+    is `carried` in."""
+    own: Substitution = dict(zip(o.body.args, (index, *carried)))
+    ops = [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
+    return ops, tuple(own.get(v, v) for v in yielded(o.body))
 
 
 def updated(o: AnyOp, **fields: Any) -> AnyOp:

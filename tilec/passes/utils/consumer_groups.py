@@ -101,10 +101,9 @@ class ConsumerGroups:
         the next iteration is handed."""
         if not o.results or not all(r in self.carried.needed for r in o.results):
             return False
-        inside = (x for region in o.regions for x in walk(region))
         return all(
             isinstance(x, (For, While, If, Yield)) or is_clonable(x, self.carried.written)
-            for x in (o, *inside)
+            for x in walk(o)
         )
 
     # --- scratch buffers ---
@@ -133,10 +132,8 @@ class ConsumerGroups:
         what its ring loops become; `positions`, where a group stands in the ring of each buffer."""
         self.positions = positions
         group = b.value(ConsumerGroup)
-        last = b.compare("eq", group, self.count - 1)
-        pass_on = Builder(b.loc)
-        pass_on.emit(OrderedArrive, self.ordered)
-        b.branch(last, pass_on.ops)
+        with b.when(b.compare("eq", group, self.count - 1)) as pass_on:
+            pass_on.emit(OrderedArrive, self.ordered)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)

@@ -11,17 +11,11 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import buffers_read
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Alloc, For, If, Parallel, While, Yield
-from tilec.target import Target
-
-
-def dce(func: Func, target: Target) -> Func:
-    """Before: valid IR of any contract. After: the same without ops that have no effect and whose
-    results are unused, values carried for nobody, and on-chip buffers that are only written."""
-    return sweep(func)
 
 
 def sweep(func: Func) -> Func:
-    """`dce`, for other passes to end with."""
+    """Before: valid IR of any contract. After: the same without ops that have no effect and whose
+    results are unused, values carried for nobody, and on-chip buffers that are only written."""
     while True:
         dead = _write_only(func.body)
         grid, body = _Sweep(dead).block(func.grid), _Sweep(dead).block(func.body)

@@ -40,12 +40,13 @@ def masked_loads(ops: Sequence[Op], known: MemoryFacts) -> dict[Select, Mask]:
             continue
         asked_before = places.get(o.cond, -1) < places[load.result]
         if asked_before and load.source not in known.tensors.safe:
-            conds = (c for c in _conjuncts(o.cond, made) if not _is_bound(made.get(c), load, known))
+            conds = (c for c in conjuncts(o.cond, made) if not _is_bound(made.get(c), load, known))
             found[o] = Mask(load, tuple(conds))
     return found
 
 
-def _conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
+def conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
+    """The conditions that are met together where `cond` is, by the ops that made them."""
     left = [cond]
     while left:
         v = left.pop()

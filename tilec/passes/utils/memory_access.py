@@ -11,7 +11,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
-from tilec.ir.layout import Layout
+from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import Atomic, ElementAccess, If, Parallel
 from tilec.ir.types import FLOAT32, BufferType
@@ -40,7 +40,6 @@ class MemoryFacts:
         self.facts = facts_of(func)
         self.tensors = Tensors(func)
         self.red_vector = target is not None and target.has("red_vector")
-        self.runs: dict[Layout, int] = {}
         self._neighbours: dict[tuple[Value, int], Neighbours] = {}
 
     @functools.cached_property
@@ -73,19 +72,6 @@ class MemoryFacts:
             and not any(x.regions for region in o.regions for x in region.ops)
         )
 
-    def run(self, layout: Layout) -> int:
-        """Elements of the last dimension that lie side by side, aligned to their number."""
-        if layout not in self.runs:
-            offsets = layout.offsets()
-            best, width = 1, 2
-            while width <= 16 and layout.shape[-1] % width == 0:
-                groups = offsets.reshape(-1, width)
-                if (groups[:, :1] % width).any() or (groups - groups[:, :1] != range(width)).any():
-                    break
-                best, width = width, 2 * width
-            self.runs[layout] = best
-        return self.runs[layout]
-
     def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
         """What is known of an access; `arg` is the loop index along which registers are
         neighbours."""
@@ -104,8 +90,8 @@ class MemoryFacts:
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
                     width = min(width, max(known, 1))
-                elif t.layout is not None:
-                    width = min(width, self.run(t.layout))
+                while t.layout is not None and not has_runs(t.layout, width):
+                    width //= 2
         return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
 
     def _side_by_side(self, o: ElementAccess, arg: Value, most: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import tma_box
+from tilec.ir.layout import has_runs, tma_box
 from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad
 from tilec.ir.ops import ClusterSend as Send
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
@@ -137,17 +137,16 @@ def send(o: ClusterCopy, found: Pieces) -> list[Op]:
     """One thread announces the bytes at the other block's barrier, arrives there, and starts the
     copies that complete on it."""
     assert o.barrier is not None and o.stage is not None
-    b, inner = Builder(o.loc), Builder(o.loc)
-    n = Numbers(inner)
-    size = o.source.dtype.bits // 8
-    source, dest = found.source.moved(inner), found.dest.moved(inner)
-    total = prod(o.source.extents) * size
-    inner.emit(MbarrierExpect, o.barrier, o.stage, total, o.block)
-    for at, there, count in found.runs:
-        begin, end = n.op("add", source, at), n.op("add", dest, there)
-        to = o.dest.buffer, end, o.block, o.barrier, o.stage
-        inner.emit(Send, o.source.buffer, begin, count * size, *to)
-    b.branch(elected(b), inner.ops)
+    b, size = Builder(o.loc), o.source.dtype.bits // 8
+    with b.when(elected(b)) as inner:
+        n = Numbers(inner)
+        source, dest = found.source.moved(inner), found.dest.moved(inner)
+        total = prod(o.source.extents) * size
+        inner.emit(MbarrierExpect, o.barrier, o.stage, total, o.block)
+        for at, there, count in found.runs:
+            begin, end = n.op("add", source, at), n.op("add", dest, there)
+            to = o.dest.buffer, end, o.block, o.barrier, o.stage
+            inner.emit(Send, o.source.buffer, begin, count * size, *to)
     return b.ops
 
 
@@ -163,29 +162,26 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
     with counted(b, -(-vectors // threads), "part") as (round, inner):
         y = Numbers(inner)
         number = y.op("add", y.op("mul", round, threads), thread)
-        work = Builder(o.loc)
-        z = Numbers(work)
-        left, at = z.op("mul", number, lanes), list[Value]()
-        for extent in reversed(shape[1:]):
-            at.insert(0, z.op("mod", left, extent))
-            left = z.op("floordiv", left, extent)
-        at.insert(0, left)
-        here, there = _place(work, o.source, at), _place(work, o.dest, at)
-        value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
-        work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
-        if vectors % threads:
-            inner.branch(inner.compare("lt", number, y.const(vectors)), work.ops)
-        else:
-            inner.ops += work.ops
+        some = inner.compare("lt", number, y.const(vectors)) if vectors % threads else None
+        with inner.when(some) as work:
+            z = Numbers(work)
+            left, at = z.op("mul", number, lanes), list[Value]()
+            for extent in reversed(shape[1:]):
+                at.insert(0, z.op("mod", left, extent))
+                left = z.op("floordiv", left, extent)
+            at.insert(0, left)
+            here, there = _place(work, o.source, at), _place(work, o.dest, at)
+            value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
+            work.emit(ClusterStore, o.dest.buffer, there, value, o.block)
     return b.ops
 
 
 def arrive(o: ClusterCopy) -> list[Op]:
     """One thread tells the other block's barrier of what all of them have stored, behind a
     barrier of theirs."""
-    b, inner = Builder(o.loc), Builder(o.loc)
-    inner.emit(MbarrierArrive, o.barrier, o.stage, None, o.block, True)
-    b.branch(elected(b), inner.ops)
+    b = Builder(o.loc)
+    with b.when(elected(b)) as inner:
+        inner.emit(MbarrierArrive, o.barrier, o.stage, None, o.block, True)
     return b.ops
 
 
@@ -216,5 +212,4 @@ def _together(region: Region, lanes: int) -> bool:
     last = max((d for d, e in enumerate(region.extents) if e != 1), default=0)
     if columns % lanes or last in part or last != len(region.extents) - 1:
         return False
-    rows = layout.offsets().reshape(-1, lanes)
-    return bool((np.diff(rows) == 1).all() and (rows[:, 0] % lanes == 0).all())
+    return has_runs(layout, lanes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir.core import (
+    Block,
     Builder,
     Func,
     Op,
@@ -40,7 +41,7 @@ from tilec.ir.ops import (
     Warp,
     WarpSync,
 )
-from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
+from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType, Type
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
@@ -269,10 +270,13 @@ class Ring:
 
 
 class TensorMaps:
-    """The TMA descriptors a kernel takes as parameters, one for each different box of a tensor."""
+    """The TMA descriptors a kernel takes as parameters, one for each different box of a tensor;
+    those that `func` has are among them."""
 
-    def __init__(self) -> None:
-        self.params: dict[TensorMapType, Param] = {}
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        given = (p for p in func.params if p.role == "tensor_map")
+        self.params: dict[Type, Param] = {p.value.type: p for p in given}
 
     def get(self, tensor: Value, box: tuple[int, ...], swizzle: int, dtype: DType) -> Value:
         """The descriptor's value; `box` is innermost first, `dtype` that of shared memory."""
@@ -286,39 +290,70 @@ class TensorMaps:
 
     def boxes(
         self,
+        b: Builder,
         tile: Value,
         region: Region,
         shape: tuple[int, ...] | None = None,
         box: tuple[int, ...] | None = None,
         dtype: DType | None = None,
-    ) -> tuple[Value, list[int], list[tuple[int, list[int]]]]:
+        moved: Mapping[int, Value] | None = None,
+    ) -> Iterator[Box]:
         """What moves a shared tile, or the first `shape` of it, to or from a region of a tensor (in
         boxes of `box`, else the largest), of elements that the descriptor calls `dtype` (None: as
-        the tile does): the descriptor; for each dimension of the tensor,
-        innermost first, which one of the tile it is (-1: none); for each box where it begins in the
-        tile's memory, in elements, and how far from the region's offsets."""
+        the tile does). `moved`: as of `boxes_of`."""
         t = tile.buffer
         assert t.layout is not None
         found = tma_box(t.layout, t.dtype.bits)
         assert found is not None
-        shape, box = shape or t.static_shape, box or found[0]
+        extents, how = shape or t.static_shape, (box or found[0], found[1], dtype or t.dtype)
+        return self.boxes_of(b, region, extents, t.layout.offsets(), how, moved or {})
+
+    def boxes_of(
+        self,
+        b: Builder,
+        region: Region,
+        extents: tuple[int, ...],
+        places: Any,
+        how: tuple[tuple[int, ...], int, DType],
+        moved: Mapping[int, Value],
+    ) -> Iterator[Box]:
+        """The boxes of a tile with these extents, whose elements are at `places` in its memory, to
+        or from a region; `how`: the extents of a box, its swizzle, and its dtype. `moved`: along
+        which dimensions of the tile it begins how much further in the tensor."""
+        box, swizzle, dtype = how
         wide = (d for d, e in enumerate(region.extents) if e != 1)
-        tile_of = dict(zip(wide, (d for d, e in enumerate(shape) if e != 1)))
+        tile_of = dict(zip(wide, (d for d, e in enumerate(extents) if e != 1)))
         dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
-        extents = tuple(box[d] if d >= 0 else 1 for d in dims)
-        offsets = t.layout.offsets()
-        return (
-            self.get(region.buffer, extents, found[1], dtype or t.dtype),
-            dims,
-            [
-                (int(offsets[corner]), [corner[d] if d >= 0 else 0 for d in dims])
-                for corner in itertools.product(*(range(0, e, x) for e, x in zip(shape, box)))
-            ],
-        )
+        sizes = tuple(box[d] if d >= 0 else 1 for d in dims)
+        descriptor = self.get(region.buffer, sizes, swizzle, dtype)
+        for corner in itertools.product(*(range(0, e, x) for e, x in zip(extents, box))):
+            coords = []
+            for d, base in zip(dims, reversed(region.offsets)):
+                at = narrow(b, base)
+                if d >= 0 and corner[d]:
+                    at = b.binary("add", at, corner[d])
+                if d in moved:
+                    at = b.binary("add", at, moved[d])
+                coords.append(at)
+            yield Box(descriptor, tuple(coords), int(places[corner]))
 
     def prefetch(self, b: Builder) -> None:
         for p in self.params.values():
             b.emit(PrefetchMap, p.value)
+
+    def added(self, body: Block) -> Func:
+        """The function with `body` and all of the descriptors."""
+        params = {p.value: p for p in (*self.func.params, *self.params.values())}
+        return replace(self.func, params=tuple(params.values()), body=body)
+
+
+class Box(NamedTuple):
+    """One box: its descriptor, where it begins in the tensor (innermost first), and in the tile's
+    memory, in elements."""
+
+    descriptor: Value
+    coords: tuple[Value, ...]
+    offset: int
 
 
 def tma_boxes(
@@ -331,24 +366,17 @@ def tma_boxes(
     shape = tile.buffer.static_shape
     share = multicast.shares.get(tile)
     blocks = None
-    first = start = b.const(0)
+    moved: dict[int, Value] = {}
+    start = b.const(0)
     if share is not None:
         shape = (*shape[: share.along], share.extent, *shape[share.along + 1 :])
         part, blocks = multicast.part(b, share), multicast.receivers(b, share)
-        first = b.binary("mul", part, share.extent)
+        moved[share.along] = b.binary("mul", part, share.extent)
         start = b.binary("mul", part, share.step)
-    descriptor, dims, boxes = maps.boxes(tile, o.source, shape, share.box if share else None)
-    for offset, shifts in boxes:
-        coords = []
-        for d, shift, base in zip(dims, shifts, reversed(o.source.offsets)):
-            at = narrow(b, base)
-            if shift:
-                at = b.binary("add", at, shift)
-            if share is not None and d == share.along:
-                at = b.binary("add", at, first)
-            coords.append(at)
+    box = share.box if share else None
+    for descriptor, coords, offset in maps.boxes(b, tile, o.source, shape, box, moved=moved):
         where = b.const(offset)
         if share is not None:
             where = b.binary("add", where, start)
         at_barrier = (barrier, stage, blocks, o.eviction_policy)
-        b.emit(TmaLoad, ring_stage, where, descriptor, tuple(coords), *at_barrier)
+        b.emit(TmaLoad, ring_stage, where, descriptor, coords, *at_barrier)

@@ -4,12 +4,13 @@ shared memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tilec.ir.analysis import acting
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.core import Builder, Func, Op, Region, Value, walk
 from tilec.ir.dependence import ModRef, modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
@@ -23,7 +24,8 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.promotion import Promoted, promote
+from tilec.passes.utils.addressing import Numbers
+from tilec.passes.utils.building import whole
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.target import Target
@@ -297,3 +299,100 @@ def writes(o: Op, v: Value) -> bool:
 def _fills(o: Op, v: Value) -> bool:
     found = modref(o, covered).get(v, ModRef(False, False, False))
     return found.writes and found.whole
+
+
+# --- tiles that registers hold --------------------------------------------------------------------
+
+
+STEP_BYTES = 32  # of a row that one instruction takes
+PIECES = 4  # a fragment holds one of so many of the columns at most: products read them whole
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A tile's columns: those of `cuts[i]` to `cuts[i + 1]` in `buffers[i]`, fragments but for the
+    last one (`rest`), which is in shared memory, where not all of them are in registers."""
+
+    cuts: tuple[int, ...]
+    buffers: tuple[Value, ...]
+    rest: Value | None
+
+    def parts(self) -> Iterator[tuple[Value, int, int]]:
+        """What holds columns of the tile, from which one and up to which."""
+        return zip(self.buffers, self.cuts, self.cuts[1:])
+
+    def piece(self, b: Builder, lo: int, hi: int) -> Region:
+        """Columns from one of the cuts to another at most."""
+        n = next(i for i, at in enumerate(self.cuts) if lo < at) - 1
+        r = whole(b, self.buffers[n])
+        if r.extents[-1] == hi - lo:
+            return r
+        numbers = Numbers(b)
+        return replace(
+            r,
+            offsets=(*r.offsets[:-1], numbers.const(lo - self.cuts[n])),
+            extents=(*r.extents[:-1], hi - lo),
+        )
+
+    def filled(self, o: Copy) -> list[Op]:
+        """The copies that fill the parts, instead of the one that filled the tile."""
+        b = Builder(o.loc)
+        last = o.source.offsets[-1]
+        for v, lo, hi in self.parts():
+            n = Numbers(b, last.dtype)
+            source = replace(
+                o.source,
+                offsets=(*o.source.offsets[:-1], n.op("add", last, lo)),
+                extents=(*o.source.extents[:-1], hi - lo),
+            )
+            b.emit(Copy, source, whole(b, v))
+        return b.ops
+
+
+def promote(
+    statements: Sequence[Op], products: Sequence[Op], registers: int, threads: int
+) -> dict[Value, Promoted]:
+    """For A operands that are the same in all iterations, tiles that one copy of `statements` fills
+    and only products read: columns of them in registers, as far as these go, what fits into so
+    many `registers` of each of `threads` threads."""
+    found: dict[Value, Promoted] = {}
+    for o in statements:
+        if not isinstance(o, Copy) or o.source.buffer.buffer.space != "global":
+            continue
+        v = o.dest.buffer
+        uses = [x for x in statements if v in modref(x, covered)]
+        readers = [x for x in uses if x is not o]
+        if v.buffer.space != "shared" or not o.dest.is_whole or not readers or o in products:
+            continue
+        if not all(x in products and _takes_whole(x, v) for x in readers):
+            continue
+        rows, columns = v.buffer.static_shape
+        step = STEP_BYTES * 8 // v.dtype.bits
+        each = rows * STEP_BYTES // 4 // threads
+        most = columns // PIECES
+        if not each or most % step or registers < each:
+            continue
+        held = min(columns, registers // each * step)
+        registers -= held // step * each
+        cuts = [*range(0, held, most), held]
+        parts = [
+            Value(BufferType((rows, hi - lo), v.dtype, "fragment"), f"{v.name}_{n}")
+            for n, (lo, hi) in enumerate(zip(cuts, cuts[1:]))
+        ]
+        rest = None
+        if held < columns:
+            cuts.append(columns)
+            rest = Value(BufferType((rows, columns - held), v.dtype, "shared"), f"{v.name}_rest")
+            parts.append(rest)
+        found[v] = Promoted(tuple(cuts), tuple(parts), rest)
+    return found
+
+
+def _takes_whole(o: Op, v: Value) -> bool:
+    return (
+        isinstance(o, Gemm)
+        and o.a.buffer is v
+        and o.a.is_whole
+        and not o.transpose_a
+        and o.b.buffer is not v
+    )

@@ -7,7 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tilec.ir.core import Block, Op, Substitution, Value, clone, substitute, upstream, walk
+from tilec.ir.core import (
+    Block,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    inputs,
+    made_in,
+    substitute,
+    upstream,
+    walk,
+)
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
@@ -128,10 +139,8 @@ def _used(o: Op) -> list[Value]:
     """The values that `o`, or what is inside it, uses of what is made outside."""
     if not o.region_fields:
         return [*o.operands]
-    inside = list(walk(Block((), (o,))))
-    own = {r for x in inside for r in x.results}
-    own.update(a for x in inside for region in x.regions for a in region.args)
-    return [v for x in inside for v in x.operands if v not in own]
+    own = made_in(o)
+    return [v for v in inputs(o) if v not in own]
 
 
 def is_separable(block: Block, keep: Iterable[Op]) -> bool:

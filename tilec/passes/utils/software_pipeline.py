@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_block, walk
+from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_block, inputs, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.ops import (
     Alloc,
@@ -42,10 +42,8 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
     n = Numbers(b)
-    last = b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
-    arrive = Builder(b.loc)
-    arrive.emit(OrderedArrive, ORDERED, warpgroups)
-    b.branch(last, arrive.ops)
+    with b.when(b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))) as arrive:
+        arrive.emit(OrderedArrive, ORDERED, warpgroups)
 
 
 def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
@@ -116,7 +114,7 @@ class SoftwarePipeline:
         for n in loop.order:
             o = every[n]
             if not is_brought(o):
-                used = (v for x in walk(Block((), (o,))) for v in x.operands if v in rings)
+                used = (v for v in inputs(o) if v in rings)
                 self.stage[o] = loop.stage[n]
                 self.reads[o] = list(dict.fromkeys(rings[v] for v in used))
         products = [o for o in self.stage if isinstance(o, Gemm)]
@@ -131,7 +129,7 @@ class SoftwarePipeline:
     def reads_late(self, ring: Ring) -> bool:
         """Whether the epilogue reads a ring, too."""
         late = (o for o, s in self.stage.items() if s == max(self.parts))
-        used = {v for o in late for x in walk(Block((), (o,))) for v in x.operands}
+        used = {v for o in late for v in inputs(o)}
         return not used.isdisjoint(ring.buffers)
 
     def ops(self, between: Sequence[Op] = ()) -> list[Op]:

@@ -4,6 +4,7 @@ loads of elements elsewhere."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Op, Value
+from tilec.ir.layout import has_runs
 from tilec.ir.ops import CheckIndex, LdmatrixValues, Load, LoadMatrices, ThreadIndex
 from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts
@@ -40,7 +41,7 @@ def by_ldmatrix(o: LoadMatrices, known: MemoryFacts) -> list[Op] | None:
     multiple of that."""
     layout = o.source.buffer.layout
     chunk = _CHUNK_BITS // o.source.dtype.bits
-    if layout is None or known.run(layout) < chunk:
+    if layout is None or not has_runs(layout, chunk):
         return None
     if known.facts.divisor(o.indices[-1]) % chunk or any(c % chunk for c in o.columns):
         return None

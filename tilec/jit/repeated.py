@@ -1,5 +1,6 @@
-"""Sums that an author has written as loops in `T.Parallel`, in fewer iterations than there are
-threads: an iteration is one thread's, and threads without one of their own do another's again."""
+"""What several threads do alike, and their author has hardly meant: sums that he has written as
+loops in `T.Parallel`, in fewer iterations than there are threads (an iteration is one thread's, and
+threads without one of their own do another's again), and atomics."""
 
 from __future__ import annotations
 
@@ -8,8 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Binary, For, Load, Parallel, Store, constants, yielded
+from tilec.ir.ops import (
+    Atomic,
+    Binary,
+    DeviceFence,
+    For,
+    Load,
+    Parallel,
+    Store,
+    ThreadIndex,
+    constants,
+    yielded,
+)
+from tilec.ir.uniformity import Level, uniformity_of
 
 SHORT = 16  # sums of fewer elements take no longer than an exchange between threads
 _WORDS = {"add": "sum", "max": "max", "min": "min"}
@@ -42,9 +56,8 @@ def _long_sums(
 ) -> Iterator[tuple[str, int | None, Loc]]:
     for o in walk(body):
         if isinstance(o, For):
-            ends = [numbers.get(v) for v in (o.lo, o.hi, o.step)]
-            known = [n for n in ends if isinstance(n, int)]
-            trips = len(range(*known)) if len(known) == 3 else None
+            indices = o.indices(numbers.get)
+            trips = None if indices is None else len(indices)
             if trips is None or trips >= SHORT:
                 yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
 
@@ -83,3 +96,42 @@ def _changing(loop: For) -> tuple[set[Value], set[Value]]:
         elif not by_index.isdisjoint(o.operands):
             by_index.update(o.results)
     return found, by_index
+
+
+# --- atomics that every thread of a block does alike ----------------------------------------------
+
+
+_EACH_TIME = ("add", "xor")  # one more changes the result
+
+
+def warn_of_repeated_atomics(func: Func) -> None:
+    """Warn, at its line, of each atomic in a TILE function that every thread of a block does alike:
+    legal, as in TileLang, and hardly meant. Outside of T.Parallel a scalar statement is each
+    thread's own, so that T.atomic_add(Y[0], s[0]) adds as often as the block has threads. Not told
+    are those that a thread may well mean: of a kernel that asks for its threads, with the previous
+    value (a ticket), in an order with other memory (an arrival at a counter), and those that come
+    out the same however often they are done (max, and, exchange)."""
+    every = list(walk(func.body))
+    found = [o for o in every if isinstance(o, Atomic) and o.kind in _EACH_TIME]
+    if not found or any(isinstance(o, (ThreadIndex, DeviceFence)) for o in every):
+        return
+    threads = func.attrs.get("threads")
+    if threads == 1:
+        return
+    used = {v for o in every for v in o.operands}
+    shared_out = {x for o in every if isinstance(o, Parallel) for x in walk(o.body)}
+    alike = uniformity_of(func)
+    for o in found:
+        levels = (alike.around(o), *map(alike.level, (*o.indices, o.value)))
+        if o in shared_out or o.result in used or max(levels) > Level.BLOCK:
+            continue
+        name = o.dest.name
+        times = f"{threads} times" if threads else "as often as there are threads"
+        warn(
+            CompileWarning,
+            f"each thread of the block does this atomic {o.kind} of the same value to the same "
+            f"element of {name}: it is done {times}",
+            o.loc,
+            f"for i in T.Parallel(1): T.atomic_{o.kind}({name}[…], …) does it once for the block\n"
+            f"if each thread is to do it: for i in T.Parallel({threads or 'threads'})",
+        )
