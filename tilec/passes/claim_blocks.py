@@ -46,11 +46,11 @@ def claim_blocks(func: Func, target: Target) -> Func:
     scopes = [o for o in func.body.ops if isinstance(o, Scope)]
     if not func.attrs.get("claimed") or len(scopes) != 2:
         return func
-    return _Claims(func, scopes).claimed()
+    return _Claims(func, target, scopes).claimed()
 
 
 class _Claims:
-    def __init__(self, func: Func, scopes: list[Scope]) -> None:
+    def __init__(self, func: Func, target: Target, scopes: list[Scope]) -> None:
         self.func = func
         taken, name = {p.value.name for p in func.params}, "tiles_taken"
         while name in taken:
@@ -60,7 +60,8 @@ class _Claims:
         self.top = Builder(func.loc)
         self.slot = self.top.value(Alloc, slot, name="next_tile")
         consumers = next(o for o in scopes if o.name == "consumer")
-        self.ring = Ring("claims", (self.slot,), SLOTS, consumers.warps, 1)
+        readers = consumers.warps * target.warp_size
+        self.ring = Ring("claims", (self.slot,), SLOTS, readers, 1)
         self.ring.allocate(self.top)
 
     def claimed(self) -> Func:
@@ -118,8 +119,11 @@ class _Claims:
         return following
 
     def receive(self, b: Builder, at: Position) -> Value:
+        """The number of the next tile. Each thread frees what it has read: ptxas leaves no
+        instruction of a warp's barrier, without which racecheck sees no order in another's."""
         phase = at.get_phase(b)
         stage = self.ring.wait_full(b, at)
         following = b.value(Load, b.value(RingStage, self.slot, stage), (b.const(0),))
-        self.ring.free(b, at, stage, phase)
+        b.emit(MbarrierArrive, self.ring.empty, stage)
+        at.advance(b, stage, phase)
         return following
