@@ -4,10 +4,10 @@
 
 On an NVIDIA GPU: an empty kernel with one tensor, a sum with three, and a small matrix product
 with three (on sm_90a: three tensor maps), each with the same tensors in every call, and the latter
-two with tensors that no call had before. Beside them the driver's own call with the same prepared
-arguments, and torch's and Triton's sums and products. Microseconds per call, median of shuffled
-rounds; a round is short enough that the driver's queue never fills. Without a GPU the same launch
-path is timed with a driver's entry that returns at once.
+two with tensors that no call had before; a kernel that is two launches. Beside them the driver's
+own call with the same prepared arguments, and torch's and Triton's sums and products. Microseconds
+per call, median of shuffled rounds; a round is short enough that the driver's queue never fills.
+Without a GPU the same launch path is timed with a driver's entry that returns at once.
 """
 
 # mypy: disable-error-code="valid-type,assignment,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -55,6 +55,20 @@ def add(A: T.Tensor((N,), "float16"), B: T.Tensor((N,), "float16"), C: T.Tensor(
             C[bx * 256 + i] = A[bx * 256 + i] + B[bx * 256 + i]
 
 
+@tilec.kernel
+def add_twice(
+    A: T.Tensor((N,), "float16"), B: T.Tensor((N,), "float16"), C: T.Tensor((N,), "float16")
+):
+    """Two launches, the second of what the first has left in memory of the call."""
+    W = T.empty((N,), "float16")
+    with T.Kernel(T.ceildiv(N, 256), threads=256) as bx:
+        for i in T.Parallel(256):
+            W[bx * 256 + i] = A[bx * 256 + i] + B[bx * 256 + i]
+    with T.Kernel(T.ceildiv(N, 256), threads=256) as bx:
+        for i in T.Parallel(256):
+            C[bx * 256 + i] = W[bx * 256 + i] + B[bx * 256 + i]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", default="", help="write the figures here")
@@ -94,6 +108,17 @@ def candidates(device: str) -> Candidates:
         found[f"{name}: the call of the driver alone"] = ready_of(kernel), itertools.repeat(())
         if more:
             found[name + NEW] = call, iter(more)
+    used, name = arrays(*flat), "two sums in one call, 3 tensors and 1 of its own"
+    for _ in range(4):
+        add_twice(*used)
+        if device == "cpu":
+            for part in add_twice.parts.kernels:
+                for variant in part._variants.values():
+                    variant.loaded(0).ready = lambda *launch: no_driver()
+    found[name + (", without a driver" if device == "cpu" else "")] = (
+        add_twice,
+        itertools.repeat(used),
+    )
     if device != "cpu":
         from benchmarks.peers import triton_add, triton_gemm
 

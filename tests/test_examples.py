@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,8 @@ def test_there_are_examples() -> None:
 PRINT_ONE_LINE = [name for name in EXAMPLES if name != "quickstart"]
 
 
-def run_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module(name).main()
+def run_example(name: str, capsys: pytest.CaptureFixture[str], *cases: Any) -> None:
+    importlib.import_module(name).main(*cases)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 1 and printed[0].startswith(f"{name} on ")
 

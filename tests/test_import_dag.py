@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +35,23 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and all statements in it: expressions hold no import."""
+    yield node
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, field, None)
+        for child in inner if isinstance(inner, list) else ():
+            yield from statements(child)
+
+
 def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, module) of each import below `node`; for `from a import b` both `a` and `a.b`."""
-    for child in ast.walk(node):
+    for child in statements(node):
         if isinstance(child, ast.Import):
             yield from ((child.lineno, alias.name) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -72,20 +87,20 @@ def breaches(module: str, tree: ast.AST) -> list[str]:
 def nested(tree: ast.AST) -> list[tuple[int, str]]:
     """Imports inside functions, optional packages left out."""
     found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for node in statements(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found += [(n, m) for n, m in imports(node) if m.split(".")[0] not in OPTIONAL]
     return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_follow_the_dag(path: Path) -> None:
-    assert breaches(name_of(path), ast.parse(path.read_text())) == []
+    assert breaches(name_of(path), parsed(path)) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_imports_inside_functions(path: Path) -> None:
-    assert nested(ast.parse(path.read_text())) == []
+    assert nested(parsed(path)) == []
 
 
 def test_ir_modules_have_no_cycle() -> None:
@@ -93,7 +108,7 @@ def test_ir_modules_have_no_cycle() -> None:
     graph: dict[str, set[str]] = {}
     names = {name_of(p) for p in MODULES}
     for path in MODULES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
         graph[name_of(path)] = {m for n in top for _, m in imports(n) if m in names}
     done: set[str] = set()
@@ -132,7 +147,7 @@ def circles() -> list[frozenset[str]]:
     names = {name_of(p): p for p in MODULES}
     graph = {}
     for module, path in names.items():
-        top = ast.parse(path.read_text()).body
+        top = parsed(path).body
         typed = [n for n in top if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
         nodes = [n for n in top if n not in typed] + [x for n in typed for x in n.body]
         graph[module] = set()
