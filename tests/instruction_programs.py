@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from instruction_rows import registers_of
 from lowered import Kernel
 
 from tilec.ir import ops
@@ -25,7 +26,6 @@ from tilec.ir.instr import (
     find_instruction,
     instructions_of,
 )
-from tilec.ir.instr.instruction import registers_of
 from tilec.ir.instr.nvidia import MMA_INSTRUCTIONS
 from tilec.ir.intervals import dtype_range
 from tilec.ir.layout import Layout, swizzled, wgmma_operand

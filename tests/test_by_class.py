@@ -70,7 +70,6 @@ REASONS = {
     "passes/split_roles.py": SELECTION,
     "passes/stage_stores.py": LOWERING,
     "passes/utils/accesses.py": LOWERING,
-    "passes/utils/coalescing.py": SELECTION,
     "passes/resolve_views.py": LOWERING,
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,

@@ -17,9 +17,9 @@ import pytest
 
 import tilec
 from tilec.__main__ import COMMANDS, main
+from tilec.cli import bench as measuring
 from tilec.cli import env
-from tilec.cli import measure as measuring
-from tilec.cli.measure import on_device
+from tilec.cli.bench import on_device
 from tilec.support.progress import Progress, is_wanted
 
 ROOT = Path(__file__).parent.parent

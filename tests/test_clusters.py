@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, Arrays, aligned, tile_func
 from frontend_help import fact
+from instruction_rows import CLUSTER_INSTRUCTIONS
 from test_lowering import matmul_text
 from test_rows import assemble as ptxas_takes
 from test_rows import kernel as asm_kernel
@@ -23,7 +24,6 @@ from tilec.frontend import Specialisation, bind_constants, read_signature, trace
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, LaunchError, ResourceError
-from tilec.ir.instr.cluster import CLUSTER_INSTRUCTIONS
 from tilec.ir.layout import row_major, swizzled
 from tilec.ir.ops import (
     ClusterBarrier,

@@ -8,6 +8,7 @@ import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 import pytest
+from instruction_rows import MEMORY_INSTRUCTIONS, SYNC_INSTRUCTIONS, registers_of, tile_of
 
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir import types as dt
@@ -25,9 +26,7 @@ from tilec.ir.instr import (
     find_instruction,
     instructions_of,
     memory,
-    registers_of,
     sync,
-    tile_of,
     wgmma_wait,
 )
 from tilec.ir.instr.machine import nothing
@@ -252,7 +251,7 @@ def test_only_float8_on_hopper_has_a_coarse_sum():
 
 def test_every_feature_belongs_to_a_target():
     known = set().union(*(t.features for t in TARGETS.values())) | {""}
-    rows = [*MATRIX_INSTRUCTIONS.values(), *memory.MEMORY_INSTRUCTIONS, *sync.SYNC_INSTRUCTIONS]
+    rows = [*MATRIX_INSTRUCTIONS.values(), *MEMORY_INSTRUCTIONS, *SYNC_INSTRUCTIONS]
     assert {r.feature for r in rows} <= known
 
 
@@ -491,7 +490,7 @@ def test_metadata_live_where_the_manual_says(row):
 
 def test_ptxas_takes_the_sm_80_rows(tmp_path):
     target = TARGETS["cuda:sm_80"]
-    rows = [*memory.MEMORY_INSTRUCTIONS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
+    rows = [*MEMORY_INSTRUCTIONS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
     pieces = [r.asm for r in rows if target.has(r.feature)]
     rows = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, MmaInstruction)]
     pieces += [r.asm() for r in rows if target.has(r.feature)]
@@ -502,7 +501,7 @@ def test_ptxas_takes_the_sm_80_rows(tmp_path):
 
 def test_ptxas_takes_the_sm_90a_rows(tmp_path):
     rows = [
-        *memory.MEMORY_INSTRUCTIONS, *sync.SYNC_INSTRUCTIONS, sync.mbarrier_init(3),
+        *MEMORY_INSTRUCTIONS, *SYNC_INSTRUCTIONS, sync.mbarrier_init(3),
         sync.mbarrier_expect(32768),
         sync.setmaxnreg(40, False), sync.setmaxnreg(232, True), memory.tma_store_wait(0, False),
         memory.tma_store_wait(1, True),

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from instruction_rows import CLUSTER_INSTRUCTIONS, MEMORY_INSTRUCTIONS, SYNC_INSTRUCTIONS
 from meanings import meaningless
 from sim_bench import Bench
 from test_examples import EXAMPLES
@@ -22,9 +23,6 @@ from tilec.ir.instr import (
     MmaInstruction,
     SparseMmaInstruction,
     WgmmaInstruction,
-    cluster,
-    memory,
-    sync,
 )
 from tilec.ir.llvm import Function
 from tilec.sim.arithmetic import fma
@@ -71,7 +69,7 @@ def test_every_record_of_the_examples_has_a_meaning(
 
 
 def test_every_row_has_a_meaning() -> None:
-    rows = [*sync.SYNC_INSTRUCTIONS, *cluster.CLUSTER_INSTRUCTIONS, *memory.MEMORY_INSTRUCTIONS]
+    rows = [*SYNC_INSTRUCTIONS, *CLUSTER_INSTRUCTIONS, *MEMORY_INSTRUCTIONS]
     forms = [r.asm for r in rows]
     for row in MATRIX_INSTRUCTIONS.values():
         if isinstance(row, MmaInstruction | SparseMmaInstruction):

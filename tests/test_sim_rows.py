@@ -6,6 +6,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from instruction_rows import registers_of
 from sim_bench import Bench
 
 from tilec.ir import types as dt
@@ -15,7 +16,6 @@ from tilec.ir.instr import (
     MmaInstruction,
     cluster,
     find_instruction,
-    registers_of,
     sync,
     wgmma_wait,
 )

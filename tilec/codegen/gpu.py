@@ -10,6 +10,7 @@ LLVM must not unroll. What has been computed on the way to a place is used again
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type, register_type
@@ -18,14 +19,14 @@ from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.lanes import convert, from_memory
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
-from tilec.codegen.rounding import rounded_quotients
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Param, Value
+from tilec.ir.core import Block, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
-from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, TensorMapType, VectorType
+from tilec.ir.ops import Binary, Cast, Extract, Pack, Select, Unary
+from tilec.ir.types import BOOL, FLOAT32, INT32, BufferType, ScalarType, TensorMapType, VectorType
 from tilec.target import Target
 
 MAX_INDEX = (1 << 31) - 1
@@ -399,3 +400,47 @@ def _is_short(body: Block) -> bool:
         and any(isinstance(o, ops.MemLoad) for o in acts)
         and all(o.pure or isinstance(o, _LOADING) for o in acts)
     )
+
+
+# --- quotients whose last bits nobody sees --------------------------------------------------------
+
+
+_FACTORS = ("mul", "div", "min", "max")
+
+
+def rounded_quotients(func: Func) -> frozenset[Value]:
+    """The float32 quotients that reach nothing but conversions to floats of 16 bits or less, by way
+    of products, quotients, signs, selections and nothing that could cancel their leading bits: an
+    error of 2 ulp is 2**-12 of the narrower type's, so the result differs from the exactly divided
+    one in about one of 2000 roundings, by the rounding that was nearly a tie."""
+    ops = list(walk(func.body))
+    if not any(_divides(o) for o in ops):
+        return frozenset()
+    users: dict[Value, list[Op]] = defaultdict(list)
+    for o in ops:
+        for v in o.operands:
+            users[v].append(o)
+    rounded: set[Value] = set()
+    for o in reversed(ops):
+        for r in o.results:
+            if users[r] and all(_narrows(user, r, rounded) for user in users[r]):
+                rounded.add(r)
+    return frozenset(o.results[0] for o in ops if _divides(o) and o.results[0] in rounded)
+
+
+def _divides(o: Op) -> bool:
+    return isinstance(o, Binary) and o.kind == "div" and o.lhs.dtype == FLOAT32
+
+
+def _narrows(o: Op, v: Value, rounded: set[Value]) -> bool:
+    """Whether what `o` makes of `v` ends in a narrower float."""
+    match o:
+        case Cast():
+            return o.dtype.is_float and o.dtype.bits <= 16
+        case Binary(kind=kind) if kind in _FACTORS:
+            return o.results[0] in rounded
+        case Unary(kind="neg" | "abs") | Pack() | Extract():
+            return o.results[0] in rounded
+        case Select():
+            return o.cond is not v and o.results[0] in rounded
+    return False

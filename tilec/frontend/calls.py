@@ -38,7 +38,6 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_votes,
     fast,
     formulas,
-    ieee,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
 from tilec.frontend.builtins_lanes import vector

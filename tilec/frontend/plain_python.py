@@ -151,7 +151,6 @@ IN_THE_LANGUAGE = frozenset(
     {
         "tilec.frontend.builtins_moves",
         "tilec.frontend.formulas",
-        "tilec.frontend.ieee",
         "tilec.intrinsics.mfma",
     }
 )

@@ -16,7 +16,17 @@ from fractions import Fraction
 
 from tilec.ir.core import Op, Value
 from tilec.ir.ops import Binary, Bitcast, Cast, Compare, Const, Select, Unary
-from tilec.ir.semantics import EXACT, INTEGERS, OF_BITS, Array, array, literal, np, wrap
+from tilec.ir.semantics import (
+    COMPARISONS,
+    EXACT,
+    INTEGERS,
+    OF_BITS,
+    Array,
+    array,
+    literal,
+    np,
+    wrap,
+)
 from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType, ScalarType
 
 Number = bool | int | float
@@ -51,6 +61,12 @@ def fold(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
             if x is None or y is None or (kind in ("floordiv", "mod") and y <= 0):
                 return _evaluated(o, known)
             return wrap(INTEGERS[kind](int(x), int(y)), lhs.dtype)
+        case Compare(kind=kind, lhs=lhs, rhs=rhs) if _is_integer(lhs):
+            x, y = known(lhs), known(rhs)
+            return None if x is None or y is None else int(COMPARISONS[kind](int(x), int(y)))
+        case Cast(operand=source) if _is_integer(source) and _is_integer(o.result):
+            x = known(source)
+            return None if x is None else wrap(int(x), o.dtype)
         case Binary() | Compare() | Unary() | Cast() | Bitcast():
             return _evaluated(o, known)
     return None

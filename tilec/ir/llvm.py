@@ -187,11 +187,6 @@ class Function:
         self.block = BasicBlock(label)
         self.blocks.append(self.block)
 
-    @property
-    def terminated(self) -> bool:
-        insts = self.block.insts
-        return bool(insts) and insts[-1].opcode in ("br", "ret", "unreachable")
-
     def phi(self, type: str) -> Phi:
         made = Phi(self.fresh(type))
         self.block.phis.append(made)

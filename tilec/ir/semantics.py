@@ -93,6 +93,10 @@ INTEGERS: dict[str, Callable[[int, int], int]] = {
 }
 """Ops on two integers as Python computes them, before `wrap`; divisors are above 0. (NumPy takes
 ten times as long for one number.)"""
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    kind: getattr(operator, kind) for kind in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+"""The kinds of `Compare` of two integers, likewise."""
 
 
 # --- conversions ---

@@ -14,7 +14,6 @@ fault, where
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from tilec.ir.clusters import cluster_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
+from tilec.ir.fold import fold
 from tilec.ir.ops import (
     Atomic,
     Barrier,
@@ -54,7 +54,6 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
-from tilec.ir.semantics import INTEGERS
 from tilec.passes.utils.rings import waited_by_all
 from tilec.passes.utils.schedule_program import Program, box_bytes
 from tilec.target import Target
@@ -63,15 +62,6 @@ SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
 STEPS = 3000  # ops that a thread executes at most with each
 AGAIN = 3  # iterations that a `while` has
 Stage = tuple[Value, int]  # of a ring, or of a barrier
-
-_COMPARE = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
 
 
 def check_schedule(func: Func, target: Target) -> Func:
@@ -264,18 +254,10 @@ class _Thread:
     def op(self, o: Op) -> None:
         env = self.env
         match o:
-            case Const():
-                env[o.result] = o.value
-            case Binary():
-                a, b = env.get(o.lhs, 0), env.get(o.rhs, 0)
-                known = o.kind in INTEGERS and (b > 0 or o.kind not in ("floordiv", "mod"))
-                env[o.result] = INTEGERS[o.kind](a, b) if known else 0
-            case Compare():
-                env[o.result] = _COMPARE[o.kind](env.get(o.lhs, 0), env.get(o.rhs, 0))
+            case Const() | Binary() | Compare() | Cast():
+                env[o.result] = fold(o, lambda v: env.get(v, 0)) or 0
             case Select():
                 env[o.result] = env.get(o.on_true if env.get(o.cond, True) else o.on_false, 0)
-            case Cast():
-                env[o.result] = int(env.get(o.operand, 0))
             case ConsumerGroup():
                 env[o.result] = self.group
             case GridSize():  # one block, or cluster

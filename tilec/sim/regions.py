@@ -4,10 +4,12 @@ and who touched it."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -433,3 +435,45 @@ class GlobalMemory:
                     f"{t.tensor.name} does not hold zeros when all blocks have ended",
                     buffer=t.tensor.name,
                 )
+
+
+# --- memory by its addresses ----------------------------------------------------------------------
+
+
+_MAPS = Path("/proc/self/maps")  # proc(5); other systems have none, and all is out of bounds
+
+
+class Mapping(GlobalTensor):
+    """A piece of this process's memory, byte by byte, at its own address."""
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.ctypes.data)
+
+
+class HostMemory(TensorMemory):
+    """As a tensor of bytes, whose elements have no names."""
+
+    def find(self, offset: int, buffer: str = "") -> tuple[str, Index | None]:
+        return buffer or "memory", None
+
+
+def _mapped() -> Iterator[tuple[int, int, str]]:
+    for line in _MAPS.read_text().splitlines() if _MAPS.exists() else ():
+        places, permissions, *_ = line.split()
+        low, high = (int(x, 16) for x in places.split("-"))
+        yield low, high, permissions
+
+
+def host_memory(address: int, checks: bool, keep: bool) -> HostMemory | None:
+    """The mapping that an address is in, of this process's own memory as the operating system has
+    mapped it; None if none that may be read. Nobody says where an array ends there; what is in no
+    mapping is out of bounds."""
+    for low, high, permissions in _mapped():
+        if low <= address < high and permissions.startswith("r"):
+            size = high - low
+            held = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(low))
+            written = permissions[1] == "w"
+            made = Mapping("memory", held, 0, (size,), (1,), "uint8", 1, written, False, -1)
+            return HostMemory(made, checks, keep and written)
+    return None

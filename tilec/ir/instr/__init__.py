@@ -18,8 +18,6 @@ from tilec.ir.instr.instruction import (
     Intrinsic,
     MatrixInstruction,
     Operands,
-    registers_of,
-    tile_of,
 )
 from tilec.ir.instr.memory import MatrixMove
 from tilec.ir.instr.nvidia import (
@@ -89,10 +87,8 @@ __all__ = [
     "cluster",
     "find_instruction",
     "memory",
-    "registers_of",
     "instructions_of",
     "sparse_instructions_of",
     "sync",
-    "tile_of",
     "wgmma_wait",
 ]

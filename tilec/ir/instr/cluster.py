@@ -135,15 +135,3 @@ def cluster_send(bytes: int) -> Instruction:
     )
     asm = spelled(text, lambda m, *operands: m.cluster_send(*operands, bytes), "rrrr")
     return Instruction(f"cp.bulk.cluster.{bytes}", "cluster", asm, 8 * bytes)
-
-
-CLUSTER_INSTRUCTIONS: tuple[Instruction, ...] = (
-    CLUSTER_BARRIER,
-    CLUSTER_ARRIVE,
-    CLUSTER_WAIT,
-    MBARRIER_ARRIVE_AT,
-    MBARRIER_PUBLISH_AT,
-    MBARRIER_WAIT_ACQUIRE,
-    *(cluster_load(n) for n in LOAD_WORDS),
-    *(cluster_store(n) for n in STORE_BYTES),
-)

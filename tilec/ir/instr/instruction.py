@@ -284,21 +284,6 @@ def _tf32(x: Array) -> Array:
     return bits.view("float32")
 
 
-def tile_of(layout: Layout, registers: Array) -> Array:
-    """The tile that registers hold: from an array (reg, lane, warp) to one of the layout's
-    shape."""
-    out = np.zeros(int(np.prod(layout.shape)), registers.dtype)
-    out[layout.flat("reg", "lane", "warp").ravel()] = registers.ravel()
-    tile: Array = out.reshape(layout.shape)
-    return tile
-
-
-def registers_of(layout: Layout, tile: Array) -> Array:
-    """The registers that hold a tile: an array (reg, lane, warp), replicas included."""
-    values: Array = tile.ravel()[layout.flat("reg", "lane", "warp")]
-    return values
-
-
 @dataclass(frozen=True)
 class Instruction:
     """Any other instruction: `unit_bits` is the size of the elements it moves (0: it moves

@@ -296,16 +296,3 @@ store)."""
 def vector_bytes(limit: int) -> int:
     """The widest vector access of at most `limit` bytes."""
     return max(b for b in VECTOR_BYTES if b <= max(limit, 1))
-
-
-MEMORY_INSTRUCTIONS: tuple[Instruction, ...] = (
-    *(ldmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
-    *(stmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
-    *(cp_async(n, p) for n in CP_ASYNC_BYTES for p in (False, True)),
-    CP_ASYNC_COMMIT,
-    *(tma_load(d, m) for d in TMA_DIMS for m in (False, True)),
-    *(tma_store(d, guarded) for d in TMA_DIMS for guarded in (False, True)),
-    *(tma_store(2, guarded, "", k) for k in TMA_REDUCTIONS for guarded in (False, True)),
-    TMA_STORE_COMMIT,
-    TMA_PREFETCH,
-)

@@ -152,17 +152,3 @@ COUNT_UP = Instruction(
 )
 """Section "atom". Arguments: an address in global memory (i64), the number after which it is 0
 again (i32); result: what was there."""
-
-SYNC_INSTRUCTIONS: tuple[Instruction, ...] = (
-    MBARRIER_ARRIVE,
-    MBARRIER_ARRIVE_IF,
-    MBARRIER_WAIT,
-    MBARRIER_INIT_FENCE,
-    PROXY_FENCE,
-    WARP_SYNC,
-    BARRIER_SYNC,
-    BARRIER_ARRIVE,
-    DEVICE_FENCE,
-    PAUSE,
-    COUNT_UP,
-)

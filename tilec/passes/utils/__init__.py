@@ -5,7 +5,6 @@ What is asked of a program:
 accesses, memory_access   element accesses, and where in memory they are
 regions                   loops over elements that move a box
 slicing                   what copies and their addresses are computed from
-coalescing                how many neighbours one access takes
 operands, gemm_layouts    a product's operands, and the layouts that it asks for
 registers, consumer_groups  what a thread may hold; loops over blocks that warpgroups share
 
