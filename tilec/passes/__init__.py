@@ -38,6 +38,7 @@ from tilec.passes.fold_clears import fold_clears
 from tilec.passes.fuse_exponents import fuse_exponents
 from tilec.passes.group_threads import group_threads
 from tilec.passes.hoist_accesses import hoist_accesses
+from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.lower_barriers import lower_barriers
@@ -92,7 +93,8 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
     (expand_sparse, "TILE"),  # extents are final; what comes of it is an ordinary product
-    (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
+    (hold_operands, "TILE"),  # before plans are listed, as what follows: it takes registers
+    (two_level_accumulation, "TILE"),  # its fragments take registers, too
     (lower_prints, "TILE"),
     (recognise_gathers, "TILE"),  # tiles have their final extents: what is behind them is not 0
 )

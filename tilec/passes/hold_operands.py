@@ -1,0 +1,131 @@
+"""hold_operands: what threads compute for a product stays in their registers.
+
+Before: TILE. A loop with stages fills a shared tile by its threads and multiplies by it: weights
+that are decoded, activations that are scaled, the probabilities of attention. After: where the
+target's widest instruction takes its first operand from registers, the tile is a fragment, and
+nobody has to wait for the stores of others, or for the product before the next tile is made
+(`arrange`: two versions of such a fragment).
+
+    parallel (128, 64) { t[i, j] = f(a[i, j]) }    t: shared    ->    t: fragment
+    gemm t, b, acc
+
+Only a tile that each iteration fills whole before products read it, all of them as A or all as B
+(then the product is done with operands swapped), of which every warpgroup takes rows of its own,
+that nothing else touches, and that fits twice beside the other fragments. Others stay where they
+are: several groups that share rows would all compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.dependence import modref
+from tilec.ir.instr import instructions_of
+from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, is_by_hand
+from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.types import BufferType
+from tilec.passes.demote_fragments import demoted
+from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.building import with_types
+from tilec.target import Target
+
+MOST = 32  # registers of a thread for one such tile
+ALL = 192  # for all fragments, these tiles in two versions
+
+
+def hold_operands(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if not target.has("wgmma") or is_by_hand(func.body):
+        return func
+    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+    buffers = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
+    taken = sum(_registers(t, threads) for t in buffers if t.space == "fragment")
+    users: dict[Value, set[Op]] = {}
+    for o in walk(func.body):
+        for v in () if o.region_fields else o.operands:
+            users.setdefault(v, set()).add(o)
+    facts = facts_of(func)
+    made: dict[Value, BufferType] = {}
+    for loop in walk(func.body):
+        if not isinstance(loop, For) or not has_stages(loop):
+            continue
+        inside = {*walk(loop.body)}
+        for v in _computed(loop, facts):
+            each = _registers(v.buffer, threads)
+            fits = each <= MOST and taken + 2 * each <= ALL and users[v] <= inside
+            if fits and all(_may_hold(o, v, threads, target) for o in users[v]):
+                made[v] = replace(v.buffer, space="fragment")
+                taken += 2 * each
+    return _changed(func, made)
+
+
+def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
+    """`func` with these buffers, but for those that registers cannot hold."""
+    if not made:
+        return func
+    changed = func.with_body(with_types(func.body, made))
+    bad = {(v.name, o.loc) for v, o in demoted(changed).items()}
+    if not bad:
+        return changed
+    names = {name for name, _ in bad}
+    return _changed(func, {v: t for v, t in made.items() if v.name not in names})
+
+
+def _registers(t: BufferType, threads: int) -> int:
+    return prod(t.static_shape) * t.dtype.bits // 32 // threads
+
+
+def _computed(loop: For, facts: Facts) -> Iterator[Value]:
+    """The shared tiles that threads fill whole in each iteration, before its products read them."""
+    at = [(o, modref(o, covered)) for o in loop.body.ops]
+    products = [o for o in loop.body.ops if isinstance(o, Gemm)]
+    for v in dict.fromkeys(r.buffer for o in products for r in (o.a, o.b)):
+        uses = [(o, found[v]) for o, found in at if v in found]
+        first = next(n for n, (o, _) in enumerate(uses) if isinstance(o, Gemm))
+        if v.buffer.space != "shared" or len(v.buffer.shape) != 2 or not first:
+            continue
+        behind = all(isinstance(o, Gemm) for o, _ in uses[first:])
+        if uses[0][1].whole and behind and all(_computes(o, facts) for o, _ in uses[:first]):
+            yield v
+
+
+def _computes(o: Op, facts: Facts) -> bool:
+    """Whether `o` makes a tile of what is on the chip already: tiles that come from memory are
+    brought ahead, or by as many bytes at a time as lie together there."""
+    if isinstance(o, Copy):
+        return o.source.buffer.buffer.space != "global"
+    if not isinstance(o, Parallel):
+        return False
+    last = o.body.args[-1]
+    loads = (x for x in walk(o.body) if isinstance(x, Load) and x.indices)
+    streams = (x for x in loads if x.source.buffer.space == "global")
+    return not any(facts.form(x.indices[-1]).terms.get(last) == 1 for x in streams)
+
+
+def _may_hold(o: Op, v: Value, threads: int, target: Target) -> bool:
+    """Whether the widest instruction takes `v` from registers where `o` is a product, each group of
+    warps its own rows."""
+    if not isinstance(o, Gemm):
+        return True
+    held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
+    if other.buffer is v or not held.is_whole or held.shape != v.buffer.static_shape:
+        return False
+    if other.buffer.buffer.space != "shared" or o.metadata is not None or o.policy == "full_col":
+        return False
+    m, n, k = o.shape
+    rows, columns = (m, n) if held is o.a else (n, m)
+    by_k = o.transpose_b if held is o.a else not o.transpose_a  # K is contiguous in the other one
+    return any(
+        row.warps > 1
+        and target.has(row.feature)
+        and "fragment" in row.a_places
+        and threads % (row.warps * target.warp_size) == 0
+        and rows % (row.m * threads // (row.warps * target.warp_size)) == 0
+        and (columns, k % row.k) == (row.n, 0)
+        and (by_k or "mn" in row.majors)
+        for row in instructions_of(held.dtype, other.dtype, o.c.dtype)
+    )
