@@ -268,7 +268,7 @@ def tensor_map_fits(t: BufferType) -> bool:
     """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
     and strides."""
     return (
-        2 <= t.rank <= 5
+        1 <= t.rank <= 5
         and t.strides is not None
         and t.strides[-1] == 1
         and t.dtype.bits % 8 == 0
@@ -284,6 +284,7 @@ def box_may_begin(r: Region, facts: Facts, store: bool = False) -> bool:
     7385)."""
     return (
         tensor_map_fits(r.buffer.buffer)
+        and (r.buffer.buffer.rank > 1 or not store)
         and facts.divisor(r.offsets[-1]) * r.dtype.bits // 8 % TMA_ALIGN == 0
         and (not store or all(map(facts.non_negative, r.offsets)))
     )

@@ -16,21 +16,23 @@ are: several groups that share rows would all compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.copy_engines import CopyEngines
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
+from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, is_by_hand
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import with_types
+from tilec.passes.utils.building import whole, with_types
 from tilec.target import Target
 
 MOST = 32  # registers of a thread for one such tile
@@ -41,26 +43,100 @@ def hold_operands(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if not target.has("wgmma") or is_by_hand(func.body):
         return func
-    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
-    buffers = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
-    taken = sum(_registers(t, threads) for t in buffers if t.space == "fragment")
-    users: dict[Value, set[Op]] = {}
-    for o in walk(func.body):
-        for v in () if o.region_fields else o.operands:
-            users.setdefault(v, set()).add(o)
-    facts = facts_of(func)
-    made: dict[Value, BufferType] = {}
-    for loop in walk(func.body):
-        if not isinstance(loop, For) or not has_stages(loop):
-            continue
-        inside = {*walk(loop.body)}
-        for v in _computed(loop, facts):
-            each = _registers(v.buffer, threads)
-            fits = each <= MOST and taken + 2 * each <= ALL and users[v] <= inside
-            if fits and all(_may_hold(o, v, threads, target) for o in users[v]):
-                made[v] = replace(v.buffer, space="fragment")
-                taken += 2 * each
-    return _changed(func, made)
+    found = _Found(func, target)
+    if not found.made:
+        return func
+    changed = _changed(func, found.made)
+    engines = CopyEngines(changed, target)
+
+    def visit(o: Op) -> None | Op | list[Op]:
+        return _staged(o, engines) if isinstance(o, For) and o.loc in found.loops else None
+
+    return changed.with_body(rewrite(changed.body, visit))
+
+
+class _Found:
+    """`made`: the tiles of `func` that become fragments, with their types; `loops`: where the loops
+    stand that fill them."""
+
+    def __init__(self, func: Func, target: Target) -> None:
+        self.target = target
+        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.facts = facts_of(func)
+        self.users: dict[Value, set[Op]] = {}
+        for o in walk(func.body):
+            for v in () if o.region_fields else o.operands:
+                self.users.setdefault(v, set()).add(o)
+        self.sums = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+        self.made: dict[Value, BufferType] = {}
+        self.loops: set[Loc] = set()
+        buffers = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
+        taken = sum(_registers(t, self.threads) for t in buffers if t.space == "fragment")
+        for loop in walk(func.body):
+            if not isinstance(loop, For) or not has_stages(loop):
+                continue
+            inside = {*walk(loop.body)}
+            for v, read in _computed(loop, self.facts):
+                each = _registers(v.buffer, self.threads)
+                fits = each <= MOST and taken + 2 * each <= ALL and self.users[v] <= inside
+                if fits and all(self._may_hold(o, v, read) for o in self.users[v]):
+                    self.made[v] = replace(v.buffer, space="fragment")
+                    self.loops.add(loop.loc)
+                    taken += 2 * each
+
+    def _may_hold(self, o: Op, v: Value, read: Collection[Value]) -> bool:
+        """Whether the widest instruction takes `v`, which is made of what is `read`, from registers
+        where `o` is a product, each group of warps its own rows."""
+        if not isinstance(o, Gemm):
+            return True
+        held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
+        if other.buffer is v or not held.is_whole or held.shape != v.buffer.static_shape:
+            return False
+        stays = other.buffer.buffer.space == "shared" and other.buffer not in self.made
+        if not stays or o.metadata is not None or o.policy == "full_col":
+            return False
+        if held is o.b and not self._may_swap(o, read):
+            return False
+        m, n, k = o.shape
+        rows, columns = (m, n) if held is o.a else (n, m)
+        # (Whether K is contiguous in the other operand.)
+        by_k = o.transpose_b if held is o.a else not o.transpose_a
+        return any(
+            row.warps > 1
+            and self.target.has(row.feature)
+            and "fragment" in row.a_places
+            and self.threads % (row.warps * self.target.warp_size) == 0
+            and rows % (row.m * self.threads // (row.warps * self.target.warp_size)) == 0
+            and (columns, k % row.k) == (row.n, 0)
+            and (by_k or "mn" in row.majors)
+            for row in instructions_of(held.dtype, other.dtype, o.c.dtype)
+        )
+
+    def _may_swap(self, o: Gemm, read: Collection[Value]) -> bool:
+        """Whether the sum may lie as that of swapped operands does: no other product adds to it,
+        and no other sum, which lies otherwise, is in what its operand is made of."""
+        summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
+        return summed == 1 and self.sums.isdisjoint(read)
+
+
+def _staged(loop: For, engines: CopyEngines) -> list[Op]:
+    """The loop, whose fragments that come from memory do so by way of shared tiles, which producers
+    bring ahead."""
+    b, body = Builder(loop.loc), Builder(loop.loc)
+    for o in loop.body.ops:
+        if isinstance(o, Copy) and o.source.buffer.buffer.space == "global" and o.dest.is_whole:
+            f = o.dest.buffer
+            if f.buffer.space == "fragment" and len(f.buffer.shape) == 2:
+                t = BufferType(f.buffer.static_shape, o.source.dtype, "shared")
+                tile = Value(t, f"{f.name}_brought")
+                body.loc = o.loc
+                brought = replace(o, dest=whole(body, tile))
+                if engines.tma_may_load(brought, t.dtype):
+                    b.ops.append(Alloc(t, results=(tile,), loc=o.loc))
+                    body.ops += [brought, replace(o, source=brought.dest)]
+                    continue
+        body.ops.append(o)
+    return [*b.ops, replace(loop, body=body.block(loop.body.args))]
 
 
 def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
@@ -79,8 +155,9 @@ def _registers(t: BufferType, threads: int) -> int:
     return prod(t.static_shape) * t.dtype.bits // 32 // threads
 
 
-def _computed(loop: For, facts: Facts) -> Iterator[Value]:
-    """The shared tiles that threads fill whole in each iteration, before its products read them."""
+def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:
+    """The shared tiles that threads fill whole in each iteration, before its products read them;
+    and what they are made of."""
     at = [(o, modref(o, covered)) for o in loop.body.ops]
     products = [o for o in loop.body.ops if isinstance(o, Gemm)]
     for v in dict.fromkeys(r.buffer for o in products for r in (o.a, o.b)):
@@ -90,7 +167,8 @@ def _computed(loop: For, facts: Facts) -> Iterator[Value]:
             continue
         behind = all(isinstance(o, Gemm) for o, _ in uses[first:])
         if uses[0][1].whole and behind and all(_computes(o, facts) for o, _ in uses[:first]):
-            yield v
+            fills = {o for o, _ in uses[:first]}
+            yield v, {x for o, found in at if o in fills for x in found if found[x].reads}
 
 
 def _computes(o: Op, facts: Facts) -> bool:
@@ -104,28 +182,3 @@ def _computes(o: Op, facts: Facts) -> bool:
     loads = (x for x in walk(o.body) if isinstance(x, Load) and x.indices)
     streams = (x for x in loads if x.source.buffer.space == "global")
     return not any(facts.form(x.indices[-1]).terms.get(last) == 1 for x in streams)
-
-
-def _may_hold(o: Op, v: Value, threads: int, target: Target) -> bool:
-    """Whether the widest instruction takes `v` from registers where `o` is a product, each group of
-    warps its own rows."""
-    if not isinstance(o, Gemm):
-        return True
-    held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
-    if other.buffer is v or not held.is_whole or held.shape != v.buffer.static_shape:
-        return False
-    if other.buffer.buffer.space != "shared" or o.metadata is not None or o.policy == "full_col":
-        return False
-    m, n, k = o.shape
-    rows, columns = (m, n) if held is o.a else (n, m)
-    by_k = o.transpose_b if held is o.a else not o.transpose_a  # K is contiguous in the other one
-    return any(
-        row.warps > 1
-        and target.has(row.feature)
-        and "fragment" in row.a_places
-        and threads % (row.warps * target.warp_size) == 0
-        and rows % (row.m * threads // (row.warps * target.warp_size)) == 0
-        and (columns, k % row.k) == (row.n, 0)
-        and (by_k or "mn" in row.majors)
-        for row in instructions_of(held.dtype, other.dtype, o.c.dtype)
-    )
