@@ -52,6 +52,7 @@ REASONS = {
     "passes/fold_clears.py": LOWERING,
     "passes/group_threads.py": LOWERING,
     "passes/infer_layouts.py": SELECTION,
+    "passes/hold_operands.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,
     "passes/lower_copies.py": LOWERING,
     "passes/lower_parallel.py": LOWERING,
