@@ -1,0 +1,236 @@
+"""Tiles that threads compute for a product: they stay in registers where the widest instruction
+reads them there, and the products of an iteration run while the next tile is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from form_help import GFX942, SM80, SM90, tile_func
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import Func, walk
+from tilec.ir.ops import Alloc, Copy, For, Gemm
+from tilec.ir.schedule import Plan
+from tilec.passes import run_plan
+from tilec.target import Target
+
+M, N, K = T.dynamic("M, N, K")
+TMA = Plan("p", specialise=True, persistent=True, stages=3)
+
+
+def scaled(bm: int = 64, bn: int = 64, threads: int = 128, policy: Any = None) -> tilec.Kernel:
+    """C = (relu(A) * scale) B: both factors come ahead of their iteration."""
+    how = {} if policy is None else {"policy": policy}
+
+    @tilec.kernel
+    def scaled_times(
+        A: T.Tensor((M, K), "float16"),
+        scale: T.Tensor((K,), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=threads) as (bx, by):
+            a, made = (T.alloc_shared((bm, 32), "float16") for _ in range(2))
+            b = T.alloc_shared((32, bn), "float16")
+            s = T.alloc_shared((32,), "float16")
+            c = T.alloc_fragment((bm, bn), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+                T.copy(A[by * bm, k * 32], a)
+                T.copy(B[k * 32, bx * bn], b)
+                T.copy(scale[k * 32], s)
+                for i, j in T.Parallel(bm, 32):
+                    made[i, j] = T.max(a[i, j], 0) * s[j]
+                T.gemm(made, b, c, **how)
+            T.copy(c, C[by * bm, bx * bn])
+
+    return scaled_times
+
+
+def decoded(transposed: bool) -> tilec.Kernel:
+    """C = A W of weights of eight bits, which are the second operand."""
+    shape, tile = ((N, K), (64, 32)) if transposed else ((K, N), (32, 64))
+
+    @tilec.kernel
+    def times_decoded(
+        A: T.Tensor((M, K), "float16"),
+        W: T.Tensor(shape, "int8"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a = T.alloc_shared((64, 32), "float16")
+            w, made = T.alloc_shared(tile, "int8"), T.alloc_shared(tile, "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+                T.copy(A[by * 64, k * 32], a)
+                if transposed:
+                    T.copy(W[bx * 64, k * 32], w)
+                else:
+                    T.copy(W[k * 32, bx * 64], w)
+                T.copy(w, made)
+                T.gemm(a, made, c, transpose_B=transposed)
+            T.copy(c, C[by * 64, bx * 64])
+
+    return times_decoded
+
+
+@tilec.kernel
+def from_a_fragment(
+    A: T.Tensor((M, K), "float32"), B: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """C = half(2 A) Bᵀ, A by way of registers."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        x = T.alloc_fragment((64, 32), "float32")
+        made, b = (T.alloc_shared((64, 32), "float16") for _ in range(2))
+        c = T.alloc_fragment((64, 64), "float32")
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], x)
+            for i, j in T.Parallel(64, 32):
+                x[i, j] = x[i, j] * 2
+            T.copy(x, made)
+            T.copy(B[bx * 64, k * 32], b)
+            T.gemm(made, b, c, transpose_B=True)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def summed_and_multiplied(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32"),
+    S: T.Tensor((M,), "float32"),
+):  # fmt: skip
+    """A tile that a sum reads, too."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, made = (T.alloc_shared((64, 32), "float16") for _ in range(2))
+        b = T.alloc_shared((32, 64), "float16")
+        c, s = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(c)
+        T.clear(s)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            for i, j in T.Parallel(64, 32):
+                made[i, j] = a[i, j] + 1
+            T.gemm(made, b, c)
+            T.reduce_sum(made, s, dim=1, clear=False)
+        T.copy(c, C[by * 64, bx * 64])
+        T.copy(s, S[by * 64])
+
+
+def operands(steps: int) -> tuple[np.ndarray, ...]:
+    m, n, k = 136, 72, 32 * steps
+    a = (np.indices((m, k)).sum(0) % 7 - 3).astype(np.float16)
+    b = (np.indices((k, n)).sum(0) % 5 - 2).astype(np.float16)
+    return a, (np.arange(k) % 3 - 1).astype(np.float16), b, np.full((m, n), np.nan, np.float32)
+
+
+def stages_of(kernel: Any, arrays: dict[str, np.ndarray], target: Target = SM90) -> dict[str, Func]:
+    kept: dict[str, Func] = {}
+    run_plan(tile_func(kernel.function, arrays), target, TMA, kept.__setitem__)
+    return kept
+
+
+def space_of(func: Func, name: str) -> str:
+    (t,) = (o.type for o in walk(func.body) if isinstance(o, Alloc) and o.result.name == name)
+    return t.space
+
+
+# --- what it becomes ---
+
+
+def test_a_computed_operand_is_a_fragment_with_two_versions() -> None:
+    a, s, b, c = operands(5)
+    kept = stages_of(scaled(), {"A": a, "scale": s, "B": b, "C": c})
+    assert space_of(kept["recognise_gathers"], "made") == "fragment"
+    (product,) = (o for o in walk(kept["arrange"].body) if isinstance(o, Gemm))
+    assert product.instr.startswith("wgmma") and product.a.buffer.name == "made"
+    (loop,) = (o for o in walk(kept["arrange"].body) if isinstance(o, For) and o.versions == 2)
+    engines = {o.dest.buffer.name: o.engine for o in loop.body.ops if isinstance(o, Copy)}
+    assert engines == {"a": "tma", "b": "tma", "s": "tma"}  # a vector comes as a tile does
+
+
+def test_the_second_operand_is_one_of_swapped_operands() -> None:
+    a, _, b, c = operands(5)
+    kept = stages_of(
+        decoded(True), {"A": a, "W": np.ascontiguousarray(b.T).astype(np.int8), "C": c}
+    )
+    (product,) = (o for o in walk(kept["arrange"].body) if isinstance(o, Gemm))
+    assert product.operands_swapped and product.instr.startswith("wgmma")
+    assert any(isinstance(o, For) and o.versions == 2 for o in walk(kept["arrange"].body))
+
+
+def test_a_fragment_comes_by_way_of_a_ring() -> None:
+    a, _, b, c = operands(5)
+    arrays = {"A": a.astype(np.float32), "B": np.ascontiguousarray(b.T), "C": c}
+    kept = stages_of(from_a_fragment, arrays)
+    (ring,) = (
+        o.type
+        for o in walk(kept["select_copies"].body)
+        if isinstance(o, Alloc) and o.result.name == "x_brought"
+    )
+    assert (ring.space, ring.stages, ring.dtype.name) == ("shared", 3, "float32")
+    assert any(isinstance(o, For) and o.versions == 2 for o in walk(kept["arrange"].body))
+
+
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        (lambda: scaled(threads=256), SM90),  # two groups would each make all 64 rows
+        (lambda: scaled(128, 64, 256, T.GemmWarpPolicy.FullCol), SM90),  # they share the rows
+        (lambda: scaled(128, 256, 128), SM90),  # no room beside the sum
+        (scaled, SM80),
+        (scaled, GFX942),
+    ],
+)
+def test_what_stays_in_shared_memory(make: Callable[[], Any], target: Target) -> None:
+    a, s, b, c = operands(5)
+    names = tile_func(make().function, {"A": a, "scale": s, "B": b, "C": c})
+    kept: dict[str, Func] = {}
+    try:
+        run_plan(names, target, TMA if target is SM90 else Plan("p", stages=2), kept.__setitem__)
+    except tilec.ResourceError:
+        assert "select_gemm" in kept
+    assert space_of(kept["recognise_gathers"], "made") == "shared"
+
+
+def test_what_others_read_stays_in_shared_memory() -> None:
+    a, s, b, c = operands(5)
+    arrays = {"A": a, "B": b, "C": c, "S": np.zeros(len(a), np.float32)}
+    assert space_of(stages_of(summed_and_multiplied, arrays)["select_gemm"], "made") == "shared"
+
+
+# --- the numbers ---
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+@pytest.mark.parametrize("shape", [(64, 64, 128), (128, 64, 256)])
+def test_scaled(steps: int, shape: tuple[int, int, int]) -> None:
+    a, s, b, c = operands(steps)
+    report = tilec.simulate(scaled(*shape), a, s, b, c, target="cuda:sm_90a", schedules=2)
+    assert report.ok, report
+    want = (np.maximum(a, 0) * s).astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_decoded(transposed: bool, target: str) -> None:
+    a, _, b, c = operands(3)
+    w = np.ascontiguousarray(b.T if transposed else b).astype(np.int8)
+    report = tilec.simulate(decoded(transposed), a, w, c, target=target)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_from_a_fragment(steps: int) -> None:
+    a, _, b, c = operands(steps)
+    given = a.astype(np.float32), np.ascontiguousarray(b.T)
+    report = tilec.simulate(from_a_fragment, *given, c, target="cuda:sm_90a", schedules=2)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, 2 * a.astype(np.float64) @ b.astype(np.float64))
