@@ -50,7 +50,12 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.conversions import convert_operands
-from tilec.passes.utils.distribution import covering, each_thread, fewest_registers
+from tilec.passes.utils.distribution import (
+    covering,
+    each_thread,
+    fewest_registers,
+    folded_rows,
+)
 from tilec.passes.utils.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -217,7 +222,9 @@ class _Inference:
                     widest = min(widest, p.coalesced_width)
                 vector = neighbours(rows, widest)
                 held = bool(self.accesses[p])
-                self.loops[p] = self._blocked(p.extents, vector, held, self.warps(p))
+                folded = [a.buffer for a in self.accesses[p]]
+                layout = self._folded(p.extents, folded, rows, self.warps(p))
+                self.loops[p] = layout or self._blocked(p.extents, vector, held, self.warps(p))
                 self.common()
         for r in self.reductions:  # what they leave follows
             self._free_fragment(r.source.buffer)
@@ -233,9 +240,23 @@ class _Inference:
             rows = self.coalescing.of_fragment(v)
             vector = neighbours(rows, _widest(v.dtype.bits, rows))
             warps = self.held_by.get(v, self.whole)
-            layout = self._blocked(v.buffer.static_shape, vector, True, warps)
+            shape = v.buffer.static_shape
+            layout = self._folded(shape, [v], rows, warps)
+            layout = layout or self._blocked(shape, vector, True, warps)
             self.set(v, layout, "free: coalesced")
             self.common()
+
+    def _folded(
+        self, extents: tuple[int, ...], tiles: Sequence[Value], rows: Sequence[Row], warps: int
+    ) -> Layout | None:
+        """The layout of tiles whose rows are folded and begin anywhere in memory, or of loops that
+        use what such rows give: `tiles` are what they touch."""
+        folds = [r for r in self.reductions if r.source.shape == extents and r.dim == 1]
+        touched = {v for r in folds for v in (r.source.buffer, r.dest.buffer)}
+        if touched.isdisjoint(tiles) or not rows or max(r.width for r in rows) > 1:
+            return None
+        bits = max(r.bits for r in rows)
+        return folded_rows(extents, self.target.warp_size, warps, bits, len(folds))
 
     def _blocked(
         self, extents: tuple[int, ...], vector: int, registers: bool, warps: int

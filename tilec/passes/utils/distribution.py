@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import log2, prod
 
 from tilec.ir.layout import Digit, Layout, blocked
+
+LINE_BYTES = 128
+MISALIGNED = 0.5  # lines that an access of a warp touches beside those that it fills
 
 
 def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
@@ -57,6 +60,44 @@ def along_rows(extents: tuple[int, ...], warp_size: int, warps: int, vector: int
 def _power_of_two(n: int) -> int:
     """The smallest one that is not below `n`."""
     return 1 << (n - 1).bit_length()
+
+
+def folded_rows(
+    extents: tuple[int, ...], warp_size: int, warps: int, bits: int, folds: int
+) -> Layout | None:
+    """How a tile is spread whose rows are folded `folds` times, and brought element by element,
+    since they begin anywhere: each row in some lanes of one warp, a lane's columns as far apart as
+    these lanes are many. The fewer lanes, the fewer shuffles for a fold, but the more lines of
+    memory in an access of a warp, whose rows follow one another. None where the warps cannot have
+    whole rows each."""
+    if len(extents) != 2:
+        return None
+    rows, columns = extents
+    each = rows * columns // (warp_size * warps)
+
+    def price(lanes: int) -> float:
+        shuffles = rows * lanes // (warp_size * warps) * int(log2(lanes))
+        together = warp_size // lanes
+        lines = together * max(columns if together > 1 else 0, lanes) * bits / (8 * LINE_BYTES)
+        return 2 * folds * shuffles + 2 * each * (MISALIGNED + max(1.0, min(together, lines)))
+
+    found = [
+        n
+        for n in (1 << i for i in range(warp_size.bit_length()))
+        if columns % n == 0 and rows % (warps * (warp_size // n)) == 0
+    ]
+    if not found:
+        return None
+    lanes = min(found, key=price)
+    tall = warp_size // lanes
+    owners = (
+        Digit("lane", lanes, (0, 1)),
+        Digit("lane", tall, (1, 0)),
+        Digit("reg", columns // lanes, (0, lanes)),
+        Digit("warp", warps, (tall, 0)),
+        Digit("reg", rows // (tall * warps), (tall * warps, 0)),
+    )
+    return Layout(extents, tuple(d for d in owners if d.radix > 1))
 
 
 def each_thread(extents: tuple[int, ...]) -> Layout:
