@@ -221,6 +221,35 @@ def test_a_serial_loop_is_not_silent(
 
 
 @tilec.kernel
+def one_of_two(A: T.Tensor((M, K), "float16"), C: T.Tensor((M, 64), "float32")):
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        t = T.alloc_fragment((64, 64), "float32")
+        T.clear(t)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
+            for tile in (a, b):
+                T.copy(A[bx * 64, k * 64], tile)
+            T.cumsum(a, dim=0)
+            for i, j in T.Parallel(64, 64):
+                t[i, j] += a[i, j] * b[i, j]
+        T.copy(t, C[bx * 64, 0])
+
+
+def test_a_line_of_several_copies_warns_of_those_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilec.ir.errors._warned", {})
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    arrays = np.zeros((64, 64), np.float16), np.zeros((64, 64), np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = one_of_two.compile(*arrays, target="cuda:sm_90a")
+    (warning,) = caught
+    assert "cannot run ahead of its iteration" in str(warning.message)
+    line = f"line {warning.lineno}: "
+    assert f"{line}ahead: b, by tma" in made.stages["plan"]
+    assert f"{line}ahead: a" not in made.stages["plan"]
+
+
+@tilec.kernel
 def shared_before_loop(A: T.Tensor((M, K), "float32"), C: T.Tensor((M, 64), "float32")):
     with T.Kernel(T.ceildiv(M, 16), threads=128) as bx:
         a = T.alloc_shared((16, 64), "float32")

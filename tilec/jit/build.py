@@ -284,7 +284,7 @@ def _plan_text(
         f"line {at}: ahead: {name}, by {engine}, stages: {stages}"
         for at, name, stages, engine in final.attrs.get("ahead", ())
     ]
-    lines += [f"line {at}: not ahead: {why}" for at, why in final.attrs.get("not_ahead", ())]
+    lines += [f"line {at}: not ahead: {why}" for at, _, why in final.attrs.get("not_ahead", ())]
     for at, a, statements in final.attrs.get("arranged", ()):
         lines += _arranged_text(at, a, statements)
     lines += [f"packed: {', '.join(key.packed)}"] if key.packed else []

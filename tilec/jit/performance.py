@@ -297,15 +297,15 @@ def _warn_of_atomics(func: Func, final: Func) -> None:
 
 def _warn_of_serial(func: Func, final: Func) -> None:
     """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
-    why = dict(final.attrs.get("not_ahead", ()))
+    why = {(at, name): text for at, name, text in final.attrs.get("not_ahead", ())}
     for loop in walk(func.body) if why else ():
         if isinstance(loop, For) and loop.kind == "pipelined" and loop.num_stages > 1:
             for o in once(loop.body):
-                if isinstance(o, Copy) and o.loc.line in why:
+                if isinstance(o, Copy) and (o.loc.line, o.dest.buffer.name) in why:
                     warn(
                         PerformanceWarning,
                         f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
-                        f"iteration: {why[o.loc.line]}",
+                        f"iteration: {why[o.loc.line, str(o.dest.buffer.name)]}",
                         o.loc,
                         "fill a whole buffer once in each iteration, before it is read, from a "
                         "place that does not depend on the iteration before",

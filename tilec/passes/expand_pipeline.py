@@ -60,9 +60,9 @@ def expand_pipeline(func: Func, target: Target) -> Func:
     # What is left stands beside its loop: of an iteration that others overlap.
     func = func.with_body(rewrite(rewrite(func.body, visit), _at_once))
     if expander.in_place:
-        ahead = tuple(x for x in func.attrs["ahead"] if x[0] not in expander.in_place)
+        ahead = tuple(x for x in func.attrs["ahead"] if x[:2] not in expander.in_place)
         why = "its tile does not divide among the threads, and would fill their registers"
-        left = tuple((line, why) for line in sorted(expander.in_place))
+        left = tuple((*at, why) for at in sorted(expander.in_place))
         func = func.with_attrs(ahead=ahead, not_ahead=(*func.attrs.get("not_ahead", ()), *left))
     return func
 
@@ -75,7 +75,8 @@ class _Expander:
         self.barrier = meeting(func)
         self.gathered = {o.result for o in walk(func.body) if isinstance(o, Gather)}
         self.rings = 0
-        self.in_place: set[int] = set()  # lines of copies that do not run ahead after all
+        # Lines of copies that do not run ahead after all, and what they fill.
+        self.in_place: set[tuple[int, str]] = set()
 
     def expand(self, loop: For) -> list[Op]:
         copies = ring_copies(loop)
@@ -95,7 +96,7 @@ class _Expander:
     def _in_place(self, loop: For, copies: list[Copy]) -> list[Op]:
         """Tiles that do not divide among the threads would fill their registers: nothing runs
         ahead."""
-        self.in_place.update(o.loc.line for o in copies)
+        self.in_place.update((o.loc.line, str(o.dest.buffer.name)) for o in copies)
         b = Builder(loop.loc)
         zero = b.const(0)
         subst = _at_stage(b, copies, zero)

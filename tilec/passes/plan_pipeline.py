@@ -3,7 +3,8 @@
 Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and
 `stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer its stages; a
 loop in which nothing runs ahead is "serial"; shared buffers of any other stand before it, for its
-iterations overlap. `attrs["not_ahead"]` says why copies in loops with stages do not: (line, text).
+iterations overlap. `attrs["not_ahead"]` says why copies in loops with stages do not: (line,
+what they fill, text).
 
 A buffer's copies run ahead if each of them fills it whole, everything that is read of it lies in
 live ranges that they begin (`tilec.ir.dependence`), and what they need can be computed ahead of
@@ -245,22 +246,22 @@ class Rings:
             found = {v: x for v, x in found.items() if is_separable(self.func.body, x.copies)}
         return found
 
-    def reasons(self, chosen: Mapping[Value, Filled]) -> list[tuple[int, str]]:
-        """(line, text) for copies of loops with stages that do not run ahead."""
+    def reasons(self, chosen: Mapping[Value, Filled]) -> list[tuple[int, str, str]]:
+        """(line, buffer, text) for copies of loops with stages that do not run ahead."""
         ahead = {o for x in chosen.values() for o in x.copies}
-        found: list[tuple[int, str]] = []
+        found: list[tuple[int, str, str]] = []
         for loop in self.loops:
             for o in once(loop.body):
                 if not _to_shared(o) or o in ahead:
                     continue
-                name = o.dest.buffer.name
+                name = str(o.dest.buffer.name)
                 if not o.dest.is_whole:
-                    found.append((o.loc.line, f"it fills a part of {name}"))
+                    found.append((o.loc.line, name, f"it fills a part of {name}"))
                 elif o.dest.buffer in self.refused:
-                    found.append((o.loc.line, self.refused[o.dest.buffer]))
+                    found.append((o.loc.line, name, self.refused[o.dest.buffer]))
                 elif not loop.stage:
                     why = f"{name} is filled more than once, or where it comes from is not known"
-                    found.append((o.loc.line, f"{why} before the iteration"))
+                    found.append((o.loc.line, name, f"{why} before the iteration"))
         return found
 
 
