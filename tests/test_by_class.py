@@ -71,6 +71,7 @@ REASONS = {
     "passes/split_roles.py": SELECTION,
     "passes/stage_stores.py": LOWERING,
     "passes/utils/accesses.py": LOWERING,
+    "passes/rename_changed.py": SELECTION,
     "passes/resolve_views.py": LOWERING,
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,

@@ -100,6 +100,38 @@ def from_a_fragment(
 
 
 @tilec.kernel
+def in_place(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """C = relu(A) B, A's tile changed where it lies."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            for i, j in T.Parallel(64, 32):
+                a[i, j] = T.max(a[i, j], 0)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def changed_and_summed(A: T.Tensor((M, K), "float16"), S: T.Tensor((M,), "float32"), own: T.bool):
+    """No product: a sum of a tile that is changed where it lies."""
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as by:
+        a, s = T.alloc_shared((64, 32), "float16"), T.alloc_fragment((64,), "float32")
+        T.clear(s)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a)
+            for i, j in T.Parallel(64, 32):
+                a[i, j] = a[i, j] * T.cast(own, "float16") + T.cast(j, "float16")
+            T.reduce_sum(a, s, dim=1, clear=False)
+        T.copy(s, S[by * 64])
+
+
+@tilec.kernel
 def summed_and_multiplied(
     A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32"),
     S: T.Tensor((M,), "float32"),
@@ -204,7 +236,50 @@ def test_what_others_read_stays_in_shared_memory() -> None:
     assert space_of(stages_of(summed_and_multiplied, arrays)["select_gemm"], "made") == "shared"
 
 
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+def test_a_tile_changed_in_place_goes_on_under_another_name(target: Target) -> None:
+    a, _, b, c = operands(5)
+    func = tile_func(in_place.function, {"A": a, "B": b, "C": c})
+    kept: dict[str, Func] = {}
+    plan = TMA if target is SM90 else Plan("p", stages=2)
+    run_plan(func, target, plan, kept.__setitem__)
+    space = "fragment" if target is SM90 else "shared"
+    assert space_of(kept["recognise_gathers"], "a_changed") == space
+    assert all(o.ahead for o in walk(kept["plan_pipeline"].body)
+               if isinstance(o, Copy) and o.dest.buffer.name in ("a", "b"))  # fmt: skip
+
+
+def test_it_does_so_without_a_product() -> None:
+    a = operands(5)[0]
+    func = tile_func(
+        changed_and_summed.function, {"A": a, "S": np.zeros(len(a), np.float32), "own": True}
+    )
+    kept: dict[str, Func] = {}
+    run_plan(func, SM80, Plan("p", stages=2), kept.__setitem__)
+    assert any(isinstance(o, Copy) and o.ahead for o in walk(kept["plan_pipeline"].body))
+    assert space_of(kept["plan_pipeline"], "a_changed") == "shared"
+
+
 # --- the numbers ---
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_in_place(steps: int, target: str) -> None:
+    a, _, b, c = operands(steps)
+    report = tilec.simulate(in_place, a, b, c, target=target, schedules=2)
+    assert report.ok, report
+    np.testing.assert_array_equal(c, np.maximum(a, 0).astype(np.float64) @ b.astype(np.float64))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_in_place_without_a_product(target: str) -> None:
+    a = operands(4)[0]
+    s = np.full(len(a), np.nan, np.float32)
+    report = tilec.simulate(changed_and_summed, a, s, True, target=target, schedules=2)
+    assert report.ok, report
+    want = (a + np.arange(a.shape[1]) % 32).astype(np.float64).sum(1)
+    np.testing.assert_array_equal(s, want)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6])

@@ -60,6 +60,7 @@ from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
 from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
+from tilec.passes.rename_changed import rename_changed
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
@@ -93,6 +94,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
     (expand_sparse, "TILE"),  # extents are final; what comes of it is an ordinary product
+    (rename_changed, "TILE"),
     (hold_operands, "TILE"),  # before plans are listed, as what follows: it takes registers
     (two_level_accumulation, "TILE"),  # its fragments take registers, too
     (lower_prints, "TILE"),
