@@ -12,7 +12,8 @@ nobody has to wait for the stores of others, or for the product before the next 
 Only a tile that each iteration fills whole before products read it, all of them as A or all as B
 (then the product is done with operands swapped), of which every warpgroup takes rows of its own,
 that nothing else touches, and that fits twice beside the other fragments. Others stay where they
-are: several groups that share rows would all compute them."""
+are: several groups that share rows would all compute them, and what a loop before left in registers
+(means of rows) lies as that loop wants it."""
 
 from __future__ import annotations
 
@@ -79,6 +80,8 @@ class _Found:
             for v, read in _computed(loop, self.facts):
                 each = _registers(v.buffer, self.threads)
                 fits = each <= MOST and taken + 2 * each <= ALL and self.users[v] <= inside
+                fits = fits and all(self.users[x] <= inside or x in self.sums for x in read
+                                    if x.buffer.space == "fragment")  # fmt: skip
                 if fits and all(self._may_hold(o, v, read) for o in self.users[v]):
                     self.made[v] = replace(v.buffer, space="fragment")
                     self.loops.add(loop.loc)

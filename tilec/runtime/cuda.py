@@ -230,7 +230,8 @@ class CudaKernel(GpuKernel):
                     len(m.sizes),
                     m.pointer,
                     [api.cuuint64_t(s) for s in m.sizes],
-                    [api.cuuint64_t(s) for s in m.strides],
+                    # (Of one dimension there is none, but the driver wants to be given a place.)
+                    [api.cuuint64_t(s) for s in m.strides or (16,)],
                     [api.cuuint32_t(b) for b in m.box],
                     [api.cuuint32_t(1)] * len(m.box),
                     api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
