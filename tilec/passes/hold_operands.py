@@ -11,7 +11,8 @@ nobody has to wait for the stores of others, or for the product before the next 
 
 Only a tile that each iteration fills whole before products read it, all of them as A or all as B
 (then the product is done with operands swapped), of which every warpgroup takes rows of its own,
-that nothing else touches, and that fits twice beside the other fragments. Others stay where they
+that nothing else touches, and that fits twice beside the other fragments; in a loop whose tiles
+producers may bring, for only then do products stay in flight. Others stay where they
 are: several groups that share rows would all compute them, and what a loop before left in registers
 (means of rows) lies as that loop wants it."""
 
@@ -64,6 +65,7 @@ class _Found:
         self.target = target
         self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
         self.facts = facts_of(func)
+        engines = CopyEngines(func, target, self.facts)
         self.users: dict[Value, set[Op]] = {}
         for o in walk(func.body):
             for v in () if o.region_fields else o.operands:
@@ -74,7 +76,7 @@ class _Found:
         buffers = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
         taken = sum(_registers(t, self.threads) for t in buffers if t.space == "fragment")
         for loop in walk(func.body):
-            if not isinstance(loop, For) or not has_stages(loop):
+            if not isinstance(loop, For) or not has_stages(loop) or not _is_brought(loop, engines):
                 continue
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
@@ -120,6 +122,17 @@ class _Found:
         and no other sum, which lies otherwise, is in what its operand is made of."""
         summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
         return summed == 1 and self.sums.isdisjoint(read)
+
+
+def _is_brought(loop: For, engines: CopyEngines) -> bool:
+    """Whether producers may bring all tiles that the loop copies to shared memory: else no product
+    stays in flight."""
+    copies = (o for o in loop.body.ops if isinstance(o, Copy))
+    return all(
+        engines.tma_may_load(o, o.dest.dtype)
+        for o in copies
+        if (o.source.buffer.buffer.space, o.dest.buffer.buffer.space) == ("global", "shared")
+    )
 
 
 def _staged(loop: For, engines: CopyEngines) -> list[Op]:
