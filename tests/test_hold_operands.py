@@ -212,8 +212,11 @@ def test_a_fragment_comes_by_way_of_a_ring() -> None:
 @pytest.mark.parametrize(
     ("make", "target"),
     [
-        (lambda: scaled(threads=256), SM90),  # two groups would each make all 64 rows
-        (lambda: scaled(128, 64, 256, T.GemmWarpPolicy.FullCol), SM90),  # they share the rows
+        (lambda: scaled(threads=256), SM90),  # two groups share the rows
+        (
+            lambda: scaled(128, 64, 256, T.GemmWarpPolicy.FullCol),
+            SM90,
+        ),  # one computes while the other multiplies
         (lambda: scaled(128, 256, 128), SM90),  # no room beside the sum
         (scaled, SM80),
         (scaled, GFX942),
@@ -234,6 +237,39 @@ def test_what_others_read_stays_in_shared_memory() -> None:
     a, s, b, c = operands(5)
     arrays = {"A": a, "B": b, "C": c, "S": np.zeros(len(a), np.float32)}
     assert space_of(stages_of(summed_and_multiplied, arrays)["select_gemm"], "made") == "shared"
+
+
+@tilec.kernel
+def shifted(
+    A: T.Tensor((M, K), "float16"), R: T.Tensor((M,), "float32"), B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+):  # fmt: skip
+    """Rows of A less what a fragment from before the loop says."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, made = (T.alloc_shared((64, 32), "float16") for _ in range(2))
+        b = T.alloc_shared((32, 64), "float16")
+        c, r = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(c)
+        T.copy(R[by * 64], r)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            for i, j in T.Parallel(64, 32):
+                made[i, j] = a[i, j] - r[i]
+            T.gemm(made, b, c)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+def test_what_registers_of_before_are_read_for_stays_in_shared_memory() -> None:
+    a, _, b, c = operands(5)
+    arrays = {"A": a, "R": np.zeros(len(a), np.float32), "B": b, "C": c}
+    assert space_of(stages_of(shifted, arrays)["select_gemm"], "made") == "shared"
+
+
+def test_where_producers_do_not_bring_all_it_stays_in_shared_memory() -> None:
+    a, s, b, c = operands(5)
+    odd = {"A": a[:, :75].copy(), "scale": s[:75].copy(), "B": b[:75].copy(), "C": c}
+    assert space_of(stages_of(scaled(), odd)["select_gemm"], "made") == "shared"
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

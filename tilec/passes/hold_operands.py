@@ -10,10 +10,10 @@ nobody has to wait for the stores of others, or for the product before the next 
     gemm t, b, acc
 
 Only a tile that each iteration fills whole before products read it, all of them as A or all as B
-(then the product is done with operands swapped), of which every warpgroup takes rows of its own,
+(then the product is done with operands swapped), of one warpgroup,
 that nothing else touches, and that fits twice beside the other fragments; in a loop whose tiles
 producers may bring, for only then do products stay in flight. Others stay where they
-are: several groups that share rows would all compute them, and what a loop before left in registers
+are: one of several groups computes while another's product runs anyway, and what a loop before left in registers
 (means of rows) lies as that loop wants it."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Found:
 
     def _may_hold(self, o: Op, v: Value, read: Collection[Value]) -> bool:
         """Whether the widest instruction takes `v`, which is made of what is `read`, from registers
-        where `o` is a product, each group of warps its own rows."""
+        where `o` is a product of one group of warps."""
         if not isinstance(o, Gemm):
             return True
         held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
@@ -110,8 +110,8 @@ class _Found:
             row.warps > 1
             and self.target.has(row.feature)
             and "fragment" in row.a_places
-            and self.threads % (row.warps * self.target.warp_size) == 0
-            and rows % (row.m * self.threads // (row.warps * self.target.warp_size)) == 0
+            and self.threads == row.warps * self.target.warp_size
+            and rows % row.m == 0
             and (columns, k % row.k) == (row.n, 0)
             and (by_k or "mn" in row.majors)
             for row in instructions_of(held.dtype, other.dtype, o.c.dtype)
