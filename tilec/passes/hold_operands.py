@@ -12,9 +12,9 @@ nobody has to wait for the stores of others, or for the product before the next 
 Only a tile that each iteration fills whole before products read it, all of them as A or all as B
 (then the product is done with operands swapped), of one warpgroup,
 that nothing else touches, and that fits twice beside the other fragments; in a loop whose tiles
-producers may bring, for only then do products stay in flight. Others stay where they
-are: one of several groups computes while another's product runs anyway, and what a loop before left in registers
-(means of rows) lies as that loop wants it."""
+producers may bring, for only then do products stay in flight. Others stay where they are: one of
+several groups computes while another's product runs anyway, and what a loop before left in
+registers (means of rows) lies as that loop wants it."""
 
 from __future__ import annotations
 
