@@ -1,5 +1,5 @@
-"""Three and four warpgroups for one tile of products that overlap: which tiles they are offered for,
-that they have the registers, and that what they compute is right."""
+"""Three and four warpgroups for one tile of products that overlap: which tiles they are offered
+for, that they have the registers, and that what they compute is right."""
 
 from __future__ import annotations
 
