@@ -1,7 +1,10 @@
 """How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
 others (a causal mask).
 
-Where blocks take tiles as they come (`claim_blocks`) only the end is uneven. Otherwise block j does
+Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, though a block asks for
+its next tile when it begins one: causal attention of 8 heads of 16384 keys in tiles of 256 rows and
+groups of 4 heads, the last of which begin late with their longest tiles, took 737 us on an H100, and
+593 without a loop over tiles. Otherwise block j does
 the tiles j, j + blocks, j + 2 blocks, … in the order that `block_order` gives them, so it is the
 width of a rasterisation group that decides who gets what.
 
@@ -42,9 +45,11 @@ def unevenness(
     row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
     if claimed:
-        ends = [0.0] * blocks
+        last = [(0.0, 0.0)] * blocks  # of each block's tiles: when it begins and ends
         for tile in tiles[-AT_END * blocks :].tolist():
-            heapq.heapreplace(ends, ends[0] + tile)
+            end = last[0][1]  # the next one is asked for as the last one begins
+            heapq.heapreplace(last, (end, end + tile))
+        ends = [end for _, end in last]
         return 1 + (max(ends) - sum(ends) / blocks) * blocks / float(tiles.sum())
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)
