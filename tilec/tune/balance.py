@@ -1,12 +1,12 @@
 """How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
 others (a causal mask).
 
-Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, though a block asks for
-its next tile when it begins one: causal attention of 8 heads of 16384 keys in tiles of 256 rows and
-groups of 4 heads, the last of which begin late with their longest tiles, took 737 us on an H100, and
-593 without a loop over tiles. Otherwise block j does
-the tiles j, j + blocks, j + 2 blocks, … in the order that `block_order` gives them, so it is the
-width of a rasterisation group that decides who gets what.
+Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, but a block asks for
+its next tile as it begins one: causal attention of 8 heads, 16384 keys, tiles of 256 queries, in
+groups of 4 heads, of which the second begins late with its longest tiles, took 737 us on an H100,
+593 without a loop over tiles. Otherwise block j does the tiles j, j + blocks, … in the
+order that `block_order` gives them, so it is the width of a rasterisation group that decides who
+gets what.
 
 Two things cost time. The block with the most work ends last. And blocks that got several long tiles
 one behind the other fall behind the others, which are then at other tiles: what neighbours share is
@@ -33,11 +33,18 @@ AT_END = 6  # tiles of a block, the last ones, by which blocks end apart that ta
 
 @functools.lru_cache(maxsize=256)
 def unevenness(
-    grid: tuple[int, ...], first: float, last: float, blocks: int, group: int, claimed: bool
+    grid: tuple[int, ...],
+    first: float,
+    last: float,
+    blocks: int,
+    group: int,
+    claimed: bool,
+    ahead: bool = False,
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and
-    longer ones come first. `claimed`: blocks take them as they come."""
+    longer ones come first. `claimed`: blocks take them as they come; `ahead`: they ask for the
+    next one as they begin one."""
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
@@ -45,11 +52,11 @@ def unevenness(
     row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
     if claimed:
-        last = [(0.0, 0.0)] * blocks  # of each block's tiles: when it begins and ends
+        taken = [(0.0, 0.0)] * blocks  # by each block: when it asks again, when it ends
         for tile in tiles[-AT_END * blocks :].tolist():
-            end = last[0][1]  # the next one is asked for as the last one begins
-            heapq.heapreplace(last, (end, end + tile))
-        ends = [end for _, end in last]
+            end = taken[0][1]
+            heapq.heapreplace(taken, (end if ahead else end + tile, end + tile))
+        ends = [end for _, end in taken]
         return 1 + (max(ends) - sum(ends) / blocks) * blocks / float(tiles.sum())
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)

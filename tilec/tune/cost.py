@@ -81,8 +81,8 @@ FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that aske
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
 OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
-# How much longer threads compute whose groups wait for each other's products: two of them. Of three
-# or four there is mostly one that computes: attention of head dim 64 in tiles of 192x128 and 256x64,
+# How much longer threads compute whose groups wait for each other's products: two of them. Of
+# three or four mostly one computes: attention of head dim 64 in tiles of 192x128 and 256x64, with
 # 384 and 512 threads, took 0.88 of what that says (an H100, 9 shapes).
 IN_TURN = 0.18
 ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
