@@ -363,7 +363,7 @@ class Candidate:
         assert numbers.growing is not None
         blocks = multiprocessors_for(plan, self.target) * plan.residents
         claimed = self._as_they_come(plan)
-        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed)
+        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed, ahead)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest
