@@ -30,7 +30,7 @@ def mha(dim: int, value_dim: int, causal=False, window=0, cap=0.0, biased=False)
         Bias: T.Tensor((H, S, N) if biased else (1,), "float16"),
         O: T.Tensor((B, S, H, value_dim), "float16"),
         Lse: T.Tensor((B, H, S), "float32"),
-        BM: T.constexpr = T.auto(32, 64, 128),
+        BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
         BN: T.constexpr = T.auto(32, 64, 128),
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):

@@ -1,9 +1,12 @@
 """How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
 others (a causal mask).
 
-Where blocks take tiles as they come (`claim_blocks`) only the end is uneven. Otherwise block j does
-the tiles j, j + blocks, j + 2 blocks, … in the order that `block_order` gives them, so it is the
-width of a rasterisation group that decides who gets what.
+Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, but a block asks for
+its next tile as it begins one: causal attention of 8 heads, 16384 keys, tiles of 256 queries, in
+groups of 4 heads, of which the second begins late with its longest tiles, took 737 us on an H100,
+593 without a loop over tiles. Otherwise block j does the tiles j, j + blocks, … in the
+order that `block_order` gives them, so it is the width of a rasterisation group that decides who
+gets what.
 
 Two things cost time. The block with the most work ends last. And blocks that got several long tiles
 one behind the other fall behind the others, which are then at other tiles: what neighbours share is
@@ -30,11 +33,18 @@ AT_END = 6  # tiles of a block, the last ones, by which blocks end apart that ta
 
 @functools.lru_cache(maxsize=256)
 def unevenness(
-    grid: tuple[int, ...], first: float, last: float, blocks: int, group: int, claimed: bool
+    grid: tuple[int, ...],
+    first: float,
+    last: float,
+    blocks: int,
+    group: int,
+    claimed: bool,
+    ahead: bool = False,
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and
-    longer ones come first. `claimed`: blocks take them as they come."""
+    longer ones come first. `claimed`: blocks take them as they come; `ahead`: they ask for the
+    next one as they begin one."""
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
@@ -42,9 +52,11 @@ def unevenness(
     row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
     if claimed:
-        ends = [0.0] * blocks
+        taken = [(0.0, 0.0)] * blocks  # by each block: when it asks again, when it ends
         for tile in tiles[-AT_END * blocks :].tolist():
-            heapq.heapreplace(ends, ends[0] + tile)
+            end = taken[0][1]
+            heapq.heapreplace(taken, (end if ahead else end + tile, end + tile))
+        ends = [end for _, end in taken]
         return 1 + (max(ends) - sum(ends) / blocks) * blocks / float(tiles.sum())
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)

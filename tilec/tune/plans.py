@@ -26,6 +26,7 @@ from tilec.tune.work import is_mixed
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
+MORE_GROUPS, GROUP_ROWS = (3, 4), 64  # of products that overlap, and what each has of a tile
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
 # How many such clusters, or blocks, may share it through global memory: few numbers, since each
@@ -239,6 +240,15 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     return (256, 128) if largest > 128 * 128 else (128, 256)
 
 
+def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
+    """Threads of three and four warpgroups, where rows of every product divide over them."""
+    rows = [o.shape[0] for o in walk(func.body) if isinstance(o, Gemm)]
+    if len(choices) < 2:
+        return []  # the author's number
+    groups = (n for n in MORE_GROUPS if all(r % (n * GROUP_ROWS) == 0 for r in rows))
+    return [n * GROUP_THREADS for n in groups]
+
+
 @functools.lru_cache(maxsize=8)
 def _largest_product(func: Func) -> int:
     """Accumulators of a block, 0 without products."""
@@ -291,7 +301,7 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     if overlaps:
         made += [
             _plan(specialise=True, persistent=p, staged_store=s, overlap=True, threads=t)
-            for t in choices
+            for t in (*choices, *_more_groups(func, choices))
             for p in (True, False)
             for s in (True, False)
         ]

@@ -283,7 +283,8 @@ class Candidate:
             plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
-                uneven = self._uneven(plan, numbers, plan.raster_group)
+                alone = plan.residents == 1  # measured; others are `TAKE` behind
+                uneven = self._uneven(plan, numbers, plan.raster_group, ahead=alone)
                 seconds = best.seconds * (1 + UNEVEN * (uneven - 1))
                 if plan.residents > 1 and self._as_they_come(plan):
                     seconds += TAKE * best.waves / (plan.residents - 1)  # the others hide it
@@ -346,6 +347,7 @@ class Candidate:
         to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
         share fits the L2 cache."""
         widths = (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:])
+        # (By what is asked for ahead, 16 heads of 2048 keys and not 8: within the spread.)
         found = {g: self._uneven(plan, numbers, g) for g in widths}
         least = min(found, key=found.__getitem__)
         if not self._as_they_come(plan):
@@ -356,12 +358,12 @@ class Candidate:
     def _as_they_come(self, plan: Plan) -> bool:
         return takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster)
 
-    def _uneven(self, plan: Plan, numbers: Numbers, group: int) -> float:
+    def _uneven(self, plan: Plan, numbers: Numbers, group: int, ahead: bool = False) -> float:
         """`unevenness` of the plan's blocks with rasterisation groups of this width."""
         assert numbers.growing is not None
         blocks = multiprocessors_for(plan, self.target) * plan.residents
         claimed = self._as_they_come(plan)
-        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed)
+        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed, ahead)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest
