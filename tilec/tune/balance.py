@@ -1,12 +1,13 @@
 """How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
 others (a causal mask).
 
-Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, but a block asks for
-its next tile as it begins one: causal attention of 8 heads, 16384 keys, tiles of 256 queries, in
-groups of 4 heads, of which the second begins late with its longest tiles, took 737 us on an H100,
-593 without a loop over tiles. Otherwise block j does the tiles j, j + blocks, … in the
-order that `block_order` gives them, so it is the width of a rasterisation group that decides who
-gets what.
+Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, but a block has its
+next tile before it ends one. When it asked for it as it began one, causal attention of 8 heads,
+16384 keys, tiles of 256 queries, in groups of 4 heads, of which the second begins late with its
+longest tiles, took 737 us on an H100, 593 without a loop over tiles; it asks later now, which has
+not been measured there and is predicted alike. Otherwise block j does the tiles j, j + blocks,
+j + 2 blocks, … in the order that `block_order` gives them, so it is the width of a rasterisation
+group that decides who gets what.
 
 Two things cost time. The block with the most work ends last. And blocks that got several long tiles
 one behind the other fall behind the others, which are then at other tiles: what neighbours share is
@@ -43,8 +44,8 @@ def unevenness(
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and
-    longer ones come first. `claimed`: blocks take them as they come; `ahead`: they ask for the
-    next one as they begin one."""
+    longer ones come first. `claimed`: blocks take them as they come; `ahead`: they have
+    the next one as they begin one."""
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
