@@ -24,7 +24,7 @@ from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, upstream, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -82,8 +82,9 @@ class _Found:
             for v, read in _computed(loop, self.facts):
                 each = _registers(v.buffer, self.threads)
                 fits = each <= MOST and taken + 2 * each <= ALL and self.users[v] <= inside
-                fits = fits and all(self.users[x] <= inside or x in self.sums for x in read
-                                    if x.buffer.space == "fragment")  # fmt: skip
+                fragments = (x for x in read if x.buffer.space == "fragment")
+                fits = fits and all(self.users[x] <= inside for x in fragments)
+                fits = fits and self.sums.isdisjoint(read)
                 if fits and all(self._may_hold(o, v, read) for o in self.users[v]):
                     self.made[v] = replace(v.buffer, space="fragment")
                     self.loops.add(loop.loc)
@@ -194,7 +195,11 @@ def _computes(o: Op, facts: Facts) -> bool:
         return o.source.buffer.buffer.space != "global"
     if not isinstance(o, Parallel):
         return False
+    defs = {r: x for x in walk(o.body) for r in x.results}
     last = o.body.args[-1]
     loads = (x for x in walk(o.body) if isinstance(x, Load) and x.indices)
-    streams = (x for x in loads if x.source.buffer.space == "global")
-    return not any(facts.form(x.indices[-1]).terms.get(last) == 1 for x in streams)
+    for x in (x for x in loads if x.source.buffer.space == "global"):
+        used = {v for y in upstream(x.indices, defs) for v in y.operands} | {*x.indices}
+        if used >= {*o.body.args} or facts.form(x.indices[-1]).terms.get(last) == 1:
+            return False  # an element for each of the tile, or neighbours
+    return True

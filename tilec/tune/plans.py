@@ -15,7 +15,7 @@ from typing import Any
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import For, Gemm, ThreadIndex, is_by_hand, yielded
+from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
@@ -245,6 +245,11 @@ def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
     rows = [o.shape[0] for o in walk(func.body) if isinstance(o, Gemm)]
     if len(choices) < 2:
         return []  # the author's number
+    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    work = (p for o in loops for p in walk(o.body) if isinstance(p, Parallel))
+    loads = (x for p in work for x in walk(p.body) if isinstance(x, Load))
+    if any(x.source.buffer.space == "global" for x in loads):
+        return []  # what threads bring themselves (a bias) takes more registers than these have
     groups = (n for n in MORE_GROUPS if all(r % (n * GROUP_ROWS) == 0 for r in rows))
     return [n * GROUP_THREADS for n in groups]
 
