@@ -13,8 +13,9 @@ Only a tile that each iteration fills whole before products read it, all of them
 (then the product is done with operands swapped), of one warpgroup,
 that nothing else touches, and that fits twice beside the other fragments; in a loop whose tiles
 producers may bring, for only then do products stay in flight. Others stay where they are: one of
-several groups computes while another's product runs anyway, and what a loop before left in
-registers (means of rows) lies as that loop wants it."""
+several groups computes while another's product runs anyway, what a loop before left in registers
+(means of rows) and the sum of another product (attention's scores) lie as those want them, and an
+element from memory for each one of the tile comes ahead as it is (`recognise_gathers`)."""
 
 from __future__ import annotations
 
