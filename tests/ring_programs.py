@@ -198,3 +198,30 @@ PROGRAMS = (
     ),
     RingProgram("scaled", "wgmma and threads", ring_scaled, (64, 64, 64), of=scaled_of),
 )
+
+
+def one_block_product() -> Any:
+    """A B of one block, with producers; 64 registers of a thread hold its part of the sum."""
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((128, K), "float16"),
+        B: T.Tensor((K, 128), "float16"),
+        C: T.Tensor((128, 128), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            T.annotate_schedule(specialise=True)
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            acc = T.alloc_fragment((128, 128), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64)):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C)
+
+    return product
+
+
+ONE_BLOCK = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
+ONE_BLOCK.append(tilec.spec((128, 128), "float32"))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ring_programs import ONE_BLOCK, one_block_product
 
 import tilec
 import tilec.language as T
@@ -24,7 +25,7 @@ from tilec.tune.fit import first_fit
 
 SM90 = find_target("cuda:sm_90a")
 MODULE = sys.modules["tilec.codegen.assemble"]
-M, N, K = T.dynamic("M, N, K")
+M, N = T.dynamic("M, N")
 SPECS = [tilec.spec((4096, 4096), "float32")] * 2
 
 
@@ -39,31 +40,6 @@ def sums() -> Any:
                 Y[i, j] = X[i, j] / total
 
     return row_sums
-
-
-def product() -> Any:
-    @tilec.kernel
-    def product(
-        A: T.Tensor((128, K), "float16"),
-        B: T.Tensor((K, 128), "float16"),
-        C: T.Tensor((128, 128), "float32"),
-    ):
-        with T.Kernel(1, threads=256):
-            T.annotate_schedule(specialise=True)
-            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
-            acc = T.alloc_fragment((128, 128), "float32")
-            T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, 64)):
-                T.copy(A[0, k * 64], a)
-                T.copy(B[k * 64, 0], b)
-                T.gemm(a, b, acc)
-            T.copy(acc, C)
-
-    return product
-
-
-PRODUCT_SPECS = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
-PRODUCT_SPECS.append(tilec.spec((128, 128), "float32"))
 
 
 class Assembler:
@@ -137,9 +113,9 @@ def test_shares_of_the_registers_are_tried_beside_each_other(
         return 168, 8 if own else 0 if first else 16
 
     assembler = alone = Assembler(spills)
-    one = compiled(product(), PRODUCT_SPECS, alone, 0)
+    one = compiled(one_block_product(), ONE_BLOCK, alone, 0)
     assembler = beside = Assembler(spills, waits=True)
-    other = compiled(product(), PRODUCT_SPECS, beside, 8)
+    other = compiled(one_block_product(), ONE_BLOCK, beside, 8)
     assert one.asm == other.asm
     assert set(alone.texts) <= set(beside.texts)
     assert (alone.together, beside.together) == (1, 2)

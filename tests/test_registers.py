@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from ring_programs import ONE_BLOCK, one_block_product
 from test_lowering import matmul_text
 
 import tilec
@@ -345,32 +346,13 @@ def test_producers_give_what_they_can_spare_where_a_little_spills(monkeypatch, l
             text = text.replace(own, other)
         return assemble(text, made.target)
 
-    @tilec.kernel
-    def kernel(
-        A: T.Tensor((128, K), "float16"),
-        B: T.Tensor((K, 128), "float16"),
-        C: T.Tensor((128, 128), "float32"),
-    ):
-        with T.Kernel(1, threads=256):
-            T.annotate_schedule(specialise=True)
-            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
-            acc = T.alloc_fragment((128, 128), "float32")
-            T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, 64)):
-                T.copy(A[0, k * 64], a)
-                T.copy(B[k * 64, 0], b)
-                T.gemm(a, b, acc)
-            T.copy(acc, C)
-
     attempts = sys.modules["tilec.jit.attempts"]
     monkeypatch.setattr(attempts, "assemble", assemble)
     monkeypatch.setattr(attempts, "with_instructions", with_instructions)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
-    specs = [tilec.spec(s, "float16") for s in ((128, 256), (256, 128))]
-    specs.append(tilec.spec((128, 128), "float32"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CompileWarning)
-        made = kernel.compile(*specs, target="cuda:sm_90a")
+        made = one_block_product().compile(*ONE_BLOCK, target="cuda:sm_90a")
     assert made.resources.spilled_bytes == least
     again = [t for t in texts if "setmaxnreg.dec.sync.aligned.u32 24;" in t]
     assert len(again) == (least == 0)

@@ -10,7 +10,6 @@ LLVM must not unroll. What has been computed on the way to a place is used again
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type, register_type
@@ -21,7 +20,7 @@ from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Param, Value, walk
+from tilec.ir.core import Block, Func, Op, Param, Value, users_of, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
@@ -416,14 +415,11 @@ def rounded_quotients(func: Func) -> frozenset[Value]:
     ops = list(walk(func.body))
     if not any(_divides(o) for o in ops):
         return frozenset()
-    users: dict[Value, list[Op]] = defaultdict(list)
-    for o in ops:
-        for v in o.operands:
-            users[v].append(o)
+    users = users_of(func.body)
     rounded: set[Value] = set()
     for o in reversed(ops):
         for r in o.results:
-            if users[r] and all(_narrows(user, r, rounded) for user in users[r]):
+            if r in users and all(_narrows(user, r, rounded) for user in users[r]):
                 rounded.add(r)
     return frozenset(o.results[0] for o in ops if _divides(o) and o.results[0] in rounded)
 

@@ -330,6 +330,15 @@ def walk(of: Block | Op) -> Iterator[Op]:
     return iter(found)
 
 
+def users_of(block: Block) -> dict[Value, list[Op]]:
+    """The ops that have each value as an operand, in textual order."""
+    found: dict[Value, list[Op]] = {}
+    for o in walk(block):
+        for v in dict.fromkeys(o.operands):
+            found.setdefault(v, []).append(o)
+    return found
+
+
 @functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
 def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []

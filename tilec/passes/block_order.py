@@ -71,17 +71,15 @@ def _worth_groups(func: Func) -> bool:
 def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
     keeping busy, and does not walk over blocks by itself."""
-    loops = [o for o in walk(func.body) if isinstance(o, For)]
-    return any(o.kind == "pipelined" for o in loops) and not any(
-        o.kind == "persistent" for o in loops
-    )
+    loops = (o for o in walk(func.body) if isinstance(o, For))
+    return bool(_pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
 
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
     indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
-    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+    loops = _pipelined(func.body)
     return frozenset(
         d
         for d, v in indices.items()
@@ -103,7 +101,7 @@ def uneven(func: Func) -> bool:
             loop = isinstance(o, For) and o.kind == "pipelined"
             if isinstance(o, For) and loop and (differs(o.lo) or differs(o.hi)):
                 return True
-            if isinstance(o, If) and differs(o.cond) and (inside or _has_loop(o)):
+            if isinstance(o, If) and differs(o.cond) and (inside or _pipelined(o)):
                 return True
             if any(found(b, inside or loop) for b in o.regions):
                 return True
@@ -112,8 +110,8 @@ def uneven(func: Func) -> bool:
     return found(func.body, False)
 
 
-def _has_loop(o: Op) -> bool:
-    return any(isinstance(x, For) and x.kind == "pipelined" for b in o.regions for x in walk(b))
+def _pipelined(of: Block | Op) -> list[For]:
+    return [o for o in walk(of) if isinstance(o, For) and o.kind == "pipelined"]
 
 
 class _InLoop(Numbers):

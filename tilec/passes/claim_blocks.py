@@ -11,9 +11,9 @@ work on neighbours, whose operands the L2 cache holds.
 
 The producer asks when it has asked for all of a tile, stages before its readers are through with
 it: if it asked before, each block would have a tile in hand that others could begin (up to 9 % of
-the time, measured), and the number comes while there are stages left to read. The counter is
-the launch's own and zero between launches: there are as many takes as tiles, for each block takes
-once for each tile that it does, and whoever takes last makes it zero again."""
+the time, measured), and the number comes while there are stages left to read. The counter is the
+launch's own and zero between launches: there are as many takes as tiles, for each block takes once
+for each tile that it does, and whoever takes last makes it zero again."""
 
 from __future__ import annotations
 

@@ -9,23 +9,23 @@ nobody has to wait for the stores of others, or for the product before the next 
     parallel (128, 64) { t[i, j] = f(a[i, j]) }    t: shared    ->    t: fragment
     gemm t, b, acc
 
-Only a tile that each iteration fills whole before products read it, all of them as A or all as B
-(then the product is done with operands swapped), of one warpgroup,
-that nothing else touches, and that fits twice beside the other fragments; in a loop whose tiles
-producers may bring, for only then do products stay in flight. Others stay where they are: one of
-several groups computes while another's product runs anyway, what a loop before left in registers
-(means of rows) and the sum of another product (attention's scores) lie as those want them, and an
-element from memory for each one of the tile comes ahead as it is (`recognise_gathers`)."""
+Only a tile of one warpgroup that each iteration fills whole before products read it, all of them as
+A or all as B (then operands are swapped), that nothing else touches, and that fits twice beside the
+other fragments; in a loop whose tiles producers may bring, for only then do products stay in
+flight. Others stay where they are: one of several groups computes while another's product runs
+anyway, what a loop before left in registers (means of rows) and the sum of another product
+(attention's scores) lie as those want them, and an element from memory for each one of the tile
+comes ahead as it is (`recognise_gathers`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, upstream, walk
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -67,10 +67,7 @@ class _Found:
         self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
         self.facts = facts_of(func)
         engines = CopyEngines(func, target, self.facts)
-        self.users: dict[Value, set[Op]] = {}
-        for o in walk(func.body):
-            for v in () if o.region_fields else o.operands:
-                self.users.setdefault(v, set()).add(o)
+        self.users = users_of(func.body)
         self.sums = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
         self.made: dict[Value, BufferType] = {}
         self.loops: set[Loc] = set()
@@ -82,18 +79,22 @@ class _Found:
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
                 each = _registers(v.buffer, self.threads)
-                fits = each <= MOST and taken + 2 * each <= ALL and self.users[v] <= inside
-                fragments = (x for x in read if x.buffer.space == "fragment")
-                fits = fits and all(self.users[x] <= inside for x in fragments)
-                fits = fits and self.sums.isdisjoint(read)
-                if fits and all(self._may_hold(o, v, read) for o in self.users[v]):
+                own = [v, *(x for x in read if x.buffer.space == "fragment")]
+                if (
+                    each <= MOST
+                    and taken + 2 * each <= ALL
+                    and all(inside.issuperset(self.users[x]) for x in own)
+                    and self.sums.isdisjoint(read)
+                    and all(self._may_hold(o, v) for o in self.users[v])
+                ):
                     self.made[v] = replace(v.buffer, space="fragment")
                     self.loops.add(loop.loc)
                     taken += 2 * each
 
-    def _may_hold(self, o: Op, v: Value, read: Collection[Value]) -> bool:
-        """Whether the widest instruction takes `v`, which is made of what is `read`, from registers
-        where `o` is a product of one group of warps."""
+    def _may_hold(self, o: Op, v: Value) -> bool:
+        """Whether the widest instruction takes `v` from registers where `o` is a product of one
+        group of warps. As its second operand only where no other product adds to the sum, which
+        lies as that of swapped operands does."""
         if not isinstance(o, Gemm):
             return True
         held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
@@ -102,7 +103,8 @@ class _Found:
         stays = other.buffer.buffer.space == "shared" and other.buffer not in self.made
         if not stays or o.metadata is not None or o.policy == "full_col":
             return False
-        if held is o.b and not self._may_swap(o, read):
+        summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
+        if held is o.b and summed > 1:
             return False
         m, n, k = o.shape
         rows, columns = (m, n) if held is o.a else (n, m)
@@ -118,12 +120,6 @@ class _Found:
             and (by_k or "mn" in row.majors)
             for row in instructions_of(held.dtype, other.dtype, o.c.dtype)
         )
-
-    def _may_swap(self, o: Gemm, read: Collection[Value]) -> bool:
-        """Whether the sum may lie as that of swapped operands does: no other product adds to it,
-        and no other sum, which lies otherwise, is in what its operand is made of."""
-        summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
-        return summed == 1 and self.sums.isdisjoint(read)
 
 
 def _is_brought(loop: For, engines: CopyEngines) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, users_of, walk
 from tilec.ir.ops import (
     Alloc,
     For,
@@ -68,10 +68,7 @@ class _Masks:
         self.level = uniformity_of(func).level
         self.b = Builder(func.loc)
         self.subst: Substitution = {}
-        self.users: dict[Value, list[Op]] = {}
-        for o in walk(func.body):
-            for v in o.operands:
-                self.users.setdefault(v, []).append(o)
+        self.users = users_of(func.body)
         self.masked: set[Value] = set()  # copies: without a meaning where the mask is false
 
     def block(self, block: Block, mask: Value | None) -> list[Value]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
@@ -28,10 +28,7 @@ def rename_changed(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if target.kind == "cpu" or is_by_hand(func.body):
         return func
-    users: dict[Value, set[Op]] = {}
-    for o in walk(func.body):
-        for v in () if o.region_fields else o.operands:
-            users.setdefault(v, set()).add(o)
+    users = users_of(func.body)
     shared = (o.type for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "shared")
     room = target.shared_bytes - sum(map(stage_bytes, shared))
     names: dict[Value, Value] = {}
@@ -42,7 +39,7 @@ def rename_changed(func: Func, target: Target) -> Func:
             return None
         inside, ops = {*walk(o.body)}, list(o.body.ops)
         for v, at in _changed(o):
-            if users[v] <= inside and stage_bytes(v.buffer) <= room:
+            if inside.issuperset(users[v]) and stage_bytes(v.buffer) <= room:
                 room -= stage_bytes(v.buffer)
                 names[v] = made = Value(v.type, f"{v.name}_changed")
                 ops[at] = _onto(ops[at], v, made)

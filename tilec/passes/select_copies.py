@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, same_order
-from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, users_of, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
@@ -200,10 +200,7 @@ class _Unseen:
     def __init__(self, func: Func) -> None:
         self.facts = facts_of(func)
         self.copies: set[Op] = set()
-        self.users: dict[Value, list[Op]] = {}
-        for o in walk(func.body):
-            for v in set(o.operands):
-                self.users.setdefault(v, []).append(o)
+        self.users = users_of(func.body)
         self._block(func.body, (), set())
 
     def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:

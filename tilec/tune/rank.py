@@ -347,7 +347,7 @@ class Candidate:
         to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
         share fits the L2 cache."""
         widths = (narrow, max(1, narrow // 2), *self._widths(numbers, narrow)[1:])
-        # (By what is asked for ahead, 16 heads of 2048 keys and not 8: within the spread.)
+        # (With `ahead`, 2048 keys get groups of 16 heads instead of 8: no difference was measured.)
         found = {g: self._uneven(plan, numbers, g) for g in widths}
         least = min(found, key=found.__getitem__)
         if not self._as_they_come(plan):
