@@ -18,26 +18,31 @@ fragments still fit all of them.
 
 What stands along K counts, so K is padded with zeros alone: where the wide instruction does not
 step through it (heads of 40 or 72 numbers) and every copy ends where the rows of its tensor do,
-behind which they read as 0."""
+behind which they read as 0.
+
+Rows of a shared tile that only the narrowest swizzle fits (heads of 80 or 112 numbers) are made
+whole ones of the next: TMA brings them in half as many boxes. Products read what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
-from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.effects import Effect, buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
-from tilec.ir.instr import instructions_of
+from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
     Copy,
     Fill,
+    For,
     Gemm,
     Load,
     Parallel,
@@ -56,6 +61,9 @@ from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 ATOM = 16  # rows and columns of every matrix instruction divide it
+ROW = 64  # bytes of the second swizzle; rows that fit it gained nothing from the widest
+MORE = 4 / 3  # of its columns that a tile gets at most
+LEAST_STAGES = 2  # of a pipelined loop whose depth is left open
 
 
 def pad_tiles(func: Func, target: Target) -> Func:
@@ -66,15 +74,66 @@ def pad_tiles(func: Func, target: Target) -> Func:
 
 
 def deepen(func: Func, target: Target) -> Func:
-    """`func` as the pass will have it, where it changes which instructions products have: what a
-    prediction looks at."""
-    deep = _deep(func, target) if target.kind != "cpu" else {}
-    return _padded(func, target, deep) if deep else func
+    """`func` as the pass will have it, where it changes which instructions products have or how
+    tiles come: what a prediction looks at."""
+    if target.kind == "cpu":
+        return func
+    deep = _deep(func, target)
+    return _padded(func, target, deep) if deep else _widen_rows(func, target)
 
 
 def _padded(func: Func, target: Target, deep: dict[Gemm, int]) -> Func:
     pads = _pads(func, target, {o.shape[2]: k for o, k in deep.items()})
-    return _Padding(func, pads, deep).run() if pads else func
+    return _widen_rows(_Padding(func, pads, deep).run() if pads else func, target)
+
+
+def _widen_rows(func: Func, target: Target) -> Func:
+    """Shared operands that copies fill, with rows of whole `ROW` bytes, where all of it fits."""
+    shapes = dict[Value, tuple[int, ...]]()
+    facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
+    for o in walk(func.body):
+        if not isinstance(o, Gemm) or o.metadata is not None or not _of_warps(o, target):
+            continue
+        for x in (o.a, o.b):
+            *rows, columns = x.buffer.buffer.static_shape
+            unit = ROW * 8 // x.dtype.bits
+            wide = -(-columns // unit) * unit
+            if columns < wide <= MORE * columns and _grows(func, x, -1, facts, safe, written):
+                shapes[x.buffer] = (*rows, wide)
+    for o, e in effects_in(func.body):
+        if not isinstance(o, Alloc | Copy | Gemm) or not _stays(o, e):
+            shapes.pop(e.buffer, None)
+    return _Padding(func, {}, {}, shapes).run() if shapes and _fits(func, target, shapes) else func
+
+
+def _stays(o: Op, e: Effect) -> bool:
+    """Whether an op does to a tile what it may do to a wider one: nothing but copies from global
+    memory fills it, and products alone read it."""
+    loads = isinstance(o, Copy) and o.source.buffer.buffer.space == "global"
+    return loads or not isinstance(o, Copy)
+
+
+def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> bool:
+    """Whether shared memory holds tiles of these shapes, as many of each as were asked for."""
+    stages = dict[Value, int]()
+    for o in walk(func.body):
+        if isinstance(o, For) and o.kind == "pipelined":
+            for x in walk(o.body):
+                if isinstance(x, Copy):
+                    stages[x.dest.buffer] = o.num_stages if o.num_stages > 0 else LEAST_STAGES
+    tiles = (o.result for o in walk(func.body) if isinstance(o, Alloc))
+    bits = sum(
+        prod(shapes.get(v, v.buffer.static_shape)) * v.dtype.bits * stages.get(v, 1)
+        for v in tiles
+        if v.buffer.space == "shared"
+    )
+    return bits <= 8 * target.shared_bytes
+
+
+def _of_warps(o: Gemm, target: Target) -> list[MatrixInstruction]:
+    """The instructions of several warps that know a product's dtypes."""
+    found = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
+    return [r for r in found if r.warps > 1 and target.has(r.feature)]
 
 
 def _deep(func: Func, target: Target) -> dict[Gemm, int]:
@@ -84,22 +143,14 @@ def _deep(func: Func, target: Target) -> dict[Gemm, int]:
     for o in walk(func.body):
         if not isinstance(o, Gemm) or o.metadata is not None:
             continue
-        dtypes = o.a.dtype, o.b.dtype, o.c.dtype
-        rows = [r for r in instructions_of(*dtypes) if r.warps > 1 and target.has(r.feature)]
+        rows = _of_warps(o, target)
         m, n, k = o.shape
         if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
             continue
         sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
         if all(_grows(func, x, d, facts, safe, written) for x, d in sides):
-            found[o] = _deeper(k, rows[0].k)
+            found[o] = -(-k // rows[0].k) * rows[0].k
     return found
-
-
-def _deeper(k: int, step: int) -> int:
-    """Whole steps, two at a time where that is not much more: TMA brings rows of two in fewer
-    boxes."""
-    twice = -(-k // (2 * step)) * 2 * step
-    return twice if 5 * twice <= 8 * k else -(-k // step) * step
 
 
 def _grows(
@@ -165,6 +216,7 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
         m, n, k = o.shape
         if m in pads or n in pads:
             pads[m], pads[n] = _share(pads.get(m, m), pads.get(n, n), m == n, warps)
+    pads = {e: p for e, p in pads.items() if e != p}
     for o in gemms:
         spaces = [x.buffer.buffer.space for x in (o.a, o.b)]
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
@@ -177,7 +229,7 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
         if isinstance(x, AnnotateLayout) and isinstance(x.layout, Layout):
             if x.dest in padded | operands:
                 return {}
-    return {e: p for e, p in pads.items() if e != p}
+    return pads
 
 
 def _rounded(extent: int) -> int:
@@ -205,13 +257,21 @@ def _share(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
 
 
 class _Padding:
-    def __init__(self, func: Func, pads: dict[int, int], deep: dict[Gemm, int]) -> None:
+    """`pads`: what extents become; `deep`: K of products; `shapes`: of shared operands, beside."""
+
+    def __init__(
+        self,
+        func: Func,
+        pads: dict[int, int],
+        deep: dict[Gemm, int],
+        shapes: Mapping[Value, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
         self.func = func
         self.pads = pads
         self.deep = deep
         self.written = written_tensors(func.body)
         self.facts = facts_of(func)
-        self.shapes: dict[Value, tuple[int, ...]] = {}
+        self.shapes = dict[Value, tuple[int, ...]](shapes)
         self.products = set[Value]()
         for v in _fragments(func):
             self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
