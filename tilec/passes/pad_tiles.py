@@ -62,6 +62,7 @@ from tilec.target import Target
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 ATOM = 16  # rows and columns of every matrix instruction divide it
 ROW = 64  # bytes of the second swizzle; rows that fit it gained nothing from the widest
+SECTOR = 32 * 8  # bits of memory that come at once
 MORE = 4 / 3  # of its columns that a tile gets at most
 LEAST_STAGES = 2  # of a pipelined loop whose depth is left open
 
@@ -108,9 +109,13 @@ def _widen_rows(func: Func, target: Target) -> Func:
 
 def _stays(o: Op, e: Effect) -> bool:
     """Whether an op does to a tile what it may do to a wider one: nothing but copies from global
-    memory fills it, and products alone read it."""
-    loads = isinstance(o, Copy) and o.source.buffer.buffer.space == "global"
-    return loads or not isinstance(o, Copy)
+    memory fills it, and products alone read it. Rows that begin inside of sectors are slow however
+    they come."""
+    if not isinstance(o, Copy):
+        return True
+    t = o.source.buffer.buffer
+    row = t.shape[-1]
+    return t.space == "global" and isinstance(row, int) and row * t.dtype.bits % SECTOR == 0
 
 
 def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> bool:
