@@ -337,11 +337,23 @@ def _sharing(
     ]
     if len(yielded(func.grid)) > 1:
         made += [
-            _plan(specialise=True, persistent=True, staged_store=True, cluster=c, threads=t)
+            _plan(specialise=True, persistent=True, cluster=c, threads=t, **ways)
             for t in choices
             for c in ((1, 2, 1), (2, 1, 1))
+            for ways in _cluster_ways(func, t)
         ]
     return made
+
+
+def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
+    """How the blocks of a cluster do the rest of their work."""
+    ways: list[dict[str, Any]] = [{"staged_store": True}]
+    if may_overlap(func):
+        alone = func.attrs.get("threads") if threads is None else threads
+        one_group = alone == GROUP_THREADS and not func.attrs.get("min_blocks")
+        blocks = (1, *RESIDENTS) if one_group else (1,)
+        ways += [{"overlap": True, "residents": n} for n in blocks]
+    return ways
 
 
 @functools.lru_cache(maxsize=1024)
