@@ -113,15 +113,15 @@ class Numbers:
     memory bus at least once.
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
-    touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
-    their tensors and are filled instead; `fetched` those loaded outside of the pipelined loops, if
-    there are any. `results` is how often a result is stored (`mixed` loops add to theirs without
-    waiting), `sides` the extents of the tensors that have one."""
+    touches, two where rows do not begin at lines. `outside` are, likewise, the bytes of tiles that
+    lie beyond their tensors and are filled instead; `fetched` those loaded outside of the pipelined
+    loops, if there are any. `results` is how often a result is stored (`mixed` loops add to theirs
+    without waiting), `sides` the extents of the tensors that have one."""
 
     grid: tuple[int, ...]
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
-    outside: float
+    outside: Mapping[frozenset[int], float]
     fetched: float
     stored: float
     scattered: float
@@ -141,12 +141,17 @@ class Numbers:
     def loaded(self) -> float:
         return sum(self.loads.values())
 
-    def loaded_in(self, cluster: Sequence[int]) -> float:
-        """Bytes that each block of a cluster loads, if what several need is loaded once."""
-        return sum(
-            amount / math.prod(c for d, c in enumerate(cluster) if d not in along)
-            for along, amount in self.loads.items()
-        )
+    def loaded_in(self, cluster: Sequence[int]) -> tuple[float, float]:
+        """Bytes that each block of a cluster loads, and those of them that lie `outside`, if what
+        several need is loaded once."""
+
+        def own(amounts: Mapping[frozenset[int], float]) -> float:
+            return sum(
+                amount / math.prod(c for d, c in enumerate(cluster) if d not in along)
+                for along, amount in amounts.items()
+            )
+
+        return own(self.loads), own(self.outside)
 
 
 @dataclass
@@ -192,7 +197,8 @@ class Work:
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
-        stored = outside = fetched = scattered = mixed_stored = 0.0
+        outside: dict[frozenset[int], float] = {}
+        stored = fetched = scattered = mixed_stored = 0.0
         results = 1.0
         mixed = {i for i, o in enumerate(self.loops) if isinstance(o, For) and is_mixed(o)}
         pipelined = {
@@ -211,7 +217,8 @@ class Work:
                 lines = amount * _lines(t, sizes)
                 loads[t.along] = loads.get(t.along, 0.0) + lines
                 fetched += 0.0 if not pipelined or pipelined & {*t.loops} else amount
-                outside += math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
+                beyond = math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
+                outside[t.along] = outside.get(t.along, 0.0) + beyond
             both = moved.setdefault(t.tensor, [0.0, 0.0])
             both[t.is_store] += amount
             rows[t.tensor] = min(rows.get(t.tensor, LONG_ROW), t.row * t.bits / 8)
