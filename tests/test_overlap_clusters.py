@@ -41,7 +41,8 @@ def attention(
             s = T.alloc_fragment((block, keys), "float32")
             p = T.alloc_fragment((block, keys), "float16")
             o = T.alloc_fragment((block, dim), "float32")
-            high, before, more, total = (T.alloc_fragment((block,), "float32") for _ in range(4))
+            high, before, shrink = (T.alloc_fragment((block,), "float32") for _ in range(3))
+            more, total = (T.alloc_fragment((block,), "float32") for _ in range(2))
             T.copy(Q[h, bx * block, 0], q)
             T.clear(o)
             T.clear(total)
@@ -58,9 +59,10 @@ def attention(
                     s[i, j] = T.exp2(s[i, j] - high[i])
                 T.reduce_sum(s, more, dim=1)
                 for i in T.Parallel(block):
-                    total[i] = total[i] * T.exp2(before[i] - high[i]) + more[i]
+                    shrink[i] = T.exp2(before[i] - high[i])
+                    total[i] = total[i] * shrink[i] + more[i]
                 for i, j in T.Parallel(block, dim):
-                    o[i, j] *= T.exp2(before[i] - high[i])
+                    o[i, j] *= shrink[i]
                 T.copy(s, p)
                 T.copy(V[h, n * keys, 0], v)
                 T.gemm(p, v, o)
