@@ -21,12 +21,11 @@ from benchmarks.products import random
 LENGTHS = (1024, 2048, 4096, 8192)
 # Rows and keys of a block, and its threads, by the dimension of a head: to choose from.
 TILES = {
-    64: ((256, 64, 512), (192, 96, 384)),
-    96: ((128, 128, 256),),
+    64: ((256, 64, 512), (192, 128, 384)),
+    96: ((128, 128, 256), (192, 112, 384)),
     128: ((128, 128, 256),),
     256: ((128, 80, 256),),
 }
-CAUSAL_TILES = {**TILES, 64: ((64, 64, 128),)}
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,7 @@ def ours(a: Attention) -> Candidate:
         kernel = attention_kernels.forward(a.dim, a.causal, config["threads"])
         return [Step(kernel, specs, ("q", "k", "v", "o"), tile)]
 
-    tiles = (CAUSAL_TILES if a.causal else TILES)[a.dim]
-    configs = tuple({"BM": m, "BN": n, "threads": threads} for m, n, threads in tiles)
+    configs = tuple({"BM": m, "BN": n, "threads": threads} for m, n, threads in TILES[a.dim])
     return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs, a.label)
 
 
