@@ -133,8 +133,12 @@ def ours(a: Attention) -> Candidate:
         kernel = attention_kernels.forward(a.dim, a.causal, config["threads"])
         return [Step(kernel, specs, ("q", "k", "v", "o"), tile)]
 
-    configs = tuple({"BM": m, "BN": n, "threads": threads} for m, n, threads in TILES[a.dim])
-    return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs, a.label)
+    return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs_of(a.dim), a.label)
+
+
+def configs_of(dim: int) -> tuple[Config, ...]:
+    """What is tried for heads of `dim` numbers."""
+    return tuple({"BM": m, "BN": n, "threads": threads} for m, n, threads in TILES[dim])
 
 
 def torch_candidate(a: Attention, name: str, backend: SDPBackend) -> Candidate:

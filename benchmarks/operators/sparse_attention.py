@@ -25,7 +25,7 @@ from benchmarks.attention_calls import (
     triton_candidate,
 )
 from benchmarks.case import Candidate, Case, Config, Tensors
-from benchmarks.operators.attention import CAUSAL_TILES
+from benchmarks.operators.attention import configs_of
 from benchmarks.peers import TILELANG, TRITON
 from benchmarks.products import random
 
@@ -203,14 +203,16 @@ def ours(s: Sparse) -> Candidate:
 def dense(s: Sparse) -> Candidate:
     """tilec on all keys."""
     x = spec_by_tokens(s.shape)
-    ((bm, bn, threads),) = CAUSAL_TILES[s.dim]
-    kernel = attention_kernels.forward(s.dim, True, threads)
-    step = Step(kernel, [x] * 4, ("q", "k", "v", "all"), {"BM": bm, "BN": bn})
+
+    def steps(config: Config) -> list[Step]:
+        tile = {name: config[name] for name in ("BM", "BN")}
+        kernel = attention_kernels.forward(s.dim, True, config["threads"])
+        return [Step(kernel, [x] * 4, ("q", "k", "v", "all"), tile)]
 
     def views(t: Tensors, config: Config) -> Tensors:
         return by_tokens(t, "q", "k", "v") | {"all": torch.empty_like(t["q"]).transpose(1, 2)}
 
-    return tilec_candidate(lambda _: [step], views, name=DENSE, yardstick=True)
+    return tilec_candidate(steps, views, configs_of(s.dim), s.label, DENSE, yardstick=True)
 
 
 def peer(s: Sparse) -> Candidate | None:

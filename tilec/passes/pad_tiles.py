@@ -33,7 +33,7 @@ from types import MappingProxyType
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
-from tilec.ir.effects import Effect, buffers_written, effects_in, written_tensors
+from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
@@ -53,6 +53,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType
+from tilec.ir.values import Effect
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
@@ -102,8 +103,8 @@ def _widen_rows(func: Func, target: Target) -> Func:
             if columns < wide <= MORE * columns and _grows(func, x, -1, facts, safe, written):
                 shapes[x.buffer] = (*rows, wide)
     for o, e in effects_in(func.body):
-        if not isinstance(o, Alloc | Copy | Gemm) or not _stays(o, e):
-            shapes.pop(e.buffer, None)
+        if e.buffer in shapes and not (isinstance(o, Alloc | Copy | Gemm) and _stays(o, e)):
+            del shapes[e.buffer]
     return _Padding(func, {}, {}, shapes).run() if shapes and _fits(func, target, shapes) else func
 
 
