@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
+from tilec.frontend.whole_loop_folds import Magnitude
 from tilec.frontend.whole_loop_rows import Known, shared_rows
-from tilec.frontend.whole_loop_tiles import Magnitude, Tiles
+from tilec.frontend.whole_loop_tiles import Tiles
 from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in
 from tilec.ir.types import DType
 

@@ -119,14 +119,22 @@ class Rows:
         read = {tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
         return all(len(places[name]) == 1 for name in written) and not by_one & read
 
-    def _read(self, loop: ast.For, behind: Sequence[ast.stmt]) -> dict[str, str] | None:
-        """The variables that a loop folds into, and how; None where it does anything else than fold
-        and assign, or leaves a value to those `behind` it."""
-        if loop.orelse or not isinstance(loop.target, ast.Name):
+    def _read(self, chain: Sequence[ast.For], behind: Sequence[ast.stmt]) -> dict[str, str] | None:
+        """The variables that loops in one another fold into, and how; None where they do anything
+        else than fold and assign, or leave a value to those `behind` them."""
+        targets = [s.target.id for s in chain if isinstance(s.target, ast.Name)]
+        if len(targets) < len(chain) or any(s.orelse for s in chain):
             return None
-        own = {loop.target.id}
+        own, loop = {*targets}, chain[-1]
         folds: dict[str, str] = {}
+        places = set[str]()
         for s in loop.body:
+            if picked := self._picked(s, chain):
+                if not folds.keys().isdisjoint(picked):
+                    return None
+                folds |= dict.fromkeys(picked, "pick")
+                places.add(picked[1])
+                continue
             if (fold := self._fold(s)) is not None:
                 name, word, value = fold
                 if name in folds or not self._is_pure(value):
@@ -139,7 +147,7 @@ class Rows:
                 case ast.Assign([ast.Name(name)], value):
                     own.add(name)
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
-                    if loop.target.id not in [ast.unparse(i) for i in indices_of(place)]:
+                    if not {*targets} <= {ast.unparse(i) for i in indices_of(place)}:
                         return None
                 case _:
                     return None
@@ -147,12 +155,13 @@ class Rows:
                 return None
         used = [n.id for s in loop.body for n in names_in(s)]
         others = {name for s in behind for name in _given(s)} | self.outside
-        folded = all(used.count(name) == 2 - self._added(loop, name) for name in folds)
+        once = {name: self._added(loop, name) + (name in places) for name in folds}
+        folded = all(used.count(name) == 2 - once[name] for name in folds)
         return None if not folded or own & others else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
         extent = counted(loop.iter, self.named)
-        if extent is None or self._read(loop, behind) is None:
+        if extent is None or self._read([loop], behind) is None:
             return None
         known = None if self.own & {n.id for n in names_in(extent)} else self.known(extent)
         if known is not None and known < self.lanes // 2:
@@ -189,8 +198,13 @@ class Rows:
     def _added(self, loop: ast.For, name: str) -> int:
         """1 where the loop's sum is written `name += …`, which names it once."""
         return sum(
-            isinstance(s, ast.AugAssign) and ast.unparse(s.target) == name for s in loop.body
+            isinstance(s, ast.AugAssign) and ast.unparse(s.target) == name for s in ast.walk(loop)
         )
+
+    def _picked(self, s: ast.stmt, chain: Sequence[ast.For]) -> tuple[str, ...]:
+        """The variables that a statement leaves the largest or smallest element in, and its place;
+        none, which lanes of a warp do not look for together."""
+        return ()
 
     def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
         """The variable that a statement adds to or takes the largest or smallest of, which of
@@ -216,8 +230,8 @@ class Rows:
         for n in ast.walk(value):
             if isinstance(n, ast.Lambda | ast.NamedExpr | ast.Starred | ast.comprehension):
                 return False
-            if not isinstance(n, ast.Call):
-                continue
+            if not isinstance(n, ast.Call) or ast.unparse(n.func).startswith(f"{self.language}."):
+                continue  # what this module has written is
             plain = isinstance(n.func, ast.Name | ast.Attribute)
             found = self.named(n.func) if plain else None
             cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"

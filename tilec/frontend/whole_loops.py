@@ -166,7 +166,8 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
 def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
     """The extents that the form of a nest with loops inside follows: theirs; and that of the last
     index, where elements have it last."""
-    inner = [counted(s.iter, named) for s in nest.body if isinstance(s, ast.For)]
+    within = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For))
+    inner = [counted(s.iter, named) for s in within]
     if not inner:
         return (), ()
     elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))

@@ -1,0 +1,156 @@
+"""What the loops inside of a whole loop do with each element, where tiles do it together: folds
+under conditions and of several loops, and the place of the largest or smallest element.
+
+    for l in range(L):
+        for t in range(S):
+            if X[i, l, t] > 0:                  total = total + T.if_then_else(X[i, l, t] > 0, …, 0)
+                total += X[i, l, t]
+
+    for j in range(N):
+        if X[i, j] > best:                      the largest, and the first place that has it
+            best, at = X[i, j], j
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tilec.builtins import atomics
+from tilec.frontend.whole_loop_rows import Rows, tensor_of
+from tilec.frontend.whole_loops import counted, names_in
+from tilec.ir.types import DType
+
+Magnitude = Callable[[ast.expr], tuple[int, int]]
+
+_FLAT = 256  # rows that are shorter than this are gone along together with those beside them
+_ATOMICS = [
+    getattr(atomics, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")
+]
+_SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compares: word, operator
+    ast.Gt: ("max", ">"), ast.GtE: ("max", ">="), ast.Lt: ("min", "<"), ast.LtE: ("min", "<="),
+}  # fmt: skip
+_TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+
+
+class Pick(NamedTuple):
+    """`if value > best: best = value; at = index`: `word` is max or min, `compared` how."""
+
+    best: str
+    at: str
+    word: str
+    compared: str
+    value: ast.expr
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of equal elements that counts."""
+        return "=" not in self.compared
+
+
+@dataclass
+class Folds(Rows):
+    """Reads the statements of a nest. `magnitude`: about how long an extent is, and what divides
+    it; `dtype_of`: what a dtype as it is written means."""
+
+    magnitude: Magnitude = lambda extent: (0, 1)
+    dtype_of: Callable[[ast.expr], DType | None] = lambda written: None
+
+    def _chain(self, loop: ast.For) -> list[ast.For]:
+        """Loops with nothing between them."""
+        found = [loop]
+        while len(found[-1].body) == 1 and isinstance(inner := found[-1].body[0], ast.For):
+            found.append(inner)
+        return found
+
+    def _apart(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
+        """The loops around tiles, those that a tile goes along as one, and about how long these
+        are together: 0, longer than any known length."""
+        flat, size = 1, self._length(chain[-1])
+        while 0 < size < _FLAT and flat < len(chain):
+            flat += 1
+            size *= self._length(chain[-flat])
+        return [*chain[:-flat]], [*chain[-flat:]], size
+
+    def _length(self, loop: ast.For) -> int:
+        extent = counted(loop.iter, self.named)
+        assert extent is not None
+        return self.magnitude(extent)[0]
+
+    def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
+        match s:
+            case ast.If(test, [inner], []):
+                found = super()._fold(inner)
+            case _:
+                return super()._fold(s)
+        if found is None or not self._is_pure(test):
+            return None
+        name, word, value = found
+        nothing = "0" if word == "sum" else self._least(word, self.sums[name])
+        if nothing is None:
+            return None
+        chosen = (
+            f"{self.language}.if_then_else({ast.unparse(test)}, {ast.unparse(value)}, {nothing})"
+        )
+        return name, word, ast.parse(chosen, mode="eval").body
+
+    def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
+        match s:
+            case ast.If(
+                ast.Compare(left, [compared], [right]),
+                [ast.Assign([ast.Name(a)], x), ast.Assign([ast.Name(b)], y)],
+                [],
+            ) if type(compared) in _SIDES and len(chain) == 1:
+                pass
+            case _:
+                return None
+        word, how = _SIDES[type(compared)]
+        best = {a, b} & {n.id for side in (left, right) if isinstance(n := side, ast.Name)}
+        if len(best) != 1 or a == b or not {a, b} <= {*self.sums}:
+            return None
+        given = {a: x, b: y}
+        (name,) = best
+        (at,) = {a, b} - best
+        value = left
+        if isinstance(left, ast.Name) and left.id == name:
+            value, how = right, _TURNED[how]
+            word = "max" if word == "min" else "min"
+        target = chain[0].target
+        same = ast.unparse(given[name]) == ast.unparse(value)
+        if not same or ast.unparse(given[at]) != ast.unparse(target) or not self._is_pure(value):
+            return None
+        return Pick(name, at, word, how, value)
+
+    def _picked(self, s: ast.stmt, chain: Sequence[ast.For]) -> tuple[str, ...]:
+        found = self._pick(s, chain)
+        return () if found is None else (found.best, found.at)
+
+    def _least(self, word: str, dtype: ast.expr) -> str | None:
+        """What changes no largest ("max") or smallest element; None where no number is that."""
+        found = self.dtype_of(dtype)
+        if found is None or (found.is_float and found.bits < 16):
+            return None
+        if found.is_float:
+            return f"{'-' * (word == 'max')}{self.language}.infinity({found.name!r})"
+        end = "min" if word == "max" else "max"
+        return f"{self.language}.{end}_value({found.name!r})"
+
+    def _acts_once(self, s: ast.stmt) -> bool:
+        """Whether a statement out of loops stores elements or adds to them, under conditions."""
+        match s:
+            case ast.If(test, body, orelse):
+                return self._is_pure(test) and all(map(self._acts_once, [*body, *orelse]))
+            case ast.Assign([ast.Subscript(ast.Name()) as place], value):
+                return self._is_pure(value) and self._is_pure(place.slice)
+            case ast.Expr(ast.Call(func, [ast.Subscript(ast.Name()) as place, value], [])):
+                plain = isinstance(func, ast.Name | ast.Attribute)
+                word = self.named(func) if plain else None
+                ours = any(word is w for w in _ATOMICS) and self._is_alone(tensor_of(place))
+                return ours and self._is_pure(value) and self._is_pure(place.slice)
+        return isinstance(s, ast.Pass)
+
+    def _is_alone(self, tensor: str) -> bool:
+        """Whether a tensor stands in one place of the nest."""
+        return sum(n.id == tensor for s in self.nest.body for n in names_in(s)) == 1

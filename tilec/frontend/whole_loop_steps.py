@@ -1,0 +1,383 @@
+"""The loops over tiles that those inside of a whole loop become (`whole_loop_tiles`), as syntax."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilec.frontend.whole_loop_folds import Folds, Pick
+from tilec.frontend.whole_loop_rows import indices_of, tensor_of
+from tilec.frontend.whole_loops import counted, names_in
+
+
+@dataclass
+class TileLoops(Folds):
+    """`block` and `part`: what stands for the block's number, and for which of those it is that
+    share columns. A tile has `outer` iterations, or columns, and `inner` elements of each; `o`,
+    `n` and `step` name a place in it, and its number."""
+
+    block: str = ""
+    part: str = ""
+    combined: str = ""
+    held: dict[str, str] = field(default_factory=dict)  # variables, and the fragments they are in
+    written_out: dict[str, ast.expr] = field(default_factory=dict)  # names, for what they stand
+    frozen: set[str] = field(default_factory=set)  # variables that these need as they are
+    outer: int = 1
+    inner: int = 1
+    columns: bool = False
+    parts: int = 1
+    o: str = ""
+    n: str = ""
+    step: str = ""
+
+    def _held(self, name: str, dtype: ast.expr, at: ast.stmt) -> list[ast.stmt]:
+        """The fragment of a variable."""
+        if name in self.held:
+            return []
+        self.held[name] = self.fresh(name)
+        return self._fragment(self.held[name], (self.outer,), dtype, at)
+
+    def _fragment(
+        self, name: str, shape: tuple[int, ...], dtype: ast.expr, at: ast.stmt
+    ) -> list[ast.stmt]:
+        made = f"{name} = {self.language}.alloc_fragment({shape}, {ast.unparse(dtype)})"
+        return self._parsed(made, at)
+
+    def _write_out(self, name: str, value: ast.expr) -> None:
+        """Let `name`, whose dtype nobody has written, stand for what it is."""
+        self.frozen |= {n.id for n in names_in(value)} & self.held.keys()
+        self.written_out[name] = self._put(value)
+
+    def _put(self, node: ast.expr) -> ast.expr:
+        """The author's expression, with elements of fragments for variables."""
+        found = _Put(self.held, self.written_out, self.o).visit(copy.deepcopy(node))
+        assert isinstance(found, ast.expr)
+        return found
+
+    def _each(
+        self, target: str, value: ast.expr, at: ast.stmt, guarded: bool = False
+    ) -> list[ast.stmt]:
+        """An assignment for each of the block's iterations; of a variable, for those beyond the
+        last one, too, which have tiles' elements."""
+        guard = f"if {self._inside()}: " * (guarded and self.outer > 1)
+        text = f"""
+for {self.o} in {self.language}.Parallel({self.outer}):
+    {self._places()}
+    {guard}{target} = {ast.unparse(self._put(value))}
+"""
+        return self._parsed(text, at)
+
+    def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
+        """A statement for each of the block's iterations that there are."""
+        put = _Put(self.held, self.written_out, self.o).visit(copy.deepcopy(s))
+        text = f"""
+for {self.o} in {self.language}.Parallel({self.outer}):
+    {self._places()}
+    if {self._inside()}:
+        pass
+"""
+        (made,) = self._parsed(text, s)
+        assert isinstance(made, ast.For) and isinstance(guard := made.body[-1], ast.If)
+        guard.body = [put]
+        return [made]
+
+    def _places(self) -> str:
+        """The indices of an iteration."""
+        first = f"{self.block} * {self.outer} + {self.o}"
+        if self.columns:
+            across = f"{self.language}.ceildiv({ast.unparse(self.nest.extents[-1])}, {self.outer})"
+            first = f"{self.block} % {across} * {self.outer} + {self.o}"
+            if len(self.nest.indices) == 1:
+                first = f"{self.block} * {self.outer} + {self.o}"
+            made, number = [f"{self.nest.indices[-1]} = {first}"], f"({self.block} // {across})"
+            indices = [*zip(self.nest.indices, self.nest.extents)][:-1]
+        else:
+            made, number = [], f"({first})"
+            indices = [*zip(self.nest.indices, self.nest.extents)]
+        for k in reversed(range(len(indices))):
+            index, extent = indices[k]
+            whole = f" % ({ast.unparse(extent)})" if k else ""
+            made.append(f"{index} = {number}{whole}")
+            number = f"({number} // ({ast.unparse(extent)}))"
+        return "; ".join(made)
+
+    def _inside(self) -> str:
+        """Whether there is such an iteration."""
+        if self.columns:
+            return f"{self.nest.indices[-1]} < ({ast.unparse(self.nest.extents[-1])})"
+        if self.outer == 1:
+            return "True"
+        total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
+        return f"{self.block} * {self.outer} + {self.o} < {total}"
+
+    def _is_whole(self) -> str:
+        """Whether all iterations of the block are there."""
+        if self.outer == 1:
+            return "True"
+        if not self.columns:
+            total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
+            return f"({self.block} + 1) * {self.outer} <= {total}"
+        extent = ast.unparse(self.nest.extents[-1])
+        across = f"{self.language}.ceildiv({extent}, {self.outer})"
+        number = self.block if len(self.nest.indices) == 1 else f"{self.block} % {across}"
+        return f"({number} + 1) * {self.outer} <= ({extent})"
+
+    def _folding(
+        self, loop: ast.For, behind: Sequence[ast.stmt]
+    ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+        """A loop over tiles, up to where blocks that share it come together, and what the last one
+        of them does then."""
+        chain = self._chain(loop)
+        if self._read(chain, behind) is None:
+            return None
+        loop = chain[-1]
+        before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
+        whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
+        self.wanted = self.fresh("wanted")
+        self.shared: list[str] = []
+        shape, place = self._tile()
+        dim = int(not self.columns)
+        first = list[str]()
+        for s in loop.body:
+            if (pick := self._pick(s, chain)) is not None:
+                if {pick.best, pick.at} & self.frozen:
+                    return None
+                lines = self._pick_lines(pick, shape, place, loop)
+                if lines is None:
+                    return None
+                before += self._parsed(lines[0], s)
+                whole.append(lines[1].format(wanted=""))
+                edge.append(lines[1].format(wanted=f"{self.wanted} and "))
+                after += self._parsed(lines[2], s)
+                continue
+            fold = self._fold(s)
+            if fold is None:
+                made = self._in_loop(s)
+                if _divides(made):
+                    more, loads = self._ahead(made, shape, place, loop)
+                    before, first = before + more, first + loads
+                whole.append(ast.unparse(made))
+                edge += self._stored_if(made)
+                continue
+            name, word, value = fold
+            if name in self.frozen:
+                return None
+            tile, kept = self.fresh("parts"), self.held[name]
+            before += self._fragment(tile, shape, self.sums[name], s)
+            own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
+            self.kind = "add" if word == "sum" else word
+            if word == "sum":
+                got = self.fresh("sums")
+                before += self._parsed(f"{self.language}.clear({tile})", s)
+                before += self._fragment(got, (self.outer,), self.sums[name], s)
+                folded = f"{own} + ({text})"
+                after += self._parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
+                last += self._parsed(
+                    f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
+                    f"    {kept}[{self.o}] = {kept}[{self.o}] + {got}[{self.o}]",
+                    s,
+                )
+                self.shared.append(got)
+            else:  # of blocks that share it each has what it began with
+                least = self._least(word, self.sums[name])
+                if least is None:
+                    return None
+                before += self._parsed(f"{self.language}.fill({tile}, {least})", s)
+                folded = f"{self.language}.{word}({own}, {text})"
+                reduced = f"{tile}, {kept}, dim={dim}, clear=False"
+                after += self._parsed(f"{self.language}.reduce_{word}({reduced})", s)
+                self.shared.append(kept)
+            whole.append(f"{own} = {folded}")
+            edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
+        tiles = self._over_tiles(chain, first, whole, edge)
+        return [*before, *tiles, *after], last
+
+    def _pick_lines(
+        self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
+    ) -> tuple[str, str, str] | None:
+        """What stands before a loop, in it and behind it to find the place of an element: each
+        element of a tile has its own, then the first or last of those that are the most is it."""
+        t, o = self.language, self.o
+        most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
+        dtypes = [self.sums[x] for x in (p.best, p.at)]
+        of_equal = "min" if p.first else "max"
+        least, none = self._least(p.word, dtypes[0]), self._least(of_equal, dtypes[1])
+        if least is None or none is None:
+            return None
+        dim = int(not self.columns)
+        allocated = zip(
+            (most, where, got, at), (shape, shape, (self.outer,), (self.outer,)), dtypes * 2
+        )
+        before = [f"{x} = {t}.alloc_fragment({s}, {ast.unparse(d)})" for x, s, d in allocated]
+        before += [f"{t}.fill({most}, {least})", f"{t}.fill({where}, {none})"]
+        value, own = ast.unparse(self._put(p.value)), f"{most}[{place}]"
+        index = ast.unparse(loop.target)
+        inside = [
+            f"{better} = {{wanted}}({value}) {p.compared} {own}",
+            f"{where}[{place}] = {t}.if_then_else({better}, {index}, {where}[{place}])",
+            f"{own} = {t}.if_then_else({better}, {value}, {own})",
+        ]
+        best, kept = self.held[p.best], self.held[p.at]
+        behind = f"""
+{t}.reduce_{p.word}({most}, {got}, dim={dim})
+for {place} in {t}.Parallel({", ".join(map(str, shape))}):
+    {where}[{place}] = {t}.if_then_else({own} == {got}[{o}], {where}[{place}], {none})
+{t}.reduce_{of_equal}({where}, {at}, dim={dim})
+for {o} in {t}.Parallel({self.outer}):
+    {better} = {got}[{o}] {p.compared} {best}[{o}]
+    {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
+    {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
+"""
+        return "\n".join(before), "\n".join(inside), behind
+
+    def _over_tiles(
+        self,
+        chain: Sequence[ast.For],
+        first: Sequence[str],
+        whole: Sequence[str],
+        edge: Sequence[str],
+    ) -> list[ast.stmt]:
+        """The loops over tiles, of which a block has its share: what is done `first`, then in a
+        tile that is `whole`, and in one that sticks out."""
+        around, flat, _ = self._apart(chain)
+        extents = [self._extent(s) for s in flat]
+        extent = " * ".join(extents)
+        index = self._index(flat[0]) if len(flat) == 1 else self.fresh("flat")
+        shape, place = self._tile()
+        ranges = ", ".join(map(str, shape))
+        count, number = f"{self.language}.ceildiv({extent}, {self.inner})", self.step
+        if self.parts > 1 and not around:
+            count = f"{self.language}.ceildiv({count} - {self.part}, {self.parts})"
+            number = f"({self.step} * {self.parts} + {self.part})"
+        along, rest = [f"{index} = {number} * {self.inner} + {self.n}"], index
+        for s, e in zip(flat[:0:-1], extents[:0:-1]):
+            along.append(f"{self._index(s)} = {rest} % {e}")
+            rest = f"({rest} // {e})"
+        along += [f"{self._index(flat[0])} = {rest}"] * (len(flat) > 1)
+
+        def over(lines: Sequence[str]) -> str:
+            if not lines:
+                return ""
+            body = "\n            ".join("\n".join(lines).splitlines())
+            return f"""
+        for {place} in {self.language}.Parallel({ranges}):
+            {self._places()}
+            {"; ".join(along)}
+            {body}"""
+
+        inside = f"{index} < {extent} and {self._inside()}"
+        text = f"""
+for {self.step} in {self.language}.serial({count}):
+    {over(first).strip()}
+    if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(whole)}
+    else:{over([f"{self.wanted} = {inside}", *edge])}
+"""
+        made = self._parsed(text, chain[-1])
+        for k, s in reversed([*enumerate(around)]):
+            made = self._around(s, made, shared=k == 0 and self.parts > 1)
+        return made
+
+    def _around(self, s: ast.For, body: list[ast.stmt], shared: bool) -> list[ast.stmt]:
+        """A loop around tiles; `shared`: of which a block has each so many-th iteration."""
+        index, extent, t = self._index(s), self._extent(s), self.language
+        text = f"for {index} in {t}.serial({extent}): pass"
+        if shared:
+            turn = self.fresh("turn")
+            text = f"""
+for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
+    {index} = {turn} * {self.parts} + {self.part}
+"""
+        (made,) = self._parsed(text, s)
+        assert isinstance(made, ast.For)
+        made.body = [x for x in made.body if not isinstance(x, ast.Pass)] + body
+        return [made]
+
+    def _index(self, s: ast.For) -> str:
+        assert isinstance(s.target, ast.Name)
+        return s.target.id
+
+    def _extent(self, s: ast.For) -> str:
+        extent = counted(s.iter, self.named)
+        assert extent is not None
+        return f"({ast.unparse(extent)})"
+
+    def _tile(self) -> tuple[tuple[int, int], str]:
+        """A tile's shape, and the place in it of a block's iteration and a loop's."""
+        if self.columns:
+            return (self.inner, self.outer), f"{self.n}, {self.o}"
+        return (self.outer, self.inner), f"{self.o}, {self.n}"
+
+    def _ahead(
+        self, s: ast.stmt, shape: tuple[int, ...], place: str, loop: ast.For
+    ) -> tuple[list[ast.stmt], list[str]]:
+        """Fragments for the elements of a row that a statement reads, which get their names there,
+        and what fills them. A quotient is a branch, behind which nothing is loaded."""
+        assert isinstance(loop.target, ast.Name)
+        made, loads = list[ast.stmt](), list[str]()
+        names = dict[str, str]()
+        for e in elements_of(s):
+            plain = all(isinstance(i, ast.Name) for i in indices_of(e))
+            ends = ast.unparse(indices_of(e)[-1]) in (loop.target.id, self.nest.indices[-1])
+            tensor = tensor_of(e)
+            if isinstance(e.ctx, ast.Load) and plain and ends and tensor not in self.held.values():
+                if len(indices_of(e)) > 1 and ast.unparse(e) not in names:
+                    tile = names[ast.unparse(e)] = self.fresh("ahead")
+                    dtype = ast.parse(f"{tensor}.dtype", mode="eval").body
+                    made += self._fragment(tile, shape, dtype, s)
+                    loads.append(f"{tile}[{place}] = {ast.unparse(e)}")
+        _Renamed({text: f"{tile}[{place}]" for text, tile in names.items()}).visit(s)
+        return made, loads
+
+    def _stored_if(self, s: ast.stmt) -> list[str]:
+        """A statement where not all elements are wanted: what is not is computed, so that loads
+        need not wait for tests, and not stored."""
+        if not (isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)):
+            return [ast.unparse(s)]
+        value = self.fresh("value")
+        stored = f"if {self.wanted}: {ast.unparse(s.targets[0])} = {value}"
+        return [f"{value} = {ast.unparse(s.value)}", stored]
+
+    def _in_loop(self, s: ast.stmt) -> ast.stmt:
+        made = copy.deepcopy(s)
+        if isinstance(made, ast.AnnAssign | ast.Assign) and made.value is not None:
+            made.value = self._put(made.value)
+        if isinstance(made, ast.Assign):
+            made.targets = [
+                self._put(t) if isinstance(t, ast.Subscript) else t for t in made.targets
+            ]
+        return made
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, held: dict[str, str], written_out: dict[str, ast.expr], at: str) -> None:
+        self.held, self.written_out, self.at = held, written_out, at
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self.written_out:
+            return copy.deepcopy(self.written_out[node.id])
+        if node.id in self.held:
+            return ast.parse(f"{self.held[node.id]}[{self.at}]", mode="eval").body
+        return node
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, elements: dict[str, str]) -> None:
+        self.elements = elements
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        found = self.elements.get(ast.unparse(node)) if isinstance(node.ctx, ast.Load) else None
+        return self.generic_visit(node) if not found else ast.parse(found, mode="eval").body
+
+
+def _divides(s: ast.stmt) -> bool:
+    """Whether a statement stores a quotient."""
+    stores = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)
+    return stores and any(isinstance(n, ast.Div) for n in ast.walk(s))
+
+
+def elements_of(s: ast.stmt) -> list[ast.Subscript]:
+    return [
+        n for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
+    ]
