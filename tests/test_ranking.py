@@ -399,9 +399,8 @@ def test_what_is_held_at_once_must_fit() -> None:
     """64 queries by 128 keys: five accumulators of 256 registers, 192 of them at once."""
     found = [r for r in gradients() if dict(r.constants) == {"BM": 64, "BN": 128}]
     fits = {r.plan.threads for r in found if r.estimate and r.plan.specialise}
-    refused = {
-        r.plan.threads: r.reason for r in found if not r.estimate and "split" not in r.reason
-    }
+    others = (r for r in found if not r.estimate and r.plan.residents == 1)
+    refused = {r.plan.threads: r.reason for r in others if "split" not in r.reason}
     assert fits == {256} and "accumulators take 384 registers" in refused[128]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tilec.builtins import atomics
+from tilec import language as T
 from tilec.frontend.whole_loop_rows import Rows, tensor_of
 from tilec.frontend.whole_loops import counted, names_in
 from tilec.ir.types import DType
@@ -26,9 +26,7 @@ from tilec.ir.types import DType
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
 _FLAT = 256  # rows that are shorter than this are gone along together with those beside them
-_ATOMICS = [
-    getattr(atomics, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")
-]
+_ATOMICS = [getattr(T, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")]
 _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compares: word, operator
     ast.Gt: ("max", ">"), ast.GtE: ("max", ">="), ast.Lt: ("min", "<"), ast.LtE: ("min", "<="),
 }  # fmt: skip

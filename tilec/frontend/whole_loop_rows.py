@@ -270,6 +270,9 @@ def _given(s: ast.stmt) -> set[str]:
     found = {n.id for n in names_in(s.iter)}
     made = {n.id for n in names_in(s.target)}
     for inner in s.body:
+        if isinstance(inner, ast.For):
+            found |= _given(inner) - made
+            continue
         targets = inner.targets if isinstance(inner, ast.Assign) else []
         own = {t.id for t in targets if isinstance(t, ast.Name)}
         if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):

@@ -164,10 +164,11 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
 
 
 def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
-    """The extents that the form of a nest with loops inside follows: theirs; and that of the last
-    index, where elements have it last."""
-    within = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For))
+    """The extents that the form of a nest with loops inside follows: theirs, and the iterations'
+    where they are in one another; and that of the last index, where elements have it last."""
+    within = [n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For)]
     inner = [counted(s.iter, named) for s in within]
+    inner += nest.extents * any(s not in nest.body for s in within)
     if not inner:
         return (), ()
     elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))
