@@ -643,7 +643,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "swizzle order": ('T.use_swizzle(4, order="rows")  #!', "did you mean 'row'?", "'column'"),
     "panel size": ("T.use_swizzle(0)  #!", "panel_size of T.use_swizzle is 0, the least is 1", ""),
     # --- the kernel's own level ---
-    "second kernel": ("with T.Kernel(4):  #!\n    pass", "has a T.Kernel already", "each grid"),
+    "second kernel": ("with T.Kernel(4):  #!\n    pass", "has a T.Kernel already", "behind"),
     "output inside": ("Q = T.empty((4,), 'float32')  #!", "before T.Kernel", ""),
     "grid axis": ("x = T.program_id(3)  #!", "axis of T.program_id is 3", ""),
     "recursive macro": ("x = recursive(1)  #!", "recursive calls itself", "loop"),

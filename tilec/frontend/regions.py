@@ -101,6 +101,9 @@ class Regions(Memory):
             return (
                 f'allocate {other.buffer.name} as T.alloc_{t.space}(({extents}), "{t.dtype.name}")'
             )
+        if not wanted.buffer.is_global and other.steps:
+            t, fits = wanted.buffer.type, ", ".join(map(str, other.extents))
+            return f'allocate {wanted.buffer.name} as T.alloc_{t.space}(({fits}), "{t.dtype.name}")'
         starts = ", ".join("ijklmn"[: other.buffer.type.rank])
         return f"name where the tile starts only: {other.buffer.name}[{starts}]"
 

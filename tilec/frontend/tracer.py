@@ -459,7 +459,8 @@ class _KernelTracer(WholeLoops):
             hint = "move it out of loops and conditions"
             raise self.error("T.Kernel stands at the top level of a kernel, once", hint)
         if self.grid is not None:
-            raise self.error("this kernel has a T.Kernel already", "write one kernel for each grid")
+            hint = "write it behind the other, as far out, to launch one after the other"
+            raise self.error("this kernel has a T.Kernel already", hint)
         if header.grid and self.known.grid is not None:
             raise self.error(
                 "the grid is given twice: in T.Kernel and by the launch",

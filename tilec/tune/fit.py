@@ -15,7 +15,7 @@ from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
 from tilec.passes.arrange import asks_to_overlap
-from tilec.passes.utils.plans import Wanted, stages_of, take_wanted, with_plan
+from tilec.passes.utils.plans import Wanted, is_open, stages_of, take_wanted, with_plan
 from tilec.target import Target
 from tilec.tune.plans import plans
 
@@ -62,7 +62,7 @@ def first_fit(
                 later.verify()  # which pass it was
                 raise
         later.verify()
-        check_kept(done, wanted)
+        check_kept(func, done, wanted)
         return done
 
     pending = ranked if only_ranked else (*ranked, *plans(func, target, wanted))
@@ -140,8 +140,9 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
     )
 
 
-def check_kept(func: Func, wanted: Wanted) -> None:
+def check_kept(source: Func, func: Func, wanted: Wanted) -> None:
     """Raise CompileError where a pass could not give the user the schedule he asked for."""
+    loops = [o for o in walk(source.body) if isinstance(o, For) and o.kind == "pipelined"]
     reasons = {
         "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
         "specialise": (
@@ -150,6 +151,12 @@ def check_kept(func: Func, wanted: Wanted) -> None:
             "multiples of 16 bytes",
         ),
     }
+    if loops and all(not is_open(o) and o.num_stages <= 1 for o in loops):
+        reasons["specialise"] = (
+            f"num_stages={loops[0].num_stages} of T.Pipelined (line {loops[0].loc.line}) lets "
+            "nothing run ahead of its iteration",
+            ", or write num_stages=2 or more",
+        )
     for name, (reason, more) in reasons.items():
         if wanted.fields.get(name) and not func.attrs.get(name):
             raise CompileError(
