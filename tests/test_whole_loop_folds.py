@@ -96,6 +96,52 @@ def most_of_columns(X: T.Tensor((M, N), "float32"), I: T.Tensor((N,), "int32")):
 
 
 @tilec.kernel
+def largest_size(
+    X: T.Tensor((M, N), "float16"), I: T.Tensor((M,), "int32"), S: T.Tensor((M,), "float32")  # noqa: E741
+):  # fmt: skip
+    for i in T.Parallel(M):
+        best: T.float32 = -T.infinity("float32")
+        at: T.int32 = -3
+        s: T.float32 = 0
+        for j in range(N):
+            v = T.abs(T.cast(X[i, j], "float32"))
+            s += v
+            if v >= best:
+                best = v
+                at = j
+        I[i] = at
+        S[i] = s
+
+
+def rounded(best: str, at: str) -> tilec.Kernel:
+    """Keeps the most in what has not all numbers that the elements have, or its place."""
+
+    @tilec.kernel
+    def largest_rounded(X: T.Tensor((M, N), "float32"), I: T.Tensor((M,), "int32")):  # noqa: E741
+        for i in T.Parallel(M):
+            most: best = 0
+            place: at = 1
+            for j in range(N):
+                if X[i, j] >= most:
+                    most = X[i, j]
+                    place = j
+            I[i] = place
+
+    return largest_rounded
+
+
+def largest_by_one(x: np.ndarray, best: str) -> np.ndarray:
+    """As the loop says it."""
+    found = np.full(len(x), 1)
+    for i, row in enumerate(x):
+        most = np.zeros((), best)
+        for j, value in enumerate(row):
+            if value >= most:
+                most, found[i] = value.astype(best), j
+    return found
+
+
+@tilec.kernel
 def where_marked(
     X: T.Tensor((M, N), "float32"), K: T.Tensor((M, N), "int8"),
     Y: T.Tensor((M,), "float32"), Z: T.Tensor((M,), "float32"), P: T.Tensor((M,), "int32"),
@@ -163,6 +209,13 @@ def given(name: str, rng: np.random.Generator) -> tuple[Any, list[np.ndarray], l
     if name == "most_of_columns":
         x = rng.standard_normal((100, 37)).astype(np.float32)
         return most_of_columns, [x, np.zeros(37, np.int32)], [x.argmax(0)]
+    if name == "largest_size":
+        x = rng.standard_normal((9, 133)).astype(np.float16)
+        x[1], x[2, [7, 90]], x[3] = np.nan, -9, -np.inf  # no last one; two; all
+        size = np.where(np.isnan(x), -1, np.abs(x))
+        last = np.where(np.isnan(x).all(1), -3, 132 - size[:, ::-1].argmax(1))
+        outputs = [np.zeros(9, np.int32), np.full(9, np.nan, np.float32)]
+        return largest_size, [x, *outputs], [last, np.abs(wide(x)).sum(1)]
     if name == "where_marked":
         x = rng.standard_normal((7, 133)).astype(np.float32)
         k = rng.integers(0, 2, x.shape).astype(np.int8)
@@ -180,7 +233,7 @@ def given(name: str, rng: np.random.Generator) -> tuple[Any, list[np.ndarray], l
 
 NAMES = (
     "group_norm", "channels", "last_channels", "first_most", "last_least", "most_of_columns",
-    "where_marked", "entropy",
+    "largest_size", "where_marked", "entropy",
 )  # fmt: skip
 
 
@@ -203,3 +256,24 @@ def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     kernel, arrays, _ = given(name, rng)
     text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
     assert "reduce" in text and "alloc fragment" in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "best, at", [("int32", "int32"), ("float16", "int32"), ("float32", "uint32")]
+)
+def test_what_is_rounded_is_looked_for_by_one(
+    best: str, at: str, target: str, rng: np.random.Generator
+) -> None:
+    """An element that is more than the most of all, rounded, is so behind it alone; and no
+    unsigned place says that there is none."""
+    x = (1 + rng.random((7, 90)) / 100).astype(np.float32)
+    x[0], x[1] = -1, rng.random(90)
+    got, kernel = np.full(7, -7, np.int32), rounded(best, at)
+    if target == "cpu":
+        kernel(x, got)
+    else:
+        report = tilec.simulate(kernel, x, got, target=target)
+        assert not report.findings, str(report)
+        assert "reduce" not in kernel.compile(x, got, target=target).stages["tile"]
+    np.testing.assert_array_equal(got, largest_by_one(x, best))

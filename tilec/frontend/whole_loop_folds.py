@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilec import language as T
+from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.whole_loop_rows import Rows, tensor_of
 from tilec.frontend.whole_loops import counted, names_in
 from tilec.ir.types import DType
@@ -119,7 +120,53 @@ class Folds(Rows):
         same = ast.unparse(given[name]) == ast.unparse(value)
         if not same or ast.unparse(given[at]) != ast.unparse(target) or not self._is_pure(value):
             return None
-        return Pick(name, at, word, how, value)
+        found = Pick(name, at, word, how, value)
+        body = chain[-1].body
+        return found if self._keeps(found, body[: body.index(s)]) else None
+
+    def _keeps(self, p: Pick, before: Sequence[ast.stmt]) -> bool:
+        """Whether its variables hold what they are given as it is. The next element is compared
+        with a rounded one otherwise, and which is the most follows from their order."""
+        best, at = (self.dtype_of(self.sums[name]) for name in (p.best, p.at))
+        given = self._dtype(p.value, before)
+        if best is None or at is None or given is None or not _is_exact(given, best):
+            return False
+        if at.is_int and at.bits < 32:
+            return False
+        return p.first or at.kind in ("int", "float")  # no uint says that there is no last one
+
+    def _dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
+        """That of an expression behind the statements `before` it in a loop; None where it does not
+        follow from what is read."""
+        match value:
+            case ast.Name(name):
+                for at, s in reversed([*enumerate(before)]):
+                    match s:
+                        case ast.AnnAssign(ast.Name(made), dtype) if made == name:
+                            return self.dtype_of(dtype)
+                        case ast.Assign([ast.Name(made)], given) if made == name:
+                            return self._dtype(given, before[:at])
+                return self.dtype_of(self.sums[name]) if name in self.sums else None
+            case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
+                return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
+            case ast.UnaryOp(ast.USub(), given):
+                return self._dtype(given, before)
+            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
+                a, b = (self._dtype(x, before) for x in (left, right))
+                if isinstance(left, ast.Constant) or isinstance(right, ast.Constant):
+                    beside = a or b  # numbers have its dtype
+                    return beside if beside is not None and beside.is_float else None
+                return None if a is None or b is None else common_dtype(a, b)
+            case ast.Call(ast.Attribute(_, "astype"), [dtype], []):
+                return self.dtype_of(dtype)
+            case ast.Call(func, [given, *others], []):
+                found = self.named(func)
+                if isinstance(found, DType):
+                    return found
+                if (found is T.cast or found is T.Cast) and len(others) == 1:
+                    return self.dtype_of(others[0] if found is T.cast else given)
+                return self._dtype(given, before) if found is T.abs else None
+        return None
 
     def _picked(self, s: ast.stmt, chain: Sequence[ast.For]) -> tuple[str, ...]:
         found = self._pick(s, chain)
@@ -152,3 +199,12 @@ class Folds(Rows):
     def _is_alone(self, tensor: str) -> bool:
         """Whether a tensor stands in one place of the nest."""
         return sum(n.id == tensor for s in self.nest.body for n in names_in(s)) == 1
+
+
+def _is_exact(given: DType, kept: DType) -> bool:
+    """Whether one dtype has all numbers of another."""
+    if given is kept:
+        return True
+    if kept.is_float:
+        return kept.bits >= max(32, 2 * given.bits)
+    return kept.kind in (given.kind, "int") and given.is_int and given.bits < kept.bits

@@ -220,13 +220,14 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             f"{own} = {t}.if_then_else({better}, {value}, {own})",
         ]
         best, kept = self.held[p.best], self.held[p.at]
+        found = "" if p.first else f"{at}[{o}] != {none} and "  # what is no number is not the last
         behind = f"""
 {t}.reduce_{p.word}({most}, {got}, dim={dim})
 for {place} in {t}.Parallel({", ".join(map(str, shape))}):
     {where}[{place}] = {t}.if_then_else({own} == {got}[{o}], {where}[{place}], {none})
 {t}.reduce_{of_equal}({where}, {at}, dim={dim})
 for {o} in {t}.Parallel({self.outer}):
-    {better} = {got}[{o}] {p.compared} {best}[{o}]
+    {better} = {found}{got}[{o}] {p.compared} {best}[{o}]
     {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
     {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
 """
