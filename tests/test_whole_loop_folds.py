@@ -260,13 +260,20 @@ def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "best, at", [("int32", "int32"), ("float16", "int32"), ("float32", "uint32")]
+    "best, at",
+    [
+        ("int32", "int32"),
+        ("float16", "int32"),
+        ("float32", "uint32"),
+        ("float32", "int16"),
+        ("float32", "float16"),
+    ],
 )
 def test_what_is_rounded_is_looked_for_by_one(
     best: str, at: str, target: str, rng: np.random.Generator
 ) -> None:
     """An element that is more than the most of all, rounded, is so behind it alone; and no
-    unsigned place says that there is none."""
+    unsigned place says that there is none; a narrow one may not hold it."""
     x = (1 + rng.random((7, 90)) / 100).astype(np.float32)
     x[0], x[1] = -1, rng.random(90)
     got, kernel = np.full(7, -7, np.int32), rounded(best, at)

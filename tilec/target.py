@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tilec.ir.errors import TargetError, shown
 
 CACHE_LINE = 128  # bytes, of the L2 cache of every GPU here
+SECTOR = 32  # bytes of a line that come at once
 
 
 @dataclass(frozen=True)

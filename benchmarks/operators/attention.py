@@ -128,12 +128,21 @@ def ours(a: Attention) -> Candidate:
     q, kv = a.shapes
     specs = [tilec.spec(shape, "float16") for shape in (q, kv, kv, q)]
 
+    steps = steps_of(a.dim, a.causal, specs, ("q", "k", "v", "o"))
+    return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs_of(a.dim), a.label)
+
+
+def steps_of(
+    dim: int, causal: bool, specs: list[Any], names: tuple[str, ...]
+) -> Callable[[Config], list[Step]]:
+    """The kernel for one of `configs_of`, called with the tensors of these names."""
+
     def steps(config: Config) -> list[Step]:
         tile = {name: config[name] for name in ("BM", "BN")}
-        kernel = attention_kernels.forward(a.dim, a.causal, config["threads"])
-        return [Step(kernel, specs, ("q", "k", "v", "o"), tile)]
+        kernel = attention_kernels.forward(dim, causal, config["threads"])
+        return [Step(kernel, specs, names, tile)]
 
-    return tilec_candidate(steps, lambda t, _: {"o": a.result(t)}, configs_of(a.dim), a.label)
+    return steps
 
 
 def configs_of(dim: int) -> tuple[Config, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import tilec
-from benchmarks import attention_kernels
 from benchmarks.attention_calls import (
     Call,
     Step,
@@ -25,7 +24,7 @@ from benchmarks.attention_calls import (
     triton_candidate,
 )
 from benchmarks.case import Candidate, Case, Config, Tensors
-from benchmarks.operators.attention import configs_of
+from benchmarks.operators.attention import configs_of, steps_of
 from benchmarks.peers import TILELANG, TRITON
 from benchmarks.products import random
 
@@ -202,12 +201,8 @@ def ours(s: Sparse) -> Candidate:
 
 def dense(s: Sparse) -> Candidate:
     """tilec on all keys."""
-    x = spec_by_tokens(s.shape)
-
-    def steps(config: Config) -> list[Step]:
-        tile = {name: config[name] for name in ("BM", "BN")}
-        kernel = attention_kernels.forward(s.dim, True, config["threads"])
-        return [Step(kernel, [x] * 4, ("q", "k", "v", "all"), tile)]
+    specs = [spec_by_tokens(s.shape)] * 4
+    steps = steps_of(s.dim, True, specs, ("q", "k", "v", "all"))
 
     def views(t: Tensors, config: Config) -> Tensors:
         return by_tokens(t, "q", "k", "v") | {"all": torch.empty_like(t["q"]).transpose(1, 2)}

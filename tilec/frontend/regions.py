@@ -95,15 +95,13 @@ class Regions(Memory):
     def _agreeing(self, source: Tile, dest: Tile) -> str:
         """How the two sides of a copy could be given the same extents."""
         other, wanted = (source, dest) if source.buffer.is_global else (dest, source)
-        extents = ", ".join(map(str, wanted.extents))
+        if other.steps and other.buffer.is_global and not wanted.buffer.is_global:
+            other, wanted = wanted, other  # a start alone would lose the steps
         if not other.buffer.is_global:
-            t = other.buffer.type
+            t, extents = other.buffer.type, ", ".join(map(str, wanted.extents))
             return (
                 f'allocate {other.buffer.name} as T.alloc_{t.space}(({extents}), "{t.dtype.name}")'
             )
-        if not wanted.buffer.is_global and other.steps:
-            t, fits = wanted.buffer.type, ", ".join(map(str, other.extents))
-            return f'allocate {wanted.buffer.name} as T.alloc_{t.space}(({fits}), "{t.dtype.name}")'
         starts = ", ".join("ijklmn"[: other.buffer.type.rank])
         return f"name where the tile starts only: {other.buffer.name}[{starts}]"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tilec.frontend.whole_loop_folds import Magnitude
 from tilec.frontend.whole_loop_rows import Known, shared_rows
 from tilec.frontend.whole_loop_tiles import Tiles
-from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in
+from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in, unravelled
 from tilec.ir.types import DType
 
 COLUMNS = 256  # of a tile, at most
@@ -160,11 +160,7 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
 
     def _apart(self, number: str, indices: list[int]) -> str:
         """Statements that take the indices out of a row-major number."""
-        made = []
-        for d in reversed(indices):
-            made.append(f"I{d} = {number}" + f" % E{d}" * (d != indices[0]))
-            number = f"({number} // E{d})"
-        return "; ".join(made) or "pass"
+        return unravelled([f"I{d}" for d in indices], [f"E{d}" for d in indices], number)
 
     def _written(self, text: str, total: ast.AST | None = None) -> ast.With:
         """The syntax of `text`, at the loop's place but for what is the author's; `total`, what

@@ -8,7 +8,8 @@ under conditions and of several loops, and the place of the largest or smallest 
 
     for j in range(N):
         if X[i, j] > best:                      the largest, and the first place that has it
-            best, at = X[i, j], j
+            best = X[i, j]
+            at = j
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Folds(Rows):
             found.append(inner)
         return found
 
-    def _apart(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
+    def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
         """The loops around tiles, those that a tile goes along as one, and about how long these
         are together: 0, longer than any known length."""
         flat, size = 1, self._length(chain[-1])
@@ -73,10 +74,13 @@ class Folds(Rows):
             size *= self._length(chain[-flat])
         return [*chain[:-flat]], [*chain[-flat:]], size
 
-    def _length(self, loop: ast.For) -> int:
+    def _extent(self, loop: ast.For) -> ast.expr:
         extent = counted(loop.iter, self.named)
         assert extent is not None
-        return self.magnitude(extent)[0]
+        return extent
+
+    def _length(self, loop: ast.For) -> int:
+        return self.magnitude(self._extent(loop))[0]
 
     def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
         match s:
@@ -131,7 +135,7 @@ class Folds(Rows):
         given = self._dtype(p.value, before)
         if best is None or at is None or given is None or not _is_exact(given, best):
             return False
-        if at.is_int and at.bits < 32:
+        if at.bits < 32:
             return False
         return p.first or at.kind in ("int", "float")  # no uint says that there is no last one
 

@@ -25,7 +25,7 @@ from math import prod
 from typing import NamedTuple
 
 from tilec.frontend.whole_loop_rows import indices_of, tensor_of
-from tilec.frontend.whole_loop_steps import TileLoops, elements_of
+from tilec.frontend.whole_loop_tile_loops import TileLoops, elements_of
 from tilec.frontend.whole_loops import counted, names_in
 from tilec.ir.types import MAGNITUDES, magnitude_of
 
@@ -74,7 +74,7 @@ class Tiles(TileLoops):
             return None
         if not columns and any(map(self._is_short, chains)):
             return None  # a thread reads all of such a row at once
-        found = [self._apart(chain) for chain in chains]
+        found = [self._levels(chain) for chain in chains]
         lengths = [magnitude_of(size) if size else 0 for _, _, size in found]
         length = 0 if 0 in lengths else max(lengths)
         around = [outer for outer, _, _ in found if outer]
@@ -108,8 +108,7 @@ class Tiles(TileLoops):
 
     def _is_short(self, chain: Sequence[ast.For]) -> bool:
         """Whether a row is known to be, of all loops that go along it."""
-        extents = (counted(s.iter, self.named) for s in chain)
-        known = [self.known(e) for e in extents if e is not None]
+        known = [self.known(self._extent(s)) for s in chain]
         return prod(self.lanes if n is None else n for n in known) < self.lanes // 2
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilec import language as T
@@ -175,6 +175,15 @@ def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.e
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
     return tuple(e for e in inner if e is not None), nest.extents[-1:] if columns else ()
+
+
+def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> str:
+    """Statements that take indices out of their row-major number."""
+    made = []
+    for k in reversed(range(len(indices))):
+        made.append(f"{indices[k]} = {number}" + f" % {extents[k]}" * (k > 0))
+        number = f"({number} // {extents[k]})"
+    return "; ".join(made) or "pass"
 
 
 def _added(statement: ast.stmt, total: ast.AST) -> ast.expr | None:

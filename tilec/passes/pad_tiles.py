@@ -37,6 +37,8 @@ from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
+from tilec.ir.layout.named import SWIZZLES
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
@@ -57,15 +59,15 @@ from tilec.ir.values import Effect
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
+from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
-from tilec.target import Target
+from tilec.target import SECTOR, Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 ATOM = 16  # rows and columns of every matrix instruction divide it
-ROW = 64  # bytes of the second swizzle; rows that fit it gained nothing from the widest
-SECTOR = 32 * 8  # bits of memory that come at once
+ROW = SWIZZLES[1]  # rows that fit this one gained nothing from the widest
 MORE = 4 / 3  # of its columns that a tile gets at most
-LEAST_STAGES = 2  # of a pipelined loop whose depth is left open
+LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
 
 
 def pad_tiles(func: Func, target: Target) -> Func:
@@ -116,7 +118,7 @@ def _stays(o: Op, e: Effect) -> bool:
         return True
     t = o.source.buffer.buffer
     row = t.shape[-1]
-    return t.space == "global" and isinstance(row, int) and row * t.dtype.bits % SECTOR == 0
+    return t.space == "global" and isinstance(row, int) and row * t.dtype.bits % (8 * SECTOR) == 0
 
 
 def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> bool:
@@ -124,16 +126,15 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
     stages = dict[Value, int]()
     for o in walk(func.body):
         if isinstance(o, For) and o.kind == "pipelined":
-            for x in walk(o.body):
-                if isinstance(x, Copy):
-                    stages[x.dest.buffer] = o.num_stages if o.num_stages > 0 else LEAST_STAGES
+            copied = (x.dest.buffer for x in walk(o.body) if isinstance(x, Copy))
+            stages |= dict.fromkeys(copied, max(stages_of(o, LEAST_STAGES), 1))
     tiles = (o.result for o in walk(func.body) if isinstance(o, Alloc))
-    bits = sum(
-        prod(shapes.get(v, v.buffer.static_shape)) * v.dtype.bits * stages.get(v, 1)
+    taken = sum(
+        stage_bytes(replace(v.buffer, shape=shapes.get(v, v.buffer.shape))) * stages.get(v, 1)
         for v in tiles
         if v.buffer.space == "shared"
     )
-    return bits <= 8 * target.shared_bytes
+    return taken <= target.shared_bytes
 
 
 def _of_warps(o: Gemm, target: Target) -> list[MatrixInstruction]:

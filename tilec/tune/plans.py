@@ -290,11 +290,9 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
             for t in choices
             for s in (True, False)
         ]
-    one_group = func.attrs.get("threads") in (None, GROUP_THREADS)
-    one_group = one_group and not func.attrs.get("min_blocks")  # the author's number
     overlaps, waits = may_overlap(func), _waits_for_products(func)
-    if has_pipelined_product(func) and one_group and (overlaps or waits):
-        t = GROUP_THREADS if func.attrs.get("threads") is None else None
+    t = GROUP_THREADS if func.attrs.get("threads") is None else None
+    if has_pipelined_product(func) and _may_share(func, t) and (overlaps or waits):
         # Persistent, staged, overlapped; those that wait have no loop over tiles: it lost 3 %.
         ways = [(False, False, True)] if overlaps else []  # first of those as fast
         ways += [(False, True, False), (False, False, False)] if waits else [(True, False, True)]
@@ -349,11 +347,16 @@ def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
     """How the blocks of a cluster do the rest of their work."""
     ways: list[dict[str, Any]] = [{"staged_store": True}]
     if may_overlap(func):
-        alone = func.attrs.get("threads") if threads is None else threads
-        one_group = alone == GROUP_THREADS and not func.attrs.get("min_blocks")
-        blocks = (1, *RESIDENTS) if one_group else (1,)
+        blocks = (1, *RESIDENTS) if _may_share(func, threads) else (1,)
         ways += [{"overlap": True, "residents": n} for n in blocks]
     return ways
+
+
+def _may_share(func: Func, threads: int | None) -> bool:
+    """Whether several blocks of so many threads (None: the author's) may share a multiprocessor:
+    they have one group each, and he has not said how many there are."""
+    own = func.attrs.get("threads") if threads is None else threads
+    return own == GROUP_THREADS and not func.attrs.get("min_blocks")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -37,11 +37,10 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BufferType, ScalarType
 from tilec.passes.block_order import growing
-from tilec.target import CACHE_LINE
+from tilec.target import CACHE_LINE, SECTOR
 
 UNKNOWN_TRIPS = 8
 UNKNOWN_LENGTH = 4096
-SECTOR = 32  # bytes of it that come at once
 # How much longer a row of a tile takes that lies in two lines, and rows of which every other begins
 # inside of a sector.
 SPLIT_ROW, INSIDE = 0.75, 0.65

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tilec.frontend.whole_loop_folds import Folds, Pick
 from tilec.frontend.whole_loop_rows import indices_of, tensor_of
-from tilec.frontend.whole_loops import counted, names_in
+from tilec.frontend.whole_loops import names_in, unravelled
 
 
 @dataclass
@@ -92,16 +92,11 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             if len(self.nest.indices) == 1:
                 first = f"{self.block} * {self.outer} + {self.o}"
             made, number = [f"{self.nest.indices[-1]} = {first}"], f"({self.block} // {across})"
-            indices = [*zip(self.nest.indices, self.nest.extents)][:-1]
         else:
             made, number = [], f"({first})"
-            indices = [*zip(self.nest.indices, self.nest.extents)]
-        for k in reversed(range(len(indices))):
-            index, extent = indices[k]
-            whole = f" % ({ast.unparse(extent)})" if k else ""
-            made.append(f"{index} = {number}{whole}")
-            number = f"({number} // ({ast.unparse(extent)}))"
-        return "; ".join(made)
+        rest = len(self.nest.indices) - len(made)
+        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[:rest]]
+        return "; ".join([*made, unravelled(self.nest.indices[:rest], extents, number)])
 
     def _inside(self) -> str:
         """Whether there is such an iteration."""
@@ -148,9 +143,9 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 if lines is None:
                     return None
                 before += self._parsed(lines[0], s)
-                whole.append(lines[1].format(wanted=""))
-                edge.append(lines[1].format(wanted=f"{self.wanted} and "))
-                after += self._parsed(lines[2], s)
+                whole.append(lines[1])
+                edge.append(lines[2])
+                after += self._parsed(lines[3], s)
                 continue
             fold = self._fold(s)
             if fold is None:
@@ -196,9 +191,10 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 
     def _pick_lines(
         self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
-    ) -> tuple[str, str, str] | None:
-        """What stands before a loop, in it and behind it to find the place of an element: each
-        element of a tile has its own, then the first or last of those that are the most is it."""
+    ) -> tuple[str, str, str, str] | None:
+        """What stands before a loop, in a tile that is whole and in one that sticks out, and behind
+        the loop to find the place of an element: each element of a tile has its own, then the first
+        or last of those that are the most is it."""
         t, o = self.language, self.o
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
@@ -214,11 +210,12 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         before += [f"{t}.fill({most}, {least})", f"{t}.fill({where}, {none})"]
         value, own = ast.unparse(self._put(p.value)), f"{most}[{place}]"
         index = ast.unparse(loop.target)
-        inside = [
-            f"{better} = {{wanted}}({value}) {p.compared} {own}",
-            f"{where}[{place}] = {t}.if_then_else({better}, {index}, {where}[{place}])",
-            f"{own} = {t}.if_then_else({better}, {value}, {own})",
-        ]
+        whole = f"""
+{better} = ({value}) {p.compared} {own}
+{where}[{place}] = {t}.if_then_else({better}, {index}, {where}[{place}])
+{own} = {t}.if_then_else({better}, {value}, {own})
+""".strip()
+        edge = whole.replace(f"{better} = ", f"{better} = {self.wanted} and ", 1)
         best, kept = self.held[p.best], self.held[p.at]
         found = "" if p.first else f"{at}[{o}] != {none} and "  # what is no number is not the last
         behind = f"""
@@ -231,7 +228,7 @@ for {o} in {t}.Parallel({self.outer}):
     {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
     {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
 """
-        return "\n".join(before), "\n".join(inside), behind
+        return "\n".join(before), whole, edge, behind
 
     def _over_tiles(
         self,
@@ -242,8 +239,8 @@ for {o} in {t}.Parallel({self.outer}):
     ) -> list[ast.stmt]:
         """The loops over tiles, of which a block has its share: what is done `first`, then in a
         tile that is `whole`, and in one that sticks out."""
-        around, flat, _ = self._apart(chain)
-        extents = [self._extent(s) for s in flat]
+        around, flat, _ = self._levels(chain)
+        extents = [self._range(s) for s in flat]
         extent = " * ".join(extents)
         index = self._index(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
@@ -252,11 +249,9 @@ for {o} in {t}.Parallel({self.outer}):
         if self.parts > 1 and not around:
             count = f"{self.language}.ceildiv({count} - {self.part}, {self.parts})"
             number = f"({self.step} * {self.parts} + {self.part})"
-        along, rest = [f"{index} = {number} * {self.inner} + {self.n}"], index
-        for s, e in zip(flat[:0:-1], extents[:0:-1]):
-            along.append(f"{self._index(s)} = {rest} % {e}")
-            rest = f"({rest} // {e})"
-        along += [f"{self._index(flat[0])} = {rest}"] * (len(flat) > 1)
+        along = [f"{index} = {number} * {self.inner} + {self.n}"]
+        if len(flat) > 1:
+            along.append(unravelled([self._index(s) for s in flat], extents, index))
 
         def over(lines: Sequence[str]) -> str:
             if not lines:
@@ -282,7 +277,7 @@ for {self.step} in {self.language}.serial({count}):
 
     def _around(self, s: ast.For, body: list[ast.stmt], shared: bool) -> list[ast.stmt]:
         """A loop around tiles; `shared`: of which a block has each so many-th iteration."""
-        index, extent, t = self._index(s), self._extent(s), self.language
+        index, extent, t = self._index(s), self._range(s), self.language
         text = f"for {index} in {t}.serial({extent}): pass"
         if shared:
             turn = self.fresh("turn")
@@ -299,10 +294,8 @@ for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
         assert isinstance(s.target, ast.Name)
         return s.target.id
 
-    def _extent(self, s: ast.For) -> str:
-        extent = counted(s.iter, self.named)
-        assert extent is not None
-        return f"({ast.unparse(extent)})"
+    def _range(self, s: ast.For) -> str:
+        return f"({ast.unparse(self._extent(s))})"
 
     def _tile(self) -> tuple[tuple[int, int], str]:
         """A tile's shape, and the place in it of a block's iteration and a loop's."""
