@@ -21,27 +21,8 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, of_first_block
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
+from tilec.ir import ops
 from tilec.ir.core import Value
-from tilec.ir.ops import (
-    Alloc,
-    BarrierArrive,
-    Binary,
-    ClusterCopy,
-    Copy,
-    CpAsyncCommit,
-    CpAsyncWait,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierExpectTx,
-    MbarrierInit,
-    MbarrierWait,
-    ProxyFence,
-    SetRegisters,
-    ThreadIndex,
-    TmaCopy,
-    TmaStoreWait,
-    WgmmaWait,
-)
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.support.lazy import Lazy
 
@@ -70,9 +51,9 @@ def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
             c.place("arrive_count"),
         )
     made = BufferType((len(counts),), INT64, "barrier")
-    barrier = t.emit(Alloc, made).result
+    barrier = t.emit(ops.Alloc, made).result
     for slot, n in enumerate(counts):
-        t.emit(MbarrierInit, barrier, n, slot)
+        t.emit(ops.MbarrierInit, barrier, n, slot)
     return Buffer(barrier, made.static_shape, t.loc)
 
 
@@ -141,10 +122,10 @@ def _block(t: Expressions, c: Call, name: str) -> Value:
 def _arrive(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
     if c["cta_id"] is None:
-        t.emit(MbarrierArrive, *_barrier(t, c))
+        t.emit(ops.MbarrierArrive, *_barrier(t, c))
         return
     in_cluster(t, c)
-    t.emit(MbarrierArrive, *_barrier(t, c), None, _block(t, c, "cta_id"), publish=True)
+    t.emit(ops.MbarrierArrive, *_barrier(t, c), None, _block(t, c, "cta_id"), publish=True)
 
 
 builtin(T.barrier_arrive)(_arrive)
@@ -162,9 +143,9 @@ def _wait(t: Expressions, c: Call) -> None:
         else:
             number = t.convert(given, INT32)
             parity = t.emit_scalar(
-                Binary, "and", number.value, t.constant(1, INT32).value, reach=Reach(0, 1)
+                ops.Binary, "and", number.value, t.constant(1, INT32).value, reach=Reach(0, 1)
             )
-    t.emit(MbarrierWait, barrier, slot, parity.value, acquire=t.cluster is not None)
+    t.emit(ops.MbarrierWait, barrier, slot, parity.value, acquire=t.cluster is not None)
 
 
 builtin(T.barrier_wait)(_wait)
@@ -186,19 +167,19 @@ def _bytes(t: Expressions, c: Call) -> int:
 @builtin(T.mbarrier_expect_tx)
 def expect_tx(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(MbarrierExpectTx, *_barrier(t, c), _bytes(t, c))
+    t.emit(ops.MbarrierExpectTx, *_barrier(t, c), _bytes(t, c))
 
 
 @builtin(T.mbarrier_arrive_expect_tx)
 def arrive_expect_tx(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(MbarrierExpect, *_barrier(t, c), _bytes(t, c))
+    t.emit(ops.MbarrierExpect, *_barrier(t, c), _bytes(t, c))
 
 
 @builtin(T.fence_proxy_async)
 def fence_proxy_async(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(ProxyFence)
+    t.emit(ops.ProxyFence)
 
 
 @builtin(T.ptx_fence_barrier_init)
@@ -251,7 +232,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
                 "leave barrier out; T.tma_store_wait(0) waits for it",
                 c.place("barrier"),
             )
-        t.emit(Copy, t.box(source), t.box(dest), engine="tma_store", eviction_policy=policy)
+        t.emit(ops.Copy, t.box(source), t.box(dest), engine="tma_store", eviction_policy=policy)
         return
     if c["barrier"] is None:
         raise t.error(
@@ -267,7 +248,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
     if is_for_each_warp(t, c):
         copy_by_warp(t, source, dest)
     else:
-        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier, policy, *(several or ()))
+        t.emit(ops.TmaCopy, t.box(source), t.box(dest), *barrier, policy, *(several or ()))
 
 
 @builtin(T.copy_cluster)
@@ -291,7 +272,7 @@ def copy_cluster(t: Expressions, c: Call) -> None:
     _check_bytes(t, c, tiles, "shared shared", path, "go through a shared tile")
     block = _block(t, c, "dst_block")
     told = () if c["remote_barrier"] is None else _barrier(t, c, "remote_barrier")
-    t.emit(ClusterCopy, t.box(source), t.box(dest), block, *told)
+    t.emit(ops.ClusterCopy, t.box(source), t.box(dest), block, *told)
 
 
 def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) -> None:
@@ -311,13 +292,13 @@ def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) 
             c.place("remote_barrier"),
         )
     source = of_first_block(t, c, source)
-    t.emit(Copy, t.box(source), t.box(dest), eviction_policy=policy)
+    t.emit(ops.Copy, t.box(source), t.box(dest), eviction_policy=policy)
 
 
 @builtin(T.tma_store_wait)
 def tma_store_wait(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(TmaStoreWait, int_argument(t, c, "count", 0), bool_argument(t, c, "read"))
+    t.emit(ops.TmaStoreWait, int_argument(t, c, "count", 0), bool_argument(t, c, "read"))
 
 
 @builtin(T.async_copy)
@@ -327,20 +308,20 @@ def async_copy(t: Expressions, c: Call) -> None:
     source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     path = "from a tensor to shared memory"
     _check_bytes(t, c, tiles, "global shared", path, "write T.copy")
-    t.emit(Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")
-    t.emit(CpAsyncCommit)
+    t.emit(ops.Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")
+    t.emit(ops.CpAsyncCommit)
 
 
 @builtin(T.ptx_commit_group)
 def commit_group(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(CpAsyncCommit)
+    t.emit(ops.CpAsyncCommit)
 
 
 @builtin(T.ptx_wait_group)
 def wait_group(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(CpAsyncWait, int_argument(t, c, "num", 0))
+    t.emit(ops.CpAsyncWait, int_argument(t, c, "num", 0))
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -348,7 +329,7 @@ def wait_group(t: Expressions, c: Call) -> None:
 
 def _wait_products(t: Expressions, c: Call, name: str) -> None:
     tile_level(t, c)
-    t.emit(WgmmaWait, int_argument(t, c, name, 0), ())
+    t.emit(ops.WgmmaWait, int_argument(t, c, name, 0), ())
 
 
 builtin(T.wait_wgmma)(lambda t, c: _wait_products(t, c, "id"))
@@ -369,7 +350,7 @@ def named_barrier_arrive(t: Expressions, c: Call) -> None:
     if threads % 32:
         hint = f"write {threads // 32 * 32}"
         raise wrong(t, c, "thread_count", f"is {threads}: whole warps of 32 threads come", hint)
-    t.emit(BarrierArrive, number, threads)
+    t.emit(ops.BarrierArrive, number, threads)
 
 
 @builtin(T.ws)
@@ -395,7 +376,7 @@ def ws(t: Expressions, c: Call) -> GroupHeader:
 
 def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
     """Whether a thread belongs to the group."""
-    thread = t.emit_scalar(ThreadIndex, reach=Reach(0))
+    thread = t.emit_scalar(ops.ThreadIndex, reach=Reach(0))
     last = header.first + header.threads
     inside = t.compare("lt", thread, last)
     assert isinstance(inside, Scalar)
@@ -419,7 +400,7 @@ def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
             f"write {min(max(n // 8 * 8, sync.REGISTER_CHOICES[0]), sync.REGISTER_CHOICES[-1])}",
             c.place("reg_count"),
         )
-    t.emit(SetRegisters, n, increase)
+    t.emit(ops.SetRegisters, n, increase)
 
 
 @builtin(T.set_max_nreg)

@@ -21,17 +21,8 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
+from tilec.ir import ops
 from tilec.ir.core import Block, Op, Value, upstream, walk
-from tilec.ir.ops import (
-    Barrier,
-    ClusterBarrier,
-    GridSync,
-    Load,
-    Shuffle,
-    ShuffleXor,
-    ThreadIndex,
-    WarpSync,
-)
 from tilec.ir.types import DType
 from tilec.support.lazy import Lazy
 
@@ -52,7 +43,7 @@ def of_threads(t: Expressions, c: Call) -> None:
 def index_of_thread(t: Expressions, c: Call) -> Scalar:
     """The linear index of this thread in its block."""
     of_threads(t, c)
-    return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
+    return t.to_index(t.emit_scalar(ops.ThreadIndex, reach=Reach(0)))
 
 
 def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
@@ -62,8 +53,8 @@ def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool,
     values = list(values)
     made = list(upstream(values, defs))
     inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
-    by_thread = any(isinstance(x, ThreadIndex) for x in inner)
-    kept = any(isinstance(x, Load) and x.buffer.buffer.space == "local" for x in inner)
+    by_thread = any(isinstance(x, ops.ThreadIndex) for x in inner)
+    kept = any(isinstance(x, ops.Load) and x.buffer.buffer.space == "local" for x in inner)
     carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
     return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
 
@@ -83,7 +74,7 @@ def same_in_all_threads(
 def asks_for_threads(t: Expressions) -> bool:
     """Whether the kernel has asked for the thread's index so far."""
     made = (o for b in t.builders for o in walk(Block((), tuple(b.ops))))
-    return any(isinstance(o, ThreadIndex) for o in made)
+    return any(isinstance(o, ops.ThreadIndex) for o in made)
 
 
 # --- indices --------------------------------------------------------------------------------------
@@ -136,7 +127,7 @@ def get_warp_group_idx(t: Expressions, c: Call) -> Number:
 def sync_threads(t: Expressions, c: Call) -> None:
     of_threads(t, c)
     if c["barrier_id"] is None:
-        t.emit(Barrier)
+        t.emit(ops.Barrier)
         return
     given = whole_argument(t, c, "barrier_id", "barriers have numbers: write 1")
     at_run_time = isinstance(given, Scalar) and static_int(given) is None
@@ -150,19 +141,19 @@ def sync_threads(t: Expressions, c: Call) -> None:
         raise wrong(t, c, "arrive_count", f"is {threads}: whole warps of 32 threads come", hint)
     whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
     value = t.convert(given, T.int32).value if at_run_time else None
-    t.emit(Barrier, number, 0 if whole else threads, value)
+    t.emit(ops.Barrier, number, 0 if whole else threads, value)
 
 
 @builtin(T.sync_grid)
 def sync_grid(t: Expressions, c: Call) -> None:
     of_threads(t, c)
-    t.emit(GridSync)
+    t.emit(ops.GridSync)
 
 
 @builtin(T.sync_warp)
 def sync_warp(t: Expressions, c: Call) -> None:
     of_threads(t, c)
-    t.emit(WarpSync)
+    t.emit(ops.WarpSync)
 
 
 # --- shuffles -------------------------------------------------------------------------------------
@@ -203,7 +194,7 @@ def _delta(t: Expressions, c: Call, name: str = "delta") -> Number:
 
 def shuffled(t: Expressions, value: Scalar, lane: Number) -> Scalar:
     """`value` as a lane of the warp has it."""
-    return t.emit_scalar(Shuffle, value.value, t.convert(lane, T.int32).value)
+    return t.emit_scalar(ops.Shuffle, value.value, t.convert(lane, T.int32).value)
 
 
 @builtin(T.shfl_sync)
@@ -220,7 +211,7 @@ def shfl_xor(t: Expressions, c: Call) -> Scalar:
     width, lane, place = _lanes(t, c)
     known = static_int(delta)
     if known is not None and 0 < known < width:
-        return t.emit_scalar(ShuffleXor, value.value, known)
+        return t.emit_scalar(ops.ShuffleXor, value.value, known)
     there = t.binary("xor", place, t.binary("mod", delta, width))
     return shuffled(t, value, t.binary("add", t.binary("sub", lane, place), there))
 
@@ -259,7 +250,7 @@ def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Number:
     mask = t.warp_size // 2
     while mask:
         assert isinstance(found, Scalar)
-        other = t.emit_scalar(ShuffleXor, found.value, mask)
+        other = t.emit_scalar(ops.ShuffleXor, found.value, mask)
         found = t.binary(_COMBINE[kind], found, other)
         mask //= 2
     return found
@@ -321,7 +312,7 @@ def _meet(part: str) -> None:
     def meet(t: Expressions, c: Call) -> None:
         of_threads(t, c)
         in_cluster(t, c)
-        t.emit(ClusterBarrier, part)
+        t.emit(ops.ClusterBarrier, part)
 
     builtin(getattr(T, name))(meet)
 

@@ -15,22 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, defining_ops, inputs, upstream, walk
 from tilec.ir.intervals import RANGES, Range, dtype_range, low_bit, negate
-from tilec.ir.ops import (
-    Binary,
-    BlockIndex,
-    Cast,
-    Const,
-    For,
-    Parallel,
-    Unary,
-    While,
-    yielded,
-)
 from tilec.ir.types import MOST_NARROW, DType, ScalarType
 
-LINEAR = (Binary, Cast, Const, Unary)  # ops that may make a sum
+LINEAR = (ops.Binary, ops.Cast, ops.Const, ops.Unary)  # ops that may make a sum
 _MOST_TERMS = 64  # a longer sum is an unknown of its own: chains of ops take linear time
 
 
@@ -121,11 +111,11 @@ class Forms:
 
     def note(self, o: Op) -> None:
         """Find the sum that an op of `LINEAR` makes; its operands have been noted."""
-        if isinstance(o, Const) and o.dtype.kind in ("int", "uint"):
+        if isinstance(o, ops.Const) and o.dtype.kind in ("int", "uint"):
             self._forms[o.result] = Affine(int(o.value))
             return
         # A reciprocal says nothing more of a quotient.
-        values = (o.lhs, o.rhs) if isinstance(o, Binary) else o.operands
+        values = (o.lhs, o.rhs) if isinstance(o, ops.Binary) else o.operands
         parts = [self.form(v) for v in values]
         found = self.result_range(o, parts)
         made = None if found is None else self._sum(o, parts)
@@ -141,15 +131,15 @@ class Forms:
         found: Range = (None, None)
         unsure = not _is_index(t.dtype)
         match o:
-            case Const(value=int() as n):
+            case ops.Const(value=int() as n):
                 found = n, n
-            case Cast(operand=x):
+            case ops.Cast(operand=x):
                 found = self.reach(parts[0])
                 unsure = unsure or x.dtype.kind == "uint" and x.dtype.bits >= t.dtype.bits
-            case Binary(kind=kind) if kind in RANGES:
+            case ops.Binary(kind=kind) if kind in RANGES:
                 ends = (_bounds(self.reach(x), v.dtype) for x, v in zip(parts, o.operands))
                 found = RANGES[kind](*ends)
-            case Unary(kind="neg"):
+            case ops.Unary(kind="neg"):
                 found = negate(self.reach(parts[0]))
         if unsure and None in found:
             return None
@@ -159,13 +149,13 @@ class Forms:
 
     def _sum(self, o: Op, parts: Sequence[Affine]) -> Affine | None:
         match o:
-            case Const():
+            case ops.Const():
                 return Affine(int(o.value))
-            case Cast():
+            case ops.Cast():
                 return parts[0]
-            case Unary(kind="neg"):
+            case ops.Unary(kind="neg"):
                 return parts[0].scaled(-1)
-            case Binary():
+            case ops.Binary():
                 return self._arithmetic(o.kind, *parts)
         return None
 
@@ -231,17 +221,17 @@ class Origins:
         self._carried: dict[Value, tuple[Value, ...]] = {}
         for o in (*walk(func.grid), *walk(func.body)):
             match o:
-                case BlockIndex(dim=dim):
+                case ops.BlockIndex(dim=dim):
                     self._known[o.result] = frozenset({o.result})
                     self._blocks[o.result] = dim
-                case Parallel(body=body):
+                case ops.Parallel(body=body):
                     self._known |= {v: frozenset({v}) for v in body.args}
-                case For(body=body):
+                case ops.For(body=body):
                     self._loops.add(body.args[0])
                     self._carried[body.args[0]] = (o.lo, o.hi, o.step)
-                    self._flow(o.inits, yielded(body), body.args[1:])
-                case While():
-                    self._flow(o.inits, yielded(o.body), o.body.args, o.cond.args)
+                    self._flow(o.inits, ops.yielded(body), body.args[1:])
+                case ops.While():
+                    self._flow(o.inits, ops.yielded(o.body), o.body.args, o.cond.args)
 
     def _flow(self, inits: Sequence[Value], nexts: Sequence[Value], *args: Sequence[Value]) -> None:
         for same in args:

@@ -17,6 +17,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
 from tilec.ir.core import (
     Block,
@@ -31,28 +32,6 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
-from tilec.ir.ops import (
-    Assume,
-    Atomic,
-    Binary,
-    BlockIndex,
-    Cast,
-    ClusterIndex,
-    Compare,
-    Const,
-    For,
-    GridSize,
-    If,
-    Lane,
-    Lookup,
-    Parallel,
-    Select,
-    ThreadIndex,
-    Unary,
-    Warp,
-    While,
-    yielded,
-)
 from tilec.ir.types import BufferType, Extent, ScalarType
 
 _WARP_LANES = 64  # of the widest target
@@ -85,11 +64,11 @@ class Facts(Forms):
         for p in func.params:
             self._param(func, p)
         for o in func.body.ops:
-            if isinstance(o, Assume) and {*self.form(o.lhs).terms} <= {*self._sizes.values()}:
+            if isinstance(o, ops.Assume) and {*self.form(o.lhs).terms} <= {*self._sizes.values()}:
                 self._assume(o, func.body)  # the grid is made of such
         self._block(func.grid)
         # A persistent kernel is launched with as many blocks as run at once.
-        self._grid = () if func.attrs.get("persistent") else yielded(func.grid)
+        self._grid = () if func.attrs.get("persistent") else ops.yielded(func.grid)
         self._block(func.body)
 
     def range(self, value: Value) -> Range:
@@ -181,9 +160,9 @@ class Facts(Forms):
         if index not in self.origins.of(cond):
             return True
         match self._defined.get(cond):
-            case Binary(kind="and", lhs=a, rhs=b):
+            case ops.Binary(kind="and", lhs=a, rhs=b):
                 return self.holds_between(a, index) and self.holds_between(b, index)
-            case Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and _is_integer(a):
+            case ops.Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and _is_integer(a):
                 return None not in (self.slope(a, index), self.slope(b, index))
         return False
 
@@ -211,13 +190,13 @@ class Facts(Forms):
     def _rounding_up(self, o: Op) -> Op | None:
         """The division that `x // y + (x % y != 0)` is but for the rounding."""
         match o:
-            case Binary(kind="add", lhs=whole, rhs=more):
+            case ops.Binary(kind="add", lhs=whole, rhs=more):
                 match self._defined.get(whole), self._defined.get(more):
-                    case Binary(kind="floordiv") as division, Cast(operand=flag):
+                    case ops.Binary(kind="floordiv") as division, ops.Cast(operand=flag):
                         match self._defined.get(flag):
-                            case Compare(kind="ne", lhs=rest):
+                            case ops.Compare(kind="ne", lhs=rest):
                                 left = self._defined.get(rest)
-                                if isinstance(left, Binary) and left.kind == "mod":
+                                if isinstance(left, ops.Binary) and left.kind == "mod":
                                     same = left.operands == division.operands
                                     return division if same else None
         return None
@@ -225,13 +204,15 @@ class Facts(Forms):
     def _trend(self, o: Op, parts: list[int | None]) -> int | None:
         """Of what `o` makes of operands with these trends."""
         match o:
-            case Cast(operand=x) if o.result.dtype.is_int and o.result.dtype.bits >= x.dtype.bits:
+            case ops.Cast(operand=x) if (
+                o.result.dtype.is_int and o.result.dtype.bits >= x.dtype.bits
+            ):
                 return parts[0]
-            case Binary(kind="add" | "min" | "max"):
+            case ops.Binary(kind="add" | "min" | "max"):
                 found = set(parts) - {0}
-            case Binary(kind="sub"):
+            case ops.Binary(kind="sub"):
                 found = {parts[0], None if parts[1] is None else -parts[1]} - {0}
-            case Binary(kind="mul" | "floordiv" | "truncdiv", rhs=by) if parts[1] == 0:
+            case ops.Binary(kind="mul" | "floordiv" | "truncdiv", rhs=by) if parts[1] == 0:
                 found = {parts[0] if self.non_negative(by) else None} - {0}
             case _:
                 return None
@@ -267,32 +248,32 @@ class Facts(Forms):
 
     def _block(self, block: Block) -> None:
         for o in block.ops:
-            if isinstance(o, Assume):
+            if isinstance(o, ops.Assume):
                 self._assume(o, block)
             if not o.region_fields:
                 if len(o.results) == 1 and _is_integer(o.results[0]):
                     self._op(o, o.results[0])
                 continue
             match o:
-                case For():
+                case ops.For():
                     self._index(o)
-                    self._carried(o.inits, yielded(o.body), o.body.args[1:], o.results)
-                case While():
-                    nexts = yielded(o.body)
+                    self._carried(o.inits, ops.yielded(o.body), o.body.args[1:], o.results)
+                case ops.While():
+                    nexts = ops.yielded(o.body)
                     self._carried(o.inits, nexts, o.body.args, o.results, o.cond.args)
-                case Parallel():
+                case ops.Parallel():
                     for arg, extent in zip(o.body.args, o.extents):
                         self._set(arg, (0, max(extent - 1, 0)))
                 case _:
                     pass
             for region in o.regions:
                 self._block(region)
-            if isinstance(o, If):
-                for r, a, b in zip(o.results, yielded(o.then), yielded(o.orelse)):
+            if isinstance(o, ops.If):
+                for r, a, b in zip(o.results, ops.yielded(o.then), ops.yielded(o.orelse)):
                     both = union(self.range(a), self.range(b))
                     self._set(r, both, min(self.divisor(a), self.divisor(b)))
 
-    def _assume(self, o: Assume, block: Block) -> None:
+    def _assume(self, o: ops.Assume, block: Block) -> None:
         """Where the statements of `block` run this holds, and so wherever something is used that is
         defined there. Of what is defined outside it may say what holds there only."""
         sum_of = self.form(o.lhs) - (Affine() if o.kind == "multiple" else self.form(o.rhs))
@@ -321,7 +302,7 @@ class Facts(Forms):
         begin so much before its end."""
         o = self._defined.get(count)
         o = None if o is None else self._rounding_up(o) or o
-        if not isinstance(o, Binary) or o.kind != "floordiv":
+        if not isinstance(o, ops.Binary) or o.kind != "floordiv":
             return
         whole, by = self.form(o.lhs), self.form(o.rhs).constant
         if by and whole.const % by == by - 1:  # (n + by - 1) // by
@@ -332,7 +313,7 @@ class Facts(Forms):
         if single[1] * self._multiples.get(single[0], 1) % by == 0:
             self.assumed.append((block.scaled(by) - whole, (None, -by)))
 
-    def _index(self, o: For) -> None:
+    def _index(self, o: ops.For) -> None:
         (lo, lo_most), (_, hi), step = self.range(o.lo), self.range(o.hi), self.range(o.step)[0]
         if step is None or step < 0:
             self._set(o.body.args[0], (None, None))
@@ -364,7 +345,7 @@ class Facts(Forms):
         if value in args:
             return True, MOST
         match self._defined.get(value) if depth else None:
-            case Binary(kind="add" | "sub" as kind, lhs=lhs, rhs=rhs):
+            case ops.Binary(kind="add" | "sub" as kind, lhs=lhs, rhs=rhs):
                 before = self._advance(lhs, args, depth - 1)
                 by = rhs
                 if before is None and kind == "add":
@@ -375,11 +356,11 @@ class Facts(Forms):
                 lo, hi, divisor = step
                 up = lo is not None and lo >= 0 if kind == "add" else hi is not None and hi <= 0
                 return before[0] and up, min(before[1], divisor)
-            case Select(on_true=a, on_false=b):
+            case ops.Select(on_true=a, on_false=b):
                 pair = a, b
-            case If() as branch:
+            case ops.If() as branch:
                 n = branch.results.index(value)
-                pair = yielded(branch.then)[n], yielded(branch.orelse)[n]
+                pair = ops.yielded(branch.then)[n], ops.yielded(branch.orelse)[n]
             case _:
                 return None
         first, second = (self._advance(v, args, depth - 1) for v in pair)
@@ -390,7 +371,7 @@ class Facts(Forms):
     def _known(self, value: Value) -> tuple[int | None, int | None, int] | None:
         """(lo, hi, divisor) of a constant or of a value already visited."""
         o = self._defined.get(value)
-        if isinstance(o, Const) and isinstance(o.value, int):
+        if isinstance(o, ops.Const) and isinstance(o.value, int):
             return o.value, o.value, low_bit(o.value)
         if value in self._ranges:
             return *self._ranges[value], self.divisor(value)
@@ -398,43 +379,43 @@ class Facts(Forms):
 
     def _op(self, o: Op, result: Value) -> None:
         match o:
-            case Const(value=int() as n):
+            case ops.Const(value=int() as n):
                 self._set(result, (int(n), int(n)))
-            case Binary():
+            case ops.Binary():
                 self._binary(o, result)
-            case Unary(kind="neg", operand=x):
+            case ops.Unary(kind="neg", operand=x):
                 self._set(result, negate(self.range(x)), self.divisor(x))
-            case Unary(kind="abs", operand=x):
+            case ops.Unary(kind="abs", operand=x):
                 lo, hi = self.range(x)
                 top = None if lo is None or hi is None else max(abs(lo), abs(hi))
                 self._set(result, (0, top), self.divisor(x))
-            case Unary(kind="popcount" | "clz" | "ctz"):
+            case ops.Unary(kind="popcount" | "clz" | "ctz"):
                 self._set(result, (0, result.dtype.bits))
-            case Select(on_true=a, on_false=b):
+            case ops.Select(on_true=a, on_false=b):
                 both = union(self.range(a), self.range(b))
                 self._set(result, both, min(self.divisor(a), self.divisor(b)))
-            case Cast(operand=x) if _is_integer(x) and result.dtype.kind != "bool":
+            case ops.Cast(operand=x) if _is_integer(x) and result.dtype.kind != "bool":
                 self._cast(x, result)
-            case Compare(kind=kind, lhs=a, rhs=b) if _is_integer(a):
+            case ops.Compare(kind=kind, lhs=a, rhs=b) if _is_integer(a):
                 self._set(result, decide(kind, self.range(a), self.range(b)))
-            case BlockIndex(dim=dim):
+            case ops.BlockIndex(dim=dim):
                 self._forms[result] = Affine.of(self._blocks.setdefault(dim, result))
                 hi = self.range(self._grid[dim])[1] if dim < len(self._grid) else None
                 self._set(result, (0, None if hi is None else max(hi - 1, 0)))
                 if dim < len(self._grid) and self._multiples:
                     self._whole_blocks(self._forms[result], self._grid[dim])
-            case GridSize(dim=dim):
+            case ops.GridSize(dim=dim):
                 lo, hi = self.range(self._grid[dim]) if dim < len(self._grid) else (1, None)
                 self._set(result, (max(lo or 1, 1), hi))
-            case ThreadIndex():
+            case ops.ThreadIndex():
                 self._set(result, (0, self._threads - 1))
-            case Lane():
+            case ops.Lane():
                 self._set(result, (0, _WARP_LANES - 1))
-            case Warp():
+            case ops.Warp():
                 self._set(result, (0, _BLOCK_THREADS // 32 - 1))
-            case ClusterIndex():
+            case ops.ClusterIndex():
                 self._set(result, (0, _CLUSTER_BLOCKS - 1))
-            case Lookup(table=table) if table:
+            case ops.Lookup(table=table) if table:
                 self._set(result, (min(table), max(table)), min(map(low_bit, table)))
             case _:
                 self._set(result, dtype_range(result.dtype))
@@ -445,18 +426,18 @@ class Facts(Forms):
             found = dtype_range(result.dtype)
         self._set(result, found, self.divisor(x))
 
-    def _remainder(self, o: Binary) -> Value | None:
+    def _remainder(self, o: ops.Binary) -> Value | None:
         """`d` where `o` is `x - (x // d) * d`."""
         product = self._defined.get(o.rhs) if o.kind == "sub" else None
-        if not isinstance(product, Binary) or product.kind != "mul":
+        if not isinstance(product, ops.Binary) or product.kind != "mul":
             return None
         for part, d in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
             match self._defined.get(part):
-                case Binary(kind="floordiv", lhs=x, rhs=by) if x is o.lhs and by is d:
+                case ops.Binary(kind="floordiv", lhs=x, rhs=by) if x is o.lhs and by is d:
                     return d
         return None
 
-    def _binary(self, o: Binary, result: Value) -> None:
+    def _binary(self, o: ops.Binary, result: Value) -> None:
         a, b = self.range(o.lhs), self.range(o.rhs)
         rule = RANGES.get(o.kind)
         found = rule(a, b) if rule else (None, None)
@@ -507,7 +488,7 @@ def _narrowed(a: Range, b: Range) -> Range:
 
 def _homes(func: Func) -> dict[Value, Block]:
     """The block in which each value is defined; none where nothing asks for it."""
-    if not any(isinstance(o, Assume) for o in walk(func.body)):
+    if not any(isinstance(o, ops.Assume) for o in walk(func.body)):
         return {}
     found: dict[Value, Block] = {}
     blocks = [func.body]
@@ -539,14 +520,16 @@ def _is_quiet(e: Effect) -> bool:
 def asks_for_threads(func: Func) -> bool:
     """Whether it shows in what the user's code does, as it is written in TILE, that each thread
     does it: it asks for the thread index, or has atomics that are no iteration's."""
-    return any(isinstance(o, ThreadIndex) for o in walk(func.body)) or _has_own_atomics(func.body)
+    return any(isinstance(o, ops.ThreadIndex) for o in walk(func.body)) or _has_own_atomics(
+        func.body
+    )
 
 
 def _has_own_atomics(block: Block) -> bool:
     for o in block.ops:
-        if isinstance(o, Atomic):
+        if isinstance(o, ops.Atomic):
             return True
-        if not isinstance(o, Parallel) and any(map(_has_own_atomics, o.regions)):
+        if not isinstance(o, ops.Parallel) and any(map(_has_own_atomics, o.regions)):
             return True
     return False
 

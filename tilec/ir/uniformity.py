@@ -8,25 +8,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.ops import (
-    Alloc,
-    Atomic,
-    Binary,
-    Cast,
-    Compare,
-    Const,
-    For,
-    If,
-    Parallel,
-    Scope,
-    Shuffle,
-    ShuffleXor,
-    ThreadIndex,
-    While,
-    decides,
-    handed_on,
-)
 
 
 class Level(IntEnum):
@@ -107,7 +90,7 @@ class Uniformity:
                     self._effects(o, around)
                 own = _LEVELS.get(o.opname, Level.BLOCK)
                 level = max(own, self._highest(o.operands))
-                if isinstance(o, Const) and isinstance(o.value, int):
+                if isinstance(o, ops.Const) and isinstance(o.value, int):
                     self._constants[o.result] = o.value
                 elif level is Level.THREAD and self._same_for_a_warp(o):
                     level = Level.WARP
@@ -119,41 +102,41 @@ class Uniformity:
             self._around[o] = around
             inside = around
             match o:
-                case For():
-                    self._raise(o.body.args[0], self._highest(decides(o)))
-                case Parallel():
+                case ops.For():
+                    self._raise(o.body.args[0], self._highest(ops.decides(o)))
+                case ops.Parallel():
                     inside = Level.THREAD
                     for arg in o.body.args:
                         self._raise(arg, Level.THREAD)
-                case Scope():
+                case ops.Scope():
                     inside = Level.BLOCK
             for region in o.regions:
-                self._block(region, max(inside, self._highest(decides(o))))
+                self._block(region, max(inside, self._highest(ops.decides(o))))
             self._again = self._hand_on(o) or self._again
 
     def _same_for_a_warp(self, o: Op) -> bool:
         """Whether `o` is the thread's index // a multiple of a warp's lanes, or compares it with
         one, or is what all lanes have brought together by exchanges."""
         match o:
-            case ThreadIndex():
+            case ops.ThreadIndex():
                 self._quotients[o.result] = 1
-            case Cast(operand=v) if v in self._quotients and o.dtype.bits >= 32:
+            case ops.Cast(operand=v) if v in self._quotients and o.dtype.bits >= 32:
                 self._quotients[o.result] = self._quotients[v]
-            case Binary(kind="floordiv" | "shr" as kind, lhs=v, rhs=r) if v in self._quotients:
+            case ops.Binary(kind="floordiv" | "shr" as kind, lhs=v, rhs=r) if v in self._quotients:
                 by = self._constants.get(r, 0)
                 by = 1 << by if kind == "shr" and 0 <= by < 31 else by
                 if by > 0:
                     self._quotients[o.result] = self._quotients[v] * by
                     return self._quotients[o.result] % self._lanes == 0
-            case Compare(lhs=v, rhs=r, kind=kind) if self._quotients.get(v) == 1:
+            case ops.Compare(lhs=v, rhs=r, kind=kind) if self._quotients.get(v) == 1:
                 end = self._constants.get(r, 1) + _BEHIND.get(kind, 0)
                 return kind in _BEHIND and r in self._constants and end % self._lanes == 0
-            case Shuffle():
+            case ops.Shuffle():
                 return self._levels.get(o.lane, Level.BLOCK) < Level.THREAD
-            case ShuffleXor(value=v, mask=bits):
+            case ops.ShuffleXor(value=v, mask=bits):
                 if bits & (bits - 1) == 0:
                     self._swapped[o.result] = (v, bits)
-            case Binary(kind=kind, lhs=v, rhs=r) if kind in _COMMUTATIVE:
+            case ops.Binary(kind=kind, lhs=v, rhs=r) if kind in _COMMUTATIVE:
                 for own, other in ((v, r), (r, v)):
                     source, bits = self._swapped.get(other, (None, 0))
                     if source is own:
@@ -165,12 +148,12 @@ class Uniformity:
         """A carried value is as uniform as all that flows into it; after the loop, or the branch,
         as what decides about it, too, and so where a `while` ends. Whether an argument was
         raised."""
-        decided, raised = self._highest(decides(o)), False
-        for sources, (*args, result) in handed_on(o):
+        decided, raised = self._highest(ops.decides(o)), False
+        for sources, (*args, result) in ops.handed_on(o):
             level = self._highest(sources)
             for arg in args:
                 raised = self._raise(arg, level) or raised
-            if isinstance(o, While):
+            if isinstance(o, ops.While):
                 raised = self._raise(args[0], decided) or raised
             self._raise(result, max(level, decided))
         return raised
@@ -196,7 +179,7 @@ def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[
     """
     found = set(sources)
     for o in walk(block):
-        if allocs and isinstance(o, Alloc):
+        if allocs and isinstance(o, ops.Alloc):
             found.update(o.results)
     size = -1
     while size != len(found):
@@ -209,14 +192,14 @@ def _spread(block: Block, found: set[Value], alone: bool = True) -> None:
     """`alone`: each lane does for itself what stands here, and does not share iterations."""
     for o in block.ops:
         for region in o.regions:
-            _spread(region, found, alone and not isinstance(o, Parallel))
-        uneven = not found.isdisjoint(decides(o))
-        for sources, holders in handed_on(o):
+            _spread(region, found, alone and not isinstance(o, ops.Parallel))
+        uneven = not found.isdisjoint(ops.decides(o))
+        for sources, holders in ops.handed_on(o):
             if uneven or not found.isdisjoint(sources):
                 found.update(holders)
-        if isinstance(o, For) and uneven:
+        if isinstance(o, ops.For) and uneven:
             found.add(o.body.args[0])
-        if alone and isinstance(o, Atomic):  # each finds what the one before has left
+        if alone and isinstance(o, ops.Atomic):  # each finds what the one before has left
             found.update(o.results)
-        if not isinstance(o, (For, While, If)) and not found.isdisjoint(o.operands):
+        if not isinstance(o, (ops.For, ops.While, ops.If)) and not found.isdisjoint(o.operands):
             found.update(o.results)

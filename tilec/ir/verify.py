@@ -10,31 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.ops import (
-    Alloc,
-    AtomicTile,
-    Copy,
-    ElementAccess,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Load,
-    Parallel,
-    Reduce,
-    Scan,
-    Scope,
-    SetRegisters,
-    Store,
-    TmaCopy,
-    WgmmaWait,
-    While,
-    Yield,
-    yielded,
-)
 from tilec.ir.printer import print_op
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
@@ -143,14 +122,14 @@ class _Structure:
         self.params()
         params = set(self.live)
         self.block(func.grid, None)
-        if not func.grid.ops or not isinstance(func.grid.ops[-1], Yield):
+        if not func.grid.ops or not isinstance(func.grid.ops[-1], ops.Yield):
             raise InternalError(f"the grid of {func.name} ends without a yield", func.loc)
-        for v in yielded(func.grid):
+        for v in ops.yielded(func.grid):
             if not _is_integer(v):
                 raise InternalError(f"a grid extent is {v.type}, not an integer", func.loc)
         self.live = params
         self.block(func.body, None)
-        if yielded(func.body):
+        if ops.yielded(func.body):
             raise InternalError(f"the body of {func.name} yields values", func.loc)
 
     def params(self) -> None:
@@ -186,7 +165,7 @@ class _Structure:
                 v = next(v for v in o.operands if v not in self.live)
                 why = "outside its region" if v in self.ever else "before its definition"
                 raise _breach(o, f"{v} is used {why}")
-            if isinstance(o, Yield):
+            if isinstance(o, ops.Yield):
                 if n != last:
                     raise _breach(o, "a yield is not the last op of its region")
                 self.leaving(o, mine, block)
@@ -196,7 +175,7 @@ class _Structure:
                 mine.append(r)
         self.live.difference_update(mine)
 
-    def leaving(self, o: Yield, mine: list[Value], block: Block) -> None:
+    def leaving(self, o: ops.Yield, mine: list[Value], block: Block) -> None:
         """A buffer must not outlive the region it was allocated in."""
         for v in o.values:
             if isinstance(v.type, BufferType) and v in mine and v not in block.args:
@@ -238,7 +217,7 @@ def _is_integer(v: Value) -> bool:
 
 
 def _check_for(o: Op) -> None:
-    assert isinstance(o, For)
+    assert isinstance(o, ops.For)
     if not o.body.args:
         raise _breach(o, "the loop's body takes no index")
     index = o.body.args[0].type
@@ -250,22 +229,22 @@ def _check_for(o: Op) -> None:
 
 
 def _check_while(o: Op) -> None:
-    assert isinstance(o, While)
+    assert isinstance(o, ops.While)
     want = [v.type for v in o.inits]
     if [a.type for a in o.cond.args] != want:
         raise _breach(o, f"the loop carries {[*map(str, want)]}, its condition takes {o.cond.args}")
-    if [v.type for v in yielded(o.cond)] != [ScalarType(BOOL)]:
-        raise _breach(o, f"the condition yields {yielded(o.cond)}, not one bool")
+    if [v.type for v in ops.yielded(o.cond)] != [ScalarType(BOOL)]:
+        raise _breach(o, f"the condition yields {ops.yielded(o.cond)}, not one bool")
     _check_end(o, o.body)
 
 
 def _check_end(o: Op, body: Block) -> None:
-    if not body.ops or not isinstance(body.ops[-1], Yield):
+    if not body.ops or not isinstance(body.ops[-1], ops.Yield):
         raise _breach(o, "the loop's body ends without a yield")
 
 
 def _check_if(o: Op) -> None:
-    assert isinstance(o, If)
+    assert isinstance(o, ops.If)
     if o.cond.type != ScalarType(BOOL):
         raise _breach(o, f"the condition is {o.cond.type}, not a bool")
     if o.then.args or o.orelse.args:
@@ -273,13 +252,13 @@ def _check_if(o: Op) -> None:
 
 
 def _check_parallel(o: Op) -> None:
-    assert isinstance(o, Parallel)
-    if any(a.type != ScalarType(INT32) for a in o.body.args) or yielded(o.body):
+    assert isinstance(o, ops.Parallel)
+    if any(a.type != ScalarType(INT32) for a in o.body.args) or ops.yielded(o.body):
         raise _breach(o, "a parallel body takes i32 indices and yields nothing")
 
 
 def _check_alloc(o: Op) -> None:
-    assert isinstance(o, Alloc)
+    assert isinstance(o, ops.Alloc)
     t = o.type
     if t.space not in ("shared", "fragment", "local", "barrier"):
         raise _breach(o, f"an alloc in {t.space} memory")
@@ -297,7 +276,7 @@ def _check_indices(o: Op) -> None:
 
 
 def _check_gemm(o: Op) -> None:
-    assert isinstance(o, Gemm)
+    assert isinstance(o, ops.Gemm)
     for r in o.inputs:
         rank = r.buffer.buffer.rank
         if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
@@ -308,18 +287,18 @@ def _check_gemm(o: Op) -> None:
 
 
 CHECKS: dict[type[Op], Callable[[Op], None]] = {
-    For: _check_for,
-    While: _check_while,
-    If: _check_if,
-    Parallel: _check_parallel,
-    Alloc: _check_alloc,
-    Load: _check_indices,
-    Store: _check_indices,
-    Copy: _check_indices,
-    Fill: _check_indices,
-    Reduce: _check_indices,
-    Scan: _check_indices,
-    Gemm: _check_gemm,
+    ops.For: _check_for,
+    ops.While: _check_while,
+    ops.If: _check_if,
+    ops.Parallel: _check_parallel,
+    ops.Alloc: _check_alloc,
+    ops.Load: _check_indices,
+    ops.Store: _check_indices,
+    ops.Copy: _check_indices,
+    ops.Fill: _check_indices,
+    ops.Reduce: _check_indices,
+    ops.Scan: _check_indices,
+    ops.Gemm: _check_gemm,
 }
 
 
@@ -332,7 +311,7 @@ def no_layouts(func: Func) -> None:
         for r in o.results:
             if isinstance(r.type, BufferType) and r.type.layout is not None:
                 raise _breach(o, f"{r} has a layout already")
-        if isinstance(o, Parallel) and o.layout is not None:
+        if isinstance(o, ops.Parallel) and o.layout is not None:
             raise _breach(o, "a parallel has a layout already")
 
 
@@ -340,7 +319,7 @@ def all_laid_out(func: Func) -> None:
     """LAID_OUT and later: every fragment and shared buffer has a layout."""
     for o in walk(func.body):
         if (
-            isinstance(o, Alloc)
+            isinstance(o, ops.Alloc)
             and o.type.space in ("fragment", "shared")
             and o.type.layout is None
         ):
@@ -350,7 +329,7 @@ def all_laid_out(func: Func) -> None:
 def rows_chosen(func: Func) -> None:
     """LAID_OUT and later: every product has its instruction row."""
     for o in walk(func.body):
-        if isinstance(o, Gemm) and not o.instr:
+        if isinstance(o, ops.Gemm) and not o.instr:
             raise _breach(o, "no instruction was selected for this gemm")
 
 
@@ -376,15 +355,15 @@ def _under(
     for o in block.ops:
         yield o, cause, level
         match o:
-            case If(cond=cond):
+            case ops.If(cond=cond):
                 own = level_of(cond)
-            case For(lo=lo, hi=hi, step=step):
+            case ops.For(lo=lo, hi=hi, step=step):
                 own = max(level_of(lo), level_of(hi), level_of(step))
-            case While(cond=region):
-                own = max((level_of(v) for v in yielded(region)), default=Level.BLOCK)
-            case Parallel():
+            case ops.While(cond=region):
+                own = max((level_of(v) for v in ops.yielded(region)), default=Level.BLOCK)
+            case ops.Parallel():
                 own = Level.THREAD
-            case Scope(body=body, warps=warps):
+            case ops.Scope(body=body, warps=warps):
                 one = Level.WARP if warps == 1 else Level.BLOCK
                 yield from _under(body, func, None, Level.BLOCK, one)
                 continue
@@ -430,7 +409,10 @@ def _needed_by(cls: type[Op]) -> Level | None:
     """As `_needs`, of all ops of a class; THREAD where that depends on what they work on."""
     if cls.opname in _BY_WARP:
         return Level.WARP
-    if issubclass(cls, Parallel | TmaCopy | SetRegisters | WgmmaWait) or cls.opname in _TOGETHER:
+    if (
+        issubclass(cls, ops.Parallel | ops.TmaCopy | ops.SetRegisters | ops.WgmmaWait)
+        or cls.opname in _TOGETHER
+    ):
         return Level.BLOCK
     if cls not in ELEMENTWISE:
         if not cls.__module__.endswith(".tile") or cls.opname in _FREE_TILE_OPS:
@@ -471,11 +453,11 @@ _SPELLED = {
 def spelled(o: Op) -> str:
     """What the author of a kernel wrote for an op."""
     match o:
-        case Reduce():
+        case ops.Reduce():
             return f"T.reduce_{o.kind}"
-        case Scan():
+        case ops.Scan():
             return f"T.cum{o.kind}"
-        case AtomicTile():
+        case ops.AtomicTile():
             return f"T.atomic_{o.kind}"
     return _SPELLED.get(o.opname, f"T.{o.opname}")
 
@@ -483,7 +465,7 @@ def spelled(o: Op) -> str:
 def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     who = "thread" if level == Level.THREAD else "warp"
     what = spelled(o)
-    if isinstance(condition, Parallel):
+    if isinstance(condition, ops.Parallel):
         return CompileError(
             f"{what} inside T.Parallel: it works on a whole tile, an iteration on one element",
             o.loc,
@@ -493,7 +475,7 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     alike = "the whole block (block indices, sizes, loop indices)"
     if _needs(o) == Level.WARP:
         alike = "a whole warp (of the thread only T.get_warp_idx())"
-    kind = "if" if isinstance(condition, If) else "loop"
+    kind = "if" if isinstance(condition, ops.If) else "loop"
     return CompileError(
         f"{what} needs every thread of its scope, but stands under a condition{where} that differs "
         f"from {who} to {who}",
@@ -506,7 +488,7 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
 def only_local_elements(func: Func) -> None:
     """LOWERED: elements are a thread's own; memory is reached by `mem_load` and `mem_store`."""
     for o in walk(func.body):
-        buffer = o.buffer if isinstance(o, ElementAccess) else None
+        buffer = o.buffer if isinstance(o, ops.ElementAccess) else None
         if buffer is not None and buffer.buffer.space != "local":
             raise _breach(o, f"an element access to {buffer.type} is left")
 

@@ -10,27 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import (
-    Alloc,
-    AtomicTile,
-    Const,
-    Copy,
-    For,
-    Gemm,
-    If,
-    Load,
-    Parallel,
-    Reduce,
-    Store,
-    ThreadIndex,
-    While,
-    decides,
-)
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import most_held, said_of
@@ -127,55 +112,55 @@ class Watch:
 
 
 def _makes(o: Op, space: str) -> bool:
-    return isinstance(o, Alloc) and o.type.space == space
+    return isinstance(o, ops.Alloc) and o.type.space == space
 
 
-def _repeated_loops(func: Func) -> Iterator[tuple[For, int]]:
+def _repeated_loops(func: Func) -> Iterator[tuple[ops.For, int]]:
     """The outermost loops that all threads of a block do alike, that do nothing but move elements
     and write another one in each iteration; with how many iterations they are known to have."""
-    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, ops.Const)}
 
-    def trips(loop: For) -> int:
+    def trips(loop: ops.For) -> int:
         own = len(loop.indices(constants.get) or ())
-        inner = [trips(o) for o in loop.body.ops if isinstance(o, For)]
+        inner = [trips(o) for o in loop.body.ops if isinstance(o, ops.For)]
         return own * max(inner, default=1)
 
-    def visit(block: Block) -> Iterator[tuple[For, int]]:
+    def visit(block: Block) -> Iterator[tuple[ops.For, int]]:
         for o in block.ops:
             match o:
-                case For() if _moves_elements(o):
+                case ops.For() if _moves_elements(o):
                     found = trips(o)
                     if (not found or found >= FEW_TRIPS) and _writes_alike(func, o):
                         yield o, found
-                case For() | While():
+                case ops.For() | ops.While():
                     for region in o.regions:
                         yield from visit(region)
-                case If() if uniformity_of(func).level(o.cond) is Level.BLOCK:
+                case ops.If() if uniformity_of(func).level(o.cond) is Level.BLOCK:
                     for region in o.regions:
                         yield from visit(region)
 
     yield from visit(func.body)
 
 
-def _moves_elements(loop: For) -> bool:
+def _moves_elements(loop: ops.For) -> bool:
     """Whether nothing stands in `loop` but arithmetic on elements, and some are written."""
     inside = list(walk(loop.body))
-    allowed = (Load, Store, For, If)
+    allowed = (ops.Load, ops.Store, ops.For, ops.If)
     return any(_is_shared_store(o) for o in inside) and all(
         o.pure or o.opname == "yield" or isinstance(o, allowed) for o in inside
     )
 
 
 def _is_shared_store(o: Op) -> bool:
-    return isinstance(o, Store) and o.dest.buffer.space in ("shared", "global")
+    return isinstance(o, ops.Store) and o.dest.buffer.space in ("shared", "global")
 
 
-def _writes_alike(func: Func, loop: For) -> bool:
+def _writes_alike(func: Func, loop: ops.For) -> bool:
     """Whether all threads write the same elements in `loop`, another one in each iteration."""
     levels, origins = uniformity_of(func), facts_of(func).origins
-    stores = [o for o in walk(loop.body) if isinstance(o, Store)]
+    stores = [o for o in walk(loop.body) if isinstance(o, ops.Store)]
     used = [v for o in stores for v in (*o.indices, o.value)]
-    used += [v for o in walk(loop) for v in decides(o)]
+    used += [v for o in walk(loop) for v in ops.decides(o)]
     if any(levels.level(v) is not Level.BLOCK for v in used):
         return False
     index = loop.body.args[0]
@@ -209,15 +194,15 @@ def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
 def _warn_of_small_tiles(func: Func, threads: int, target: Target) -> None:
     """Of blocks that combine elements and have tiles for a few of their threads only, where a
     launch has many of them."""
-    reductions = [o for o in walk(func.body) if isinstance(o, Reduce)]
+    reductions = [o for o in walk(func.body) if isinstance(o, ops.Reduce)]
     if not reductions or not any(p.role == "size" for p in func.params):
         return
-    if any(isinstance(o, Gemm | ThreadIndex) for o in walk(func.body)):
+    if any(isinstance(o, ops.Gemm | ops.ThreadIndex) for o in walk(func.body)):
         return
     first = max(reductions, key=lambda o: prod(o.source.extents))
     boxes = [first.source.extents]
-    boxes += [o.extents for o in walk(func.body) if isinstance(o, Parallel)]
-    boxes += [o.dest.extents for o in walk(func.body) if isinstance(o, Copy)]
+    boxes += [o.extents for o in walk(func.body) if isinstance(o, ops.Parallel)]
+    boxes += [o.dest.extents for o in walk(func.body) if isinstance(o, ops.Copy)]
     most = max(map(prod, boxes))
     if most * FEW_OF_THREADS > threads or threads < FEW_OF_THREADS * target.warp_size:
         return
@@ -238,7 +223,7 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
     and of parallel loops over tiles whose threads do several times their share; not of those that
     were told of."""
     warps = warps_of(func, target)
-    products = [o for o in walk(func.body) if isinstance(o, Gemm) and o.warps]
+    products = [o for o in walk(func.body) if isinstance(o, ops.Gemm) and o.warps]
     busy = [prod(o.warps) for o in products]
     if products and max(busy) * 2 <= max(map(warps, products)):
         for o, used in zip(products, busy):
@@ -252,7 +237,7 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
             )
         return
     for p in walk(func.body):
-        if isinstance(p, Parallel) and p.layout and len(p.extents) > 1 and p.loc not in told:
+        if isinstance(p, ops.Parallel) and p.layout and len(p.extents) > 1 and p.loc not in told:
             each, times = p.layout.size("reg"), idle(p.layout)
             share = -(-prod(p.extents) // (warps(p) * target.warp_size))
             if times >= 4 and each >= max(FEW_REPEATED, 4 * share):
@@ -270,7 +255,7 @@ def _warn_of_stages(func: Func, final: Func) -> None:
     """Warn where the author put what a loop's threads do into stages, and they are not."""
     why = dict(final.attrs.get("not_held", ()))
     for loop in walk(func.body) if why else ():
-        if isinstance(loop, For) and loop.kind == "pipelined" and loop.loc.line in why:
+        if isinstance(loop, ops.For) and loop.kind == "pipelined" and loop.loc.line in why:
             warn(
                 PerformanceWarning,
                 "stage puts what threads do into several stages, but each iteration of this loop "
@@ -284,7 +269,7 @@ def _warn_of_atomics(func: Func, final: Func) -> None:
     """Warn where the author asked for TMA, and threads do a tile's atomics."""
     why = dict(final.attrs.get("not_reduced", ()))
     for o in walk(func.body) if why else ():
-        if isinstance(o, AtomicTile) and o.engine and o.loc.line in why:
+        if isinstance(o, ops.AtomicTile) and o.engine and o.loc.line in why:
             warn(
                 PerformanceWarning,
                 f"use_tma=True, but threads do these atomics, one element after the other: TMA "
@@ -299,9 +284,9 @@ def _warn_of_serial(func: Func, final: Func) -> None:
     """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
     why = {(at, name): text for at, name, text in final.attrs.get("not_ahead", ())}
     for loop in walk(func.body) if why else ():
-        if isinstance(loop, For) and loop.kind == "pipelined" and loop.num_stages > 1:
+        if isinstance(loop, ops.For) and loop.kind == "pipelined" and loop.num_stages > 1:
             for o in once(loop.body):
-                if isinstance(o, Copy) and (o.loc.line, o.dest.buffer.name) in why:
+                if isinstance(o, ops.Copy) and (o.loc.line, o.dest.buffer.name) in why:
                     warn(
                         PerformanceWarning,
                         f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "

@@ -8,21 +8,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import (
-    Atomic,
-    Binary,
-    DeviceFence,
-    For,
-    Load,
-    Parallel,
-    Store,
-    ThreadIndex,
-    constants,
-    yielded,
-)
 from tilec.ir.uniformity import Level, uniformity_of
 
 SHORT = 16  # sums of fewer elements take no longer than an exchange between threads
@@ -34,7 +23,7 @@ class RepeatedSum:
     """One such sum of a `loop`: the word for its kind, of how many elements (None: not known),
     where."""
 
-    loop: Parallel
+    loop: ops.Parallel
     word: str
     trips: int | None
     loc: Loc
@@ -43,9 +32,13 @@ class RepeatedSum:
 def repeated_sums(func: Func, threads: int) -> Iterator[RepeatedSum]:
     """The first such sum of each parallel loop of `func` (TILE) that has no iteration for every
     other of so many threads, and whose layout its author has not chosen."""
-    numbers = constants(func.body)
+    numbers = ops.constants(func.body)
     for o in walk(func.body):
-        if isinstance(o, Parallel) and o.wanted is None and 0 < 2 * math.prod(o.extents) <= threads:
+        if (
+            isinstance(o, ops.Parallel)
+            and o.wanted is None
+            and 0 < 2 * math.prod(o.extents) <= threads
+        ):
             found = next(_long_sums(o.body, numbers), None)
             if found is not None:
                 yield RepeatedSum(o, *found)
@@ -55,41 +48,43 @@ def _long_sums(
     body: Block, numbers: dict[Value, bool | int | float]
 ) -> Iterator[tuple[str, int | None, Loc]]:
     for o in walk(body):
-        if isinstance(o, For):
+        if isinstance(o, ops.For):
             indices = o.indices(numbers.get)
             trips = None if indices is None else len(indices)
             if trips is None or trips >= SHORT:
                 yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
 
 
-def _sums(loop: For) -> Iterator[tuple[str, Loc]]:
+def _sums(loop: ops.For) -> Iterator[tuple[str, Loc]]:
     """The kinds of what `loop` adds up of values that change with its index, and where."""
     changing, named = _changing(loop)
     made: dict[Value, Op] = {r: o for o in walk(loop.body) for r in o.results}
-    for carried, following in zip(loop.body.args[1:], yielded(loop.body)):
+    for carried, following in zip(loop.body.args[1:], ops.yielded(loop.body)):
         o = made.get(following)
-        if isinstance(o, Binary) and o.kind in _WORDS and carried in (o.lhs, o.rhs):
+        if isinstance(o, ops.Binary) and o.kind in _WORDS and carried in (o.lhs, o.rhs):
             other = o.rhs if o.lhs is carried else o.lhs
             if other in changing:
                 yield o.kind, o.loc
     for s in walk(loop.body):
-        o = made.get(s.value) if isinstance(s, Store) else None
-        if not isinstance(s, Store) or not isinstance(o, Binary) or o.kind not in _WORDS:
+        o = made.get(s.value) if isinstance(s, ops.Store) else None
+        if not isinstance(s, ops.Store) or not isinstance(o, ops.Binary) or o.kind not in _WORDS:
             continue
         if not (changing | named).isdisjoint(s.indices):
             continue
         for old, other in ((o.lhs, o.rhs), (o.rhs, o.lhs)):
             read = made.get(old)
-            same = isinstance(read, Load) and read.source is s.dest and read.indices == s.indices
+            same = (
+                isinstance(read, ops.Load) and read.source is s.dest and read.indices == s.indices
+            )
             if same and other in changing:
                 yield o.kind, s.loc
 
 
-def _changing(loop: For) -> tuple[set[Value], set[Value]]:
+def _changing(loop: ops.For) -> tuple[set[Value], set[Value]]:
     """What depends on an element that the loop's index names; and what on the index itself."""
     by_index, found = {loop.body.args[0]}, set[Value]()
     for o in walk(loop.body):
-        if isinstance(o, Load) and not by_index.isdisjoint(o.indices):
+        if isinstance(o, ops.Load) and not by_index.isdisjoint(o.indices):
             found.update(o.results)
         elif not found.isdisjoint(o.operands):
             found.update(o.results)
@@ -112,14 +107,14 @@ def warn_of_repeated_atomics(func: Func) -> None:
     value (a ticket), in an order with other memory (an arrival at a counter), and those that come
     out the same however often they are done (max, and, exchange)."""
     every = list(walk(func.body))
-    found = [o for o in every if isinstance(o, Atomic) and o.kind in _EACH_TIME]
-    if not found or any(isinstance(o, (ThreadIndex, DeviceFence)) for o in every):
+    found = [o for o in every if isinstance(o, ops.Atomic) and o.kind in _EACH_TIME]
+    if not found or any(isinstance(o, (ops.ThreadIndex, ops.DeviceFence)) for o in every):
         return
     threads = func.attrs.get("threads")
     if threads == 1:
         return
     used = {v for o in every for v in o.operands}
-    shared_out = {x for o in every if isinstance(o, Parallel) for x in walk(o.body)}
+    shared_out = {x for o in every if isinstance(o, ops.Parallel) for x in walk(o.body)}
     alike = uniformity_of(func)
     for o in found:
         levels = (alike.around(o), *map(alike.level, (*o.indices, o.value)))

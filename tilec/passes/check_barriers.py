@@ -14,45 +14,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.instr.sync import NAMED_BARRIERS
-from tilec.ir.ops import (
-    Barrier,
-    BarrierArrive,
-    BlockIndex,
-    ClusterBarrier,
-    ClusterCopy,
-    GridSync,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierExpectTx,
-    MbarrierInit,
-    MbarrierWait,
-    constants,
-    decides,
-    is_by_hand,
-)
 from tilec.ir.uniformity import LANES, Level, uniformity_of, varying
 from tilec.passes.utils.thread_masks import ThreadMasks, Visit, visits
 from tilec.target import Target
 
-_Arrival = MbarrierArrive | MbarrierExpect | ClusterCopy
-_Announcement = MbarrierExpect | MbarrierExpectTx
+_Arrival = ops.MbarrierArrive | ops.MbarrierExpect | ops.ClusterCopy
+_Announcement = ops.MbarrierExpect | ops.MbarrierExpectTx
 
 
 def check_barriers(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    if any(isinstance(o, GridSync) for o in walk(func.body)):
-        blocks = {o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
+    if any(isinstance(o, ops.GridSync) for o in walk(func.body)):
+        blocks = {o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)}
         _check_grid(func.body, varying(func.body, blocks, allocs=False))
-    if not is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
+    if not ops.is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
         return func
     found = tuple(visits(func, target))
     _check_named(func, found)
     _check_clusters(found)
-    numbers = constants(func.body)
-    for barrier in {v.op.barrier: None for v in found if isinstance(v.op, MbarrierInit)}:
+    numbers = ops.constants(func.body)
+    for barrier in {v.op.barrier: None for v in found if isinstance(v.op, ops.MbarrierInit)}:
         _Phases(barrier, found, numbers).check()
     return func
 
@@ -61,21 +46,21 @@ def check_barriers(func: Func, target: Target) -> Func:
 
 
 def _is_named(v: Visit) -> bool:
-    return isinstance(v.op, Barrier | BarrierArrive) and bool(
+    return isinstance(v.op, ops.Barrier | ops.BarrierArrive) and bool(
         v.op.id or v.op.threads or _number_of(v.op) is not None
     )
 
 
 def _number_of(o: Op) -> Value | None:
     """The number of a barrier that is known at run time only."""
-    return o.number if isinstance(o, Barrier) else None
+    return o.number if isinstance(o, ops.Barrier) else None
 
 
 def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
     block = len(found[0].threads) if found else 0
     named: dict[tuple[int | None, int], list[Visit]] = {}
     for v in filter(_is_named, found):
-        assert isinstance(v.op, Barrier | BarrierArrive)
+        assert isinstance(v.op, ops.Barrier | ops.BarrierArrive)
         known = v.op.id if _number_of(v.op) is None else None
         named.setdefault((known, v.op.threads or block), []).append(v)
     _check_numbers(func, [v for (n, _), places in named.items() if n is None for v in places])
@@ -90,7 +75,7 @@ def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
             if v not in places
         ]
         number = given if given is not None else "of a run-time number"
-        first = next((v for v in places if isinstance(v.op, Barrier)), places[0])
+        first = next((v for v in places if isinstance(v.op, ops.Barrier)), places[0])
         come = int(np.count_nonzero(np.logical_or.reduce([v.threads for v in places])))
         if count > come:
             raise CompileError(
@@ -99,7 +84,7 @@ def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
                 first.op.loc,
                 f"write {come}" if count > block else f"write {come}, or let the others come, too",
             )
-        if not any(isinstance(v.op, Barrier) for v in places):
+        if not any(isinstance(v.op, ops.Barrier) for v in places):
             others = [n for i, n in named if i == number and n != count]
             seen = f", only for {others[0]} of them" if others else ""
             raise CompileError(
@@ -110,7 +95,7 @@ def _check_named(func: Func, found: tuple[Visit, ...]) -> None:
         for v in places:
             if _number_of(v.op) is not None:
                 continue  # each of them may meet some
-            if isinstance(v.op, Barrier) and v.exact and v.count > count:
+            if isinstance(v.op, ops.Barrier) and v.exact and v.count > count:
                 warn(
                     CompileWarning,
                     f"{v.count} threads come to barrier {number}, which lets {count} go on as soon "
@@ -155,7 +140,7 @@ def _check_grid(block: Block, differs: Container[Value], around: Op | None = Non
     """Warn of T.sync_grid where blocks may go different ways. `differs`: what is not the same for
     all blocks; `around`: the innermost op that asks for some of it."""
     for o in block.ops:
-        if isinstance(o, GridSync) and around is not None:
+        if isinstance(o, ops.GridSync) and around is not None:
             warn(
                 CompileWarning,
                 "T.sync_grid waits for all blocks, and stands in a loop or a condition (line "
@@ -163,7 +148,7 @@ def _check_grid(block: Block, differs: Container[Value], around: Op | None = Non
                 o.loc,
                 "let what is around it depend on sizes and scalars only",
             )
-        inside = o if any(v in differs for v in decides(o)) else around
+        inside = o if any(v in differs for v in ops.decides(o)) else around
         for region in o.regions:
             _check_grid(region, differs, inside)
 
@@ -172,7 +157,7 @@ def _check_grid(block: Block, differs: Container[Value], around: Op | None = Non
 
 
 def _check_clusters(found: tuple[Visit, ...]) -> None:
-    parts = {v.op.part: v.op for v in found if isinstance(v.op, ClusterBarrier)}
+    parts = {v.op.part: v.op for v in found if isinstance(v.op, ops.ClusterBarrier)}
     if "wait" in parts and "arrive" not in parts:
         raise CompileError(
             "T.cluster_wait waits for those who arrive, and there is no T.cluster_arrive",
@@ -194,10 +179,12 @@ class _Phases:
 
     def check(self) -> None:
         counts = {
-            v.op.slot: v.op for v in self.found if isinstance(v.op, MbarrierInit) and self._of(v)
+            v.op.slot: v.op
+            for v in self.found
+            if isinstance(v.op, ops.MbarrierInit) and self._of(v)
         }
         for v in self.found:
-            if isinstance(v.op, MbarrierWait) and self._of(v) and self._parity(v.op) != 1:
+            if isinstance(v.op, ops.MbarrierWait) and self._of(v) and self._parity(v.op) != 1:
                 self._check_wait(v, counts)
         for v in self.found:
             if isinstance(v.op, _Arrival) and self._of(v):
@@ -206,7 +193,7 @@ class _Phases:
     def _of(self, v: Visit) -> bool:
         return getattr(v.op, "barrier", None) is self.barrier
 
-    def _parity(self, wait: MbarrierWait) -> int | None:
+    def _parity(self, wait: ops.MbarrierWait) -> int | None:
         found = self.numbers.get(wait.parity)
         return None if found is None else int(found)
 
@@ -224,14 +211,16 @@ class _Phases:
         places = (v for v in self.found if isinstance(v.op, kind) and self._of(v))  # type: ignore[arg-type]
         return [v for v in places if slot is None or self._slot(v) in (None, slot)]
 
-    def _check_wait(self, v: Visit, counts: dict[int, MbarrierInit]) -> None:
+    def _check_wait(self, v: Visit, counts: dict[int, ops.MbarrierInit]) -> None:
         slot = self._slot(v)
         name, arrivals = self._name(slot), self._at(_Arrival, slot)
         announced = self._at(_Announcement, slot)
         if announced:
             op = announced[0].op
-            assert isinstance(op, MbarrierExpect | MbarrierExpectTx)
-            instead = f"write T.barrier_arrive({name})" if isinstance(op, MbarrierExpect) else ""
+            assert isinstance(op, ops.MbarrierExpect | ops.MbarrierExpectTx)
+            instead = (
+                f"write T.barrier_arrive({name})" if isinstance(op, ops.MbarrierExpect) else ""
+            )
             raise CompileError(
                 f"{op.bytes:,} bytes are announced on {name} that no copy brings: T.tma_copy "
                 f"announces its own, and line {v.op.loc.line} would wait for ever",
@@ -273,7 +262,7 @@ class _Phases:
         own = not np.any(arrival.threads & ~wait.threads)
         return order and own and wait.exact and not wait.repeated
 
-    def _check_arrival(self, v: Visit, counts: dict[int, MbarrierInit]) -> None:
+    def _check_arrival(self, v: Visit, counts: dict[int, ops.MbarrierInit]) -> None:
         slot = self._slot(v)
         if slot not in counts or not v.exact or getattr(v.op, "block", None) is not None:
             return

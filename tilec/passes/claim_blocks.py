@@ -19,21 +19,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
 from tilec.ir.layout import row_major
-from tilec.ir.ops import (
-    Alloc,
-    Atomic,
-    For,
-    Load,
-    MbarrierArrive,
-    MbarrierInitFence,
-    RingStage,
-    Scope,
-    Store,
-    While,
-    Yield,
-)
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.rings import Position, Ring
 from tilec.target import Target
@@ -43,14 +31,14 @@ SLOTS = 2  # the producer may be one tile ahead of its readers
 
 def claim_blocks(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    scopes = [o for o in func.body.ops if isinstance(o, Scope)]
+    scopes = [o for o in func.body.ops if isinstance(o, ops.Scope)]
     if not func.attrs.get("claimed") or len(scopes) != 2:
         return func
     return _Claims(func, target, scopes).claimed()
 
 
 class _Claims:
-    def __init__(self, func: Func, target: Target, scopes: list[Scope]) -> None:
+    def __init__(self, func: Func, target: Target, scopes: list[ops.Scope]) -> None:
         self.func = func
         taken, name = {p.value.name for p in func.params}, "tiles_taken"
         while name in taken:
@@ -58,7 +46,7 @@ class _Claims:
         self.counter = Value(BufferType((1,), INT32, "global", align=4), name)
         slot = BufferType((1,), INT32, "shared", stages=SLOTS, layout=row_major((1,)))
         self.top = Builder(func.loc)
-        self.slot = self.top.value(Alloc, slot, name="next_tile")
+        self.slot = self.top.value(ops.Alloc, slot, name="next_tile")
         consumers = next(o for o in scopes if o.name == "consumer")
         readers = consumers.warps * target.warp_size
         self.ring = Ring("claims", (self.slot,), SLOTS, readers, 1)
@@ -70,9 +58,9 @@ class _Claims:
         self.ring.initialise(init)
 
         def visit(o: Op) -> None | list[Op]:
-            if isinstance(o, MbarrierInitFence):
+            if isinstance(o, ops.MbarrierInitFence):
                 return [*init.ops, o]
-            if isinstance(o, Scope):
+            if isinstance(o, ops.Scope):
                 return [replace(o, body=self.scope(o))]
             return None
 
@@ -80,41 +68,41 @@ class _Claims:
         params = (*self.func.params, Param(self.counter, "counters", self.counter.name, 4))
         return replace(self.func, params=params, body=Block((), (*self.top.ops, *body.ops)))
 
-    def scope(self, scope: Scope) -> Block:
+    def scope(self, scope: ops.Scope) -> Block:
         produces = scope.name == "producer"
 
         def visit(o: Op) -> None | list[Op]:
-            if isinstance(o, For) and o.kind == "persistent":
+            if isinstance(o, ops.For) and o.kind == "persistent":
                 return self.loop(o, produces)
             return None
 
         return rewrite(scope.body, visit)
 
-    def loop(self, o: For, produces: bool) -> list[Op]:
+    def loop(self, o: ops.For, produces: bool) -> list[Op]:
         b = Builder(o.loc)
         at = Position(b, SLOTS, int(produces), "claims")
         (tile,) = o.body.args
         cond, body = Builder(o.loc), Builder(o.loc)
         asked = Value(ScalarType(INT32), tile.name)
-        cond.emit(Yield, (cond.compare("lt", asked, o.hi),))
+        cond.emit(ops.Yield, (cond.compare("lt", asked, o.hi),))
         body.ops += o.body.ops[:-1]
         following = self.hand_on(body, o, at) if produces else self.receive(body, at)
-        body.emit(Yield, (following,))
-        b.emit(While, (o.lo,), cond.block([asked]), body.block([tile]))
+        body.emit(ops.Yield, (following,))
+        b.emit(ops.While, (o.lo,), cond.block([asked]), body.block([tile]))
         return b.ops
 
-    def hand_on(self, b: Builder, o: For, at: Position) -> Value:
+    def hand_on(self, b: Builder, o: ops.For, at: Position) -> Value:
         """The number of the next tile, asked for, which the others are told."""
-        taken = b.value(Atomic, self.counter, (b.const(0),), b.const(1), "add")
+        taken = b.value(ops.Atomic, self.counter, (b.const(0),), b.const(1), "add")
         following = b.binary("add", taken, o.step)
         last, clear = b.binary("sub", o.hi, 1), Builder(b.loc)
         zero = clear.const(0)
-        clear.value(Atomic, self.counter, (zero,), zero, "exchange")
+        clear.value(ops.Atomic, self.counter, (zero,), zero, "exchange")
         b.branch(b.compare("eq", taken, last), clear.ops)
         phase = at.get_phase(b)
         stage = self.ring.wait_free(b, at)
-        b.emit(Store, b.value(RingStage, self.slot, stage), (b.const(0),), following)
-        b.emit(MbarrierArrive, self.ring.full, stage)
+        b.emit(ops.Store, b.value(ops.RingStage, self.slot, stage), (b.const(0),), following)
+        b.emit(ops.MbarrierArrive, self.ring.full, stage)
         at.advance(b, stage, phase)
         return following
 
@@ -123,7 +111,7 @@ class _Claims:
         instruction of a warp's barrier, without which racecheck sees no order in another's."""
         phase = at.get_phase(b)
         stage = self.ring.wait_full(b, at)
-        following = b.value(Load, b.value(RingStage, self.slot, stage), (b.const(0),))
-        b.emit(MbarrierArrive, self.ring.empty, stage)
+        following = b.value(ops.Load, b.value(ops.RingStage, self.slot, stage), (b.const(0),))
+        b.emit(ops.MbarrierArrive, self.ring.empty, stage)
         at.advance(b, stage, phase)
         return following

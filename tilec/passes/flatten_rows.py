@@ -23,6 +23,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment
@@ -39,25 +40,6 @@ from tilec.ir.core import (
     rewrite,
     substitute,
     walk,
-)
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    BlockIndex,
-    Cast,
-    Compare,
-    Copy,
-    ElementAccess,
-    Fill,
-    For,
-    GridSize,
-    If,
-    Load,
-    Parallel,
-    Store,
-    While,
-    Yield,
-    yielded,
 )
 from tilec.ir.types import INT32, BufferType, Extent, ScalarType
 from tilec.target import Target
@@ -107,7 +89,7 @@ class _Elements:
         self.fixed = {
             o.source
             for o in walk(func.body)
-            if isinstance(o, Load) and self.places.isdisjoint(o.indices)
+            if isinstance(o, ops.Load) and self.places.isdisjoint(o.indices)
         }
         self.sides: tuple[Side, ...] = ()
         self.shape: tuple[Extent, ...] = ()
@@ -123,9 +105,9 @@ class _Elements:
         """The values that say where a block or an iteration stands."""
         found: set[Value] = set()
         for o in walk(self.func.body):
-            if isinstance(o, Parallel):
+            if isinstance(o, ops.Parallel):
                 found.update(o.body.args)
-            elif isinstance(o, BlockIndex) or (o.pure and not found.isdisjoint(o.operands)):
+            elif isinstance(o, ops.BlockIndex) or (o.pure and not found.isdisjoint(o.operands)):
                 found.update(o.results)
         return found
 
@@ -133,17 +115,17 @@ class _Elements:
 
     def _op(self, o: Op) -> None:
         match o:
-            case Parallel(layout=None):
+            case ops.Parallel(layout=None):
                 self._loop(o)
-            case Copy():
+            case ops.Copy():
                 self._box(o.source)
                 self._box(o.dest)
-            case Fill():
+            case ops.Fill():
                 self._box(o.dest)
                 self._is_data(o.value)
-            case Load():
+            case ops.Load():
                 self._is_data(*o.indices)
-            case Alloc() | Yield():
+            case ops.Alloc() | ops.Yield():
                 pass
             case _ if not o.pure:
                 raise _Differs
@@ -153,25 +135,31 @@ class _Elements:
         if not self.places.isdisjoint(values):
             raise _Differs
 
-    def _loop(self, p: Parallel) -> None:
+    def _loop(self, p: ops.Parallel) -> None:
         wide = [(a, e) for a, e in zip(p.body.args, p.extents) if e > 1]
         asked: set[Value] = set()
         self.inside: list[Affine] = []
         for o in walk(p.body):
             match o:
-                case If(cond=cond) if cond in self.places:
+                case ops.If(cond=cond) if cond in self.places:
                     asked.add(cond)
-                case Load(source=v, indices=at) if self.places.isdisjoint(at):
+                case ops.Load(source=v, indices=at) if self.places.isdisjoint(at):
                     pass
-                case Load(source=v, indices=at):
+                case ops.Load(source=v, indices=at):
                     self._element(v, at, wide)
-                case Store(dest=v, indices=at, value=value):
+                case ops.Store(dest=v, indices=at, value=value):
                     self._is_data(value)
                     if v.buffer.space == "local":
                         self._is_data(*at)
                     else:
                         self._element(v, at, wide)
-                case For() | While() | If() | Yield() | Alloc(type=BufferType(space="local")):
+                case (
+                    ops.For()
+                    | ops.While()
+                    | ops.If()
+                    | ops.Yield()
+                    | ops.Alloc(type=BufferType(space="local"))
+                ):
                     self._is_data(*o.operands)
                 case _ if not o.pure:
                     raise _Differs
@@ -185,12 +173,12 @@ class _Elements:
         while left:
             o = self.defs.get(left.pop())
             match o:
-                case Binary(kind="and"):
+                case ops.Binary(kind="and"):
                     left += o.lhs, o.rhs
                     continue
                 case (
-                    Compare(kind="lt" | "le", lhs=x, rhs=y)
-                    | Compare(kind="gt" | "ge", lhs=y, rhs=x)
+                    ops.Compare(kind="lt" | "le", lhs=x, rhs=y)
+                    | ops.Compare(kind="gt" | "ge", lhs=y, rhs=x)
                 ):
                     below = self.facts.form(x) - self.facts.form(y)
                     if o.kind in ("le", "ge"):
@@ -247,7 +235,7 @@ class _Elements:
             return Side(tile, None)
         for v in start.terms:
             block = self.defs.get(v)
-            if isinstance(block, BlockIndex) and start == Affine.of(v).scaled(tile):
+            if isinstance(block, ops.BlockIndex) and start == Affine.of(v).scaled(tile):
                 return Side(tile, block.dim)
         raise _Differs
 
@@ -260,7 +248,7 @@ class _Elements:
 
     def _check_grid(self) -> None:
         """All elements of the tensors are some block's, and nobody but their blocks is there."""
-        extents = yielded(self.func.grid)
+        extents = ops.yielded(self.func.grid)
         blocks = [s.block for s in self.sides if s.block is not None]
         others = [e for d, e in enumerate(extents) if d not in blocks]
         if len({*blocks}) < len(blocks) or any(self.facts.form(e) != Affine(1) for e in others):
@@ -279,9 +267,9 @@ class _Elements:
         if isinstance(extent, int):
             return most.constant is not None and most.constant * tile >= extent
         o = self.defs.get(blocks)
-        while isinstance(o, Cast):
+        while isinstance(o, ops.Cast):
             o = self.defs.get(o.operand)
-        if isinstance(o, Binary) and o.kind == "floordiv":
+        if isinstance(o, ops.Binary) and o.kind == "floordiv":
             if self.facts.constant(o.rhs) != tile:
                 return False
             most = self.facts.form(o.lhs)
@@ -318,10 +306,10 @@ class _Flat:
         with b.when(b.compare("lt", number, blocks)) as inner:
             self.start = inner.binary("mul", number, self.count)
             for o in func.body.ops:
-                if not isinstance(o, Yield):
+                if not isinstance(o, ops.Yield):
                     inner.loc = o.loc
                     self._op(inner, o)
-        b.emit(Yield)
+        b.emit(ops.Yield)
         params = tuple(
             replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)
         )
@@ -330,10 +318,10 @@ class _Flat:
     def _number(self, b: Builder) -> Value:
         """This block's number in the grid."""
         number: Value | None = None
-        for dim in reversed(range(len(yielded(self.func.grid)))):
-            index = b.cast(b.value(BlockIndex, dim), self.found.dtype)
+        for dim in reversed(range(len(ops.yielded(self.func.grid)))):
+            index = b.cast(b.value(ops.BlockIndex, dim), self.found.dtype)
             if number is not None:
-                size = b.cast(b.value(GridSize, dim), self.found.dtype)
+                size = b.cast(b.value(ops.GridSize, dim), self.found.dtype)
                 index = b.binary("add", b.binary("mul", number, size), index)
             number = index
         assert number is not None
@@ -342,16 +330,16 @@ class _Flat:
     def _op(self, b: Builder, o: Op) -> None:
         o = substitute(o, self.subst)
         match o:
-            case Alloc() if o.result in self.found.tiles:
-                made = b.value(Alloc, replace(o.type, shape=(self.count,)), name=o.result.name)
+            case ops.Alloc() if o.result in self.found.tiles:
+                made = b.value(ops.Alloc, replace(o.type, shape=(self.count,)), name=o.result.name)
                 self.subst[o.result] = made
                 self.flat.add(made)
-            case Parallel():
+            case ops.Parallel():
                 b.ops.append(self._loop(o))
-            case Copy():
+            case ops.Copy():
                 source, dest = self._box(b, o.source), self._box(b, o.dest)
                 b.ops.append(replace(o, source=source, dest=dest))
-            case Fill():
+            case ops.Fill():
                 b.ops.append(replace(o, dest=self._box(b, o.dest)))
             case _ if self.found.places.isdisjoint(o.results):
                 b.ops.append(o)
@@ -361,7 +349,7 @@ class _Flat:
         at = self.start if is_tensor else b.const(0)
         return replace(r, offsets=(at,), extents=(self.count,))
 
-    def _loop(self, p: Parallel) -> Parallel:
+    def _loop(self, p: ops.Parallel) -> ops.Parallel:
         """The loop over the tile's elements, one after the other."""
         arg = Value(ScalarType(INT32), "e")
         b = Builder(p.loc)
@@ -369,9 +357,9 @@ class _Flat:
         inside = b.compare("lt", at, self.total.value)
 
         def visit(o: Op) -> None | Op | list[Op]:
-            if isinstance(o, If) and o.cond in self.found.guards:
+            if isinstance(o, ops.If) and o.cond in self.found.guards:
                 return replace(o, cond=inside)
-            if isinstance(o, ElementAccess):
+            if isinstance(o, ops.ElementAccess):
                 v = o.buffer
                 if v in self.flat:
                     return replace(o, indices=(at if v.buffer.space == "global" else arg,))

@@ -14,33 +14,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.clusters import cluster_of, size
 from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    ClusterBarrier,
-    ClusterCopy,
-    Copy,
-    Gemm,
-    Load,
-    MbarrierArrive,
-    MbarrierExpectTx,
-    MbarrierInit,
-    MbarrierInitFence,
-    MbarrierWait,
-    Scope,
-    Store,
-    TmaCopy,
-    TmaLoad,
-    TmaStore,
-    TmaStoreCommit,
-    TmaStoreWait,
-    WgmmaWait,
-    Yield,
-)
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.peer_copies import box_of, part_of, pieces, send, store
@@ -50,7 +28,7 @@ from tilec.target import Target
 
 def lower_barriers(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a copy that TMA cannot do."""
-    inits = [o for o in walk(func.body) if isinstance(o, MbarrierInit)]
+    inits = [o for o in walk(func.body) if isinstance(o, ops.MbarrierInit)]
     if not func.attrs.get("by_hand"):
         return func
     lowering = _Lowering(func, target)
@@ -63,28 +41,28 @@ def lower_barriers(func: Func, target: Target) -> Func:
     if inits:
         with top.when(elected(top)) as first:
             first.ops += inits
-            first.emit(MbarrierInitFence)
+            first.emit(ops.MbarrierInitFence)
             lowering.maps.prefetch(first)
     for phase in lowering.phases.values():
-        top.ops.append(Alloc(_PHASE, results=(phase,), loc=func.loc))
+        top.ops.append(ops.Alloc(_PHASE, results=(phase,), loc=func.loc))
         zero = top.const(0)
-        top.emit(Store, phase, (zero,), zero)
-    top.emit(ClusterBarrier if copies else Barrier)
+        top.emit(ops.Store, phase, (zero,), zero)
+    top.emit(ops.ClusterBarrier if copies else ops.Barrier)
     top.ops += [o for o in body.ops if not _is_barrier(o)]
     if copies:
-        last = [top.ops.pop()] if isinstance(top.ops[-1], Yield) else []
-        top.emit(ClusterBarrier)
+        last = [top.ops.pop()] if isinstance(top.ops[-1], ops.Yield) else []
+        top.emit(ops.ClusterBarrier)
         top.ops += last
     return lowering.maps.added(top.block())
 
 
 def _reaches_others(o: Op) -> bool:
     """Whether it writes to other blocks of the cluster."""
-    return isinstance(o, ClusterCopy) or (isinstance(o, TmaCopy) and bool(o.mask))
+    return isinstance(o, ops.ClusterCopy) or (isinstance(o, ops.TmaCopy) and bool(o.mask))
 
 
 def _is_barrier(o: Op) -> bool:
-    return isinstance(o, Alloc) and o.type.space == "barrier"
+    return isinstance(o, ops.Alloc) and o.type.space == "barrier"
 
 
 _PHASE = BufferType((1,), INT32, "local")
@@ -97,22 +75,22 @@ class _Lowering:
         self.maps = TensorMaps(func)
         self.facts = facts_of(func)
         self.phases: dict[Value, Value] = {}  # of each gate, the phase that its first block is in
-        self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
+        self.in_flight: dict[ops.WgmmaWait, tuple[Value, ...]] = {}
         self.find_products(func.body)
 
     def find_products(self, body: Block) -> None:
         """What may be in flight at each wait for products: what those of its group use."""
         products: dict[tuple[int, int], dict[Value, None]] = {}
-        waits: list[tuple[WgmmaWait, tuple[int, int]]] = []
+        waits: list[tuple[ops.WgmmaWait, tuple[int, int]]] = []
 
         def visit(block: Block, group: tuple[int, int]) -> None:
             for o in block.ops:
-                if isinstance(o, Gemm) and o.asynchronous:
+                if isinstance(o, ops.Gemm) and o.asynchronous:
                     held = (v for v in (o.c, o.a.buffer) if v.buffer.space == "fragment")
                     products.setdefault(group, {}).update(dict.fromkeys(held))
-                if isinstance(o, WgmmaWait):
+                if isinstance(o, ops.WgmmaWait):
                     waits.append((o, group))
-                inner = (o.first_warp, o.warps) if isinstance(o, Scope) else group
+                inner = (o.first_warp, o.warps) if isinstance(o, ops.Scope) else group
                 for region in o.regions:
                     visit(region, inner)
 
@@ -121,32 +99,32 @@ class _Lowering:
 
     def visit(self, o: Op) -> None | list[Op]:
         match o:
-            case MbarrierInit():
+            case ops.MbarrierInit():
                 return []
-            case WgmmaWait(fragments=()):
+            case ops.WgmmaWait(fragments=()):
                 held = self.in_flight[o]
                 return [replace(o, fragments=held)] if held else []
-            case TmaCopy():
+            case ops.TmaCopy():
                 b = Builder(o.loc)
                 total = math.prod(o.dest.extents) * o.dest.dtype.bits // 8
                 with b.when(elected(b)) as inner:
-                    inner.emit(MbarrierExpectTx, o.barrier, o.stage, total)
+                    inner.emit(ops.MbarrierExpectTx, o.barrier, o.stage, total)
                     if o.mask:
                         self.for_several(inner, o)
                     else:
                         self.bring(inner, o)
                 return b.ops
-            case Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
+            case ops.Copy(engine="tma_store", staging=None, reduction="") if not o.source.is_whole:
                 return self.send(o)
-            case ClusterCopy(engine="tma"):
+            case ops.ClusterCopy(engine="tma"):
                 found = pieces(o, self.facts)
                 assert found is not None
                 return send(o, found)
-            case ClusterCopy():
+            case ops.ClusterCopy():
                 return store(o, self.warps(o))
         return None
 
-    def for_several(self, b: Builder, o: TmaCopy) -> None:
+    def for_several(self, b: Builder, o: ops.TmaCopy) -> None:
         """One thread tells the first block that this one's tile is free; there it waits for all of
         them before it starts the boxes."""
         assert o.gate is not None and o.rank is not None
@@ -154,15 +132,15 @@ class _Lowering:
         first, come, told = blocks[0], b.const(0), b.const(1)
         phase = self.phases.setdefault(o.gate, Value(_PHASE, f"{o.gate.name}_phase"))
         among, start, alone = (Builder(o.loc) for _ in range(3))
-        at = among.value(Load, phase, (come,))
+        at = among.value(ops.Load, phase, (come,))
         turned = among.binary("xor", at, told)
-        among.emit(Store, phase, (come,), turned)
-        among.emit(MbarrierWait, o.gate, told, turned)
-        among.emit(MbarrierArrive, o.gate, come, None, among.const(first), True)
-        start.emit(MbarrierWait, o.gate, come, at, True)
-        start.emit(MbarrierArrive, o.gate, told)
+        among.emit(ops.Store, phase, (come,), turned)
+        among.emit(ops.MbarrierWait, o.gate, told, turned)
+        among.emit(ops.MbarrierArrive, o.gate, come, None, among.const(first), True)
+        start.emit(ops.MbarrierWait, o.gate, come, at, True)
+        start.emit(ops.MbarrierArrive, o.gate, told)
         for n in blocks[1:]:
-            start.emit(MbarrierArrive, o.gate, told, None, start.const(n))
+            start.emit(ops.MbarrierArrive, o.gate, told, None, start.const(n))
         self.bring(start, o, start.const(o.mask))
         among.branch(among.compare("eq", o.rank, first), start.ops)
         if len(blocks) == self.blocks:
@@ -172,22 +150,22 @@ class _Lowering:
         bit = b.binary("and", b.binary("shr", b.const(o.mask), o.rank), told)
         b.branch(b.compare("eq", bit, told), among.ops, alone.ops)
 
-    def bring(self, b: Builder, o: TmaCopy, blocks: Value | None = None) -> None:
+    def bring(self, b: Builder, o: ops.TmaCopy, blocks: Value | None = None) -> None:
         """The boxes started, by one thread, for the `blocks` of the cluster."""
         at_barrier = (o.barrier, o.stage, blocks, o.cache)
         for where, box in self.boxes(b, o, o.dest, o.source):
-            b.emit(TmaLoad, o.dest.buffer, where, box.descriptor, box.coords, *at_barrier)
+            b.emit(ops.TmaLoad, o.dest.buffer, where, box.descriptor, box.coords, *at_barrier)
 
-    def send(self, o: Copy) -> list[Op]:
+    def send(self, o: ops.Copy) -> list[Op]:
         """One thread starts the boxes of a part of a shared buffer, and waits until TMA has read
         them, so that who meets it next may write there."""
         b = Builder(o.loc)
         with b.when(elected(b)) as inner:
             for where, box in self.boxes(inner, o, o.source, o.dest):
                 to = box.descriptor, box.coords
-                inner.emit(TmaStore, *to, o.source.buffer, where, None, o.eviction_policy)
-            inner.emit(TmaStoreCommit)
-            inner.emit(TmaStoreWait, 0, True)
+                inner.emit(ops.TmaStore, *to, o.source.buffer, where, None, o.eviction_policy)
+            inner.emit(ops.TmaStoreCommit)
+            inner.emit(ops.TmaStoreWait, 0, True)
         return b.ops
 
     def boxes(self, b: Builder, o: Op, tile: Region, tensor: Region) -> Iterator[tuple[Value, Box]]:

@@ -13,26 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Exchange, Layout, MatrixAccess, exchange, matrix_access, stmatrix_ok
-from tilec.ir.ops import (
-    Copy,
-    Extract,
-    Fill,
-    Gemm,
-    Lane,
-    Ldmatrix,
-    Lookup,
-    RegRead,
-    RegWrite,
-    Shuffle,
-    ShuffleXor,
-    Stmatrix,
-)
 from tilec.ir.uniformity import Uniformity, uniformity_of
 from tilec.passes.recognise_gathers import with_places
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
@@ -52,17 +39,17 @@ def lower_copies(func: Func, target: Target) -> Func:
 
     def visit(o: Op) -> None | list[Op]:
         match o:
-            case Copy(engine="registers"):
+            case ops.Copy(engine="registers"):
                 return rename_registers(o, facts)
-            case Copy(engine="shuffle"):
+            case ops.Copy(engine="shuffle"):
                 return exchange_registers(o)
-            case Copy() if is_matrix_store(o, target):
+            case ops.Copy() if is_matrix_store(o, target):
                 return store_matrices(o)
-            case Copy() if is_matrix_load(o, inputs, target):
+            case ops.Copy() if is_matrix_load(o, inputs, target):
                 return load_matrices(o)
-            case Copy(engine="tma_store"):
+            case ops.Copy(engine="tma_store"):
                 return None
-            case Fill(replaced=True):
+            case ops.Fill(replaced=True):
                 return []
             case _ if type(o) in ELEMENTWISE:
                 return [_loop(o, warps(o), target, uniformity)]
@@ -75,12 +62,14 @@ def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:
     """The op's loop over elements, whose layout is that of a fragment taking part, without its
     dimensions of extent 1; coalesced without one."""
     sides = boxes(o)
-    vector = o.vector if isinstance(o, Copy) else WIDEST_BITS // sides[0].dtype.bits
+    vector = o.vector if isinstance(o, ops.Copy) else WIDEST_BITS // sides[0].dtype.bits
     if is_private(o, uniformity):
         layout = each_thread(sides[0].shape or (1,))
     else:
         layout = _layout(sides, vector, warps, target)
-    return loop_of(o, layout, "cp_async" if isinstance(o, Copy) and o.engine == "cp_async" else "")
+    return loop_of(
+        o, layout, "cp_async" if isinstance(o, ops.Copy) and o.engine == "cp_async" else ""
+    )
 
 
 def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Layout:
@@ -103,7 +92,7 @@ def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Lay
 # --- between fragments ----------------------------------------------------------------------------
 
 
-def exchange_registers(o: Copy) -> list[Op]:
+def exchange_registers(o: ops.Copy) -> list[Op]:
     """The ops of a copy between fragments with the engine "shuffle": selects, shuffles and names of
     registers, as `tilec.ir.layout.exchange` plans them. Elements travel in the narrower of the two
     dtypes."""
@@ -115,7 +104,7 @@ def exchange_registers(o: Copy) -> list[Op]:
         raise InternalError(f"no exchange from {s} to {d}", o.loc)
     b = Builder(o.loc)
     n = Numbers(b)
-    lane = b.value(Lane)
+    lane = b.value(ops.Lane)
     highs = {
         mask: b.compare("eq", _lane_bit(n, lane, mask), n.const(1))
         for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
@@ -126,7 +115,7 @@ def exchange_registers(o: Copy) -> list[Op]:
         values = []
         for m in range(len(plan.sources[0])):
             tables = [tuple(group[m][e] for group in plan.sources) for e in range(plan.pack)]
-            registers = (inner.value(Lookup, table, g) for table in tables)
+            registers = (inner.value(ops.Lookup, table, g) for table in tables)
             values.append(read_packed(inner, o.source.buffer, registers, narrow.dtype))
         for mask in reversed(plan.keeps):
             half = len(values) // 2
@@ -135,23 +124,23 @@ def exchange_registers(o: Copy) -> list[Op]:
         for i, mask in enumerate(plan.swaps):
             _swap(inner, values, 1 << i, mask, highs[mask])
         for mask in plan.gathers:
-            others = [inner.value(ShuffleXor, v, mask) for v in values]
+            others = [inner.value(ops.ShuffleXor, v, mask) for v in values]
             pairs = list(zip(values, others))
             values = [inner.select(highs[mask], other, own) for own, other in pairs]
             values += [inner.select(highs[mask], own, other) for own, other in pairs]
         if reader is not None:
-            values = [inner.value(Shuffle, v, reader) for v in values]
+            values = [inner.value(ops.Shuffle, v, reader) for v in values]
         for m, value in enumerate(values):
             if value.dtype != d.dtype:
                 value = inner.cast(value, d.dtype)
             for e in range(plan.pack):
-                at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
-                one = value if plan.pack == 1 else inner.value(Extract, value, e)
-                inner.emit(RegWrite, o.dest.buffer, at, one)
+                at = inner.value(ops.Lookup, tuple(group[m][e] for group in plan.dests), g)
+                one = value if plan.pack == 1 else inner.value(ops.Extract, value, e)
+                inner.emit(ops.RegWrite, o.dest.buffer, at, one)
     return b.ops
 
 
-def rename_registers(o: Copy, facts: Facts) -> list[Op]:
+def rename_registers(o: ops.Copy, facts: Facts) -> list[Op]:
     """The ops of a copy between a fragment and its part at an offset that is a number: each thread
     has the elements already."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -172,9 +161,9 @@ def rename_registers(o: Copy, facts: Facts) -> list[Op]:
         raise InternalError(f"{s} and {d} do not share their registers", o.loc)
     b = Builder(o.loc)
     with counted(b, len(pairs), "register") as (g, inner):
-        source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
-        value = inner.value(RegRead, o.source.buffer, source)
-        inner.emit(RegWrite, o.dest.buffer, dest, value)
+        source, dest = (inner.value(ops.Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
+        value = inner.value(ops.RegRead, o.source.buffer, source)
+        inner.emit(ops.RegWrite, o.dest.buffer, dest, value)
     return b.ops
 
 
@@ -186,7 +175,7 @@ def _swap(b: Builder, values: list[Value], bit: int, mask: int, high: Value) -> 
             continue
         first, second = values[m], values[m | bit]
         given = b.select(high, first, second)
-        taken = b.value(ShuffleXor, given, mask)
+        taken = b.value(ops.ShuffleXor, given, mask)
         values[m] = b.select(high, taken, first)
         values[m | bit] = b.select(high, second, taken)
 
@@ -208,7 +197,7 @@ def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
 # --- by matrices ----------------------------------------------------------------------------------
 
 
-def is_matrix_store(o: Copy, target: Target) -> bool:
+def is_matrix_store(o: ops.Copy, target: Target) -> bool:
     """Whether `stmatrix` can make a copy of a whole fragment onto a whole shared tile, or one of
     several in a buffer: the fragment holds matrices as the instruction takes them."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -231,7 +220,7 @@ def _is_tile(fragment: Region, tile: Region) -> bool:
     return fragment.is_whole and fragment.extents == last == shape[-rank:] and {*front} <= {1}
 
 
-def store_matrices(o: Copy) -> list[Op]:
+def store_matrices(o: ops.Copy) -> list[Op]:
     """The ops of such a copy; elements are converted two at a time."""
     with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
         x = Numbers(inner)
@@ -242,13 +231,13 @@ def store_matrices(o: Copy) -> list[Op]:
             read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
             for e in range(0, per, 2)
         )
-        inner.emit(Stmatrix, o.dest.buffer, offset, values, access.transposed)
+        inner.emit(ops.Stmatrix, o.dest.buffer, offset, values, access.transposed)
     return b.ops
 
 
 @contextmanager
 def _groups(
-    o: Copy, fragment: Value, tile: Region
+    o: ops.Copy, fragment: Value, tile: Region
 ) -> Iterator[tuple[Builder, Builder, Value, Value, MatrixAccess]]:
     """A loop over the groups of matrices that one instruction moves between a fragment and a shared
     tile: builders at the copy and in the loop, the group's number, the offset of this lane's row in
@@ -272,7 +261,7 @@ def matrix_inputs(func: Func) -> set[Value]:
     them."""
     found = set()
     for o in walk(func.body):
-        if isinstance(o, Gemm) and not o.instr.startswith("simt"):
+        if isinstance(o, ops.Gemm) and not o.instr.startswith("simt"):
             seen, row = o.swap_operands(), find_instruction(o.instr)
             for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
                 if v.buffer.space == "fragment" and pack == 2:
@@ -280,7 +269,7 @@ def matrix_inputs(func: Func) -> set[Value]:
     return found
 
 
-def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
+def is_matrix_load(o: ops.Copy, inputs: set[Value], target: Target) -> bool:
     """Whether `ldmatrix` can make a copy of a whole shared tile, or one of several in a buffer,
     onto one of the `inputs`."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -297,10 +286,10 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
     )
 
 
-def load_matrices(o: Copy) -> list[Op]:
+def load_matrices(o: ops.Copy) -> list[Op]:
     """The ops of such a copy."""
     with _groups(o, o.dest.buffer, o.source) as (b, inner, g, offset, access):
         first = inner.binary("mul", g, access.count)
         sides = o.dest.buffer, first, o.source.buffer, offset
-        inner.emit(Ldmatrix, *sides, access.count, access.transposed)
+        inner.emit(ops.Ldmatrix, *sides, access.count, access.transposed)
     return b.ops

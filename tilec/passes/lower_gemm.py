@@ -15,26 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
-from tilec.ir.ops import (
-    Alloc,
-    Extract,
-    Fma,
-    Gemm,
-    Ldmatrix,
-    Lookup,
-    MemLoad,
-    Mma,
-    ProxyFence,
-    RegRead,
-    RegWrite,
-    Wgmma,
-    WgmmaWait,
-)
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
@@ -54,7 +40,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
     facts = facts_of(func)
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Gemm):
+        if not isinstance(o, ops.Gemm):
             return None
         o, b = o.swap_operands(), Builder(o.loc)
         if o.clear and not o.is_asynchronous:
@@ -70,7 +56,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
     body = rewrite(func.body, visit)
 
     def pack(o: Op) -> None | Op:
-        if isinstance(o, Alloc) and o.result in packs:
+        if isinstance(o, ops.Alloc) and o.result in packs:
             return replace(o, packed=packs[o.result])
         return None
 
@@ -81,13 +67,13 @@ def _clear(b: Builder, c: Value) -> None:
     layout = c.buffer.layout
     assert layout is not None
     with counted(b, layout.size("reg"), "r") as (r, inner):
-        inner.emit(RegWrite, c, r, inner.zero(c.dtype))
+        inner.emit(ops.RegWrite, c, r, inner.zero(c.dtype))
 
 
 # --- wgmma ---
 
 
-def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
+def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> None:
     instr = find_instruction(o.instr)
     if (o.a.dtype, o.b.dtype) != (instr.a_dtype, instr.b_dtype):
         raise InternalError(f"{instr.name} of {o.a.buffer.type} and {o.b.buffer.type}", o.loc)
@@ -118,9 +104,9 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         metadata = Metadata(o, instr, Place(b), facts)
         described = metadata.load_all(b, len(steps)), metadata.served
         # The stage of the metadata is freed for TMA once the product has ended, by one thread.
-        b.emit(ProxyFence)
+        b.emit(ops.ProxyFence)
     b.emit(
-        Wgmma,
+        ops.Wgmma,
         o.instr,
         o.c,
         o.a.buffer,
@@ -138,7 +124,7 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         *described,
     )
     if not o.asynchronous:
-        b.emit(WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
+        b.emit(ops.WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
 
 
 class _WgmmaOperand:
@@ -178,7 +164,7 @@ class _WgmmaOperand:
 # --- mma and mfma ---
 
 
-def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
+def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> None:
     instr = find_instruction(o.instr)
     m, n, k = o.shape
     m_atoms, n_atoms = m // o.warps[0] // instr.m, n // o.warps[1] // instr.n
@@ -215,8 +201,8 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
                 b_index = x.op("add", b_index, x.op("mul", step, n_atoms * b_size))
             first = x.op("mul", i, n_atoms * c_size)
             c_index = x.op("add", first, x.op("mul", j, c_size))
-            word = None if words is None else columns.value(RegRead, words, i)
-            columns.emit(Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
+            word = None if words is None else columns.value(ops.RegRead, words, i)
+            columns.emit(ops.Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
 
     if instr.metadata is None:
         with counted(b, steps, "k", kind) as (step, inner):
@@ -235,7 +221,7 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
 class _Step:
     """One k step of operand `which` of a product, brought from shared memory to a fragment."""
 
-    def __init__(self, o: Gemm, which: str, place: Place, facts: Facts) -> None:
+    def __init__(self, o: ops.Gemm, which: str, place: Place, facts: Facts) -> None:
         self.is_a = which == "a"
         self.instr = instr = find_instruction(o.instr)
         self.warps = o.warps
@@ -252,7 +238,7 @@ class _Step:
 
     def load(self, b: Builder, inner: Builder, step: Value) -> Value:
         """The fragment, made at `b`, whose registers `inner` fills."""
-        fragment = b.value(Alloc, self.type, packed=self.pack, name=self.name)
+        fragment = b.value(ops.Alloc, self.type, packed=self.pack, name=self.name)
         k0 = Numbers(inner).op("mul", step, inner.const(self.depth))
         own = self.region.buffer.dtype
         if not self._by_matrices():
@@ -261,11 +247,11 @@ class _Step:
             self._matrices(inner, fragment, k0)
         else:
             raw = replace(self.type, dtype=own)
-            loaded = b.value(Alloc, raw, packed=self.pack, name=f"{self.name}_raw")
+            loaded = b.value(ops.Alloc, raw, packed=self.pack, name=f"{self.name}_raw")
             self._matrices(inner, loaded, k0)
             with counted(inner, self.layout.size("reg"), "r") as (r, each):
-                value = each.cast(each.value(RegRead, loaded, r), fragment.dtype)
-                each.emit(RegWrite, fragment, r, value)
+                value = each.cast(each.value(ops.RegRead, loaded, r), fragment.dtype)
+                each.emit(ops.RegWrite, fragment, r, value)
         return fragment
 
     def _by_matrices(self) -> bool:
@@ -342,7 +328,7 @@ class _Step:
             offset = self._offset(y, mn, k)
             register = y.op("mul", i, count)
             source, transposed = self.region.buffer, self.region.mn_major
-            inner.emit(Ldmatrix, fragment, register, source, offset, count, transposed)
+            inner.emit(ops.Ldmatrix, fragment, register, source, offset, count, transposed)
 
     def _elements(self, b: Builder, fragment: Value, k0: Value) -> None:
         """Each thread reads its own elements, `pack` at once where they are adjacent, and converts
@@ -357,18 +343,18 @@ class _Step:
                 at = coordinates(inner, self.layout, self.place, register)
                 mn, k = at if self.is_a else reversed(at)
                 offset = self._offset(x, mn, x.op("add", k0, k))
-                loaded = inner.value(MemLoad, v, offset, width, width * v.dtype.bits // 8)
+                loaded = inner.value(ops.MemLoad, v, offset, width, width * v.dtype.bits // 8)
                 for q in range(width):
-                    value = loaded if width == 1 else inner.value(Extract, loaded, q)
+                    value = loaded if width == 1 else inner.value(ops.Extract, loaded, q)
                     if value.dtype != fragment.dtype:
                         value = inner.cast(value, fragment.dtype)
-                    inner.emit(RegWrite, fragment, x.op("add", register, q), value)
+                    inner.emit(ops.RegWrite, fragment, x.op("add", register, q), value)
 
 
 # --- SIMT ---
 
 
-def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
+def _simt(b: Builder, o: ops.Gemm, facts: Facts) -> None:
     """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it
     needs once."""
     layout = o.c.buffer.layout
@@ -383,19 +369,19 @@ def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
         )
         with counted(step, len(table), "r") as (r, inner):
             x, y = (
-                inner.value(RegRead, held, inner.value(Lookup, numbers, r))
+                inner.value(ops.RegRead, held, inner.value(ops.Lookup, numbers, r))
                 for held, numbers in (a, bb)
             )
-            old = inner.value(RegRead, o.c, r)
+            old = inner.value(ops.RegRead, o.c, r)
             if o.c.dtype.is_float:
-                new = inner.value(Fma, x, y, old)
+                new = inner.value(ops.Fma, x, y, old)
             else:
                 new = inner.binary("add", inner.binary("mul", x, y), old)
-            inner.emit(RegWrite, o.c, r, new)
+            inner.emit(ops.RegWrite, o.c, r, new)
 
 
 def _line(
-    b: Builder, step: Builder, x: Operand, o: Gemm, k: Value, at: tuple[Place, int]
+    b: Builder, step: Builder, x: Operand, o: ops.Gemm, k: Value, at: tuple[Place, int]
 ) -> tuple[Value, tuple[int, ...]]:
     """The elements of step `k` of an operand that a thread needs, each once, in a fragment, and
     which of them each register of C needs. `at`: the thread, and C's dimension that they run
@@ -410,13 +396,13 @@ def _line(
     count = len(distinct)
     line = Layout((count,), (Digit("reg", count, (1,)),) if count > 1 else (), (1,))
     t = BufferType((count,), o.c.dtype, "fragment", layout=line)
-    held = b.value(Alloc, t, name=f"{v.name}_line")
+    held = b.value(ops.Alloc, t, name=f"{v.name}_line")
     with counted(step, count, "i") as (i, inner):
-        register = inner.value(Lookup, tuple(map(rows.index, distinct)), i)
+        register = inner.value(ops.Lookup, tuple(map(rows.index, distinct)), i)
         mn = coordinates(inner, layout, place, register)[dim]
         offset = shared_offset(inner, memory, x.coordinates(Numbers(inner), mn, k))
-        value = inner.value(MemLoad, v, offset, 1, v.dtype.bits // 8)
+        value = inner.value(ops.MemLoad, v, offset, 1, v.dtype.bits // 8)
         if value.dtype != o.c.dtype:
             value = inner.cast(value, o.c.dtype)
-        inner.emit(RegWrite, held, i, value)
+        inner.emit(ops.RegWrite, held, i, value)
     return held, tuple(map(distinct.index, rows))

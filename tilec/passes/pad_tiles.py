@@ -30,6 +30,7 @@ from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
@@ -39,20 +40,6 @@ from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    Load,
-    Parallel,
-    Print,
-    Reduce,
-    Store,
-    Yield,
-)
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
@@ -86,7 +73,7 @@ def deepen(func: Func, target: Target) -> Func:
     return _padded(func, target, deep) if deep else _widen_rows(func, target)
 
 
-def _padded(func: Func, target: Target, deep: dict[Gemm, int]) -> Func:
+def _padded(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> Func:
     pads = _pads(func, target, {o.shape[2]: k for o, k in deep.items()})
     return _widen_rows(_Padding(func, pads, deep).run() if pads else func, target)
 
@@ -96,7 +83,7 @@ def _widen_rows(func: Func, target: Target) -> Func:
     shapes = dict[Value, tuple[int, ...]]()
     facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
     for o in walk(func.body):
-        if not isinstance(o, Gemm) or o.metadata is not None or not _of_warps(o, target):
+        if not isinstance(o, ops.Gemm) or o.metadata is not None or not _of_warps(o, target):
             continue
         for x in (o.a, o.b):
             *rows, columns = x.buffer.buffer.static_shape
@@ -105,7 +92,9 @@ def _widen_rows(func: Func, target: Target) -> Func:
             if columns < wide <= MORE * columns and _grows(func, x, -1, facts, safe, written):
                 shapes[x.buffer] = (*rows, wide)
     for o, e in effects_in(func.body):
-        if e.buffer in shapes and not (isinstance(o, Alloc | Copy | Gemm) and _stays(o, e)):
+        if e.buffer in shapes and not (
+            isinstance(o, ops.Alloc | ops.Copy | ops.Gemm) and _stays(o, e)
+        ):
             del shapes[e.buffer]
     return _Padding(func, {}, {}, shapes).run() if shapes and _fits(func, target, shapes) else func
 
@@ -114,7 +103,7 @@ def _stays(o: Op, e: Effect) -> bool:
     """Whether an op does to a tile what it may do to a wider one: nothing but copies from global
     memory fills it, and products alone read it. Rows that begin inside of sectors are slow however
     they come."""
-    if not isinstance(o, Copy):
+    if not isinstance(o, ops.Copy):
         return True
     t = o.source.buffer.buffer
     row = t.shape[-1]
@@ -125,10 +114,10 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
     """Whether shared memory holds tiles of these shapes, as many of each as were asked for."""
     stages = dict[Value, int]()
     for o in walk(func.body):
-        if isinstance(o, For) and o.kind == "pipelined":
-            copied = (x.dest.buffer for x in walk(o.body) if isinstance(x, Copy))
+        if isinstance(o, ops.For) and o.kind == "pipelined":
+            copied = (x.dest.buffer for x in walk(o.body) if isinstance(x, ops.Copy))
             stages |= dict.fromkeys(copied, max(stages_of(o, LEAST_STAGES), 1))
-    tiles = (o.result for o in walk(func.body) if isinstance(o, Alloc))
+    tiles = (o.result for o in walk(func.body) if isinstance(o, ops.Alloc))
     taken = sum(
         stage_bytes(replace(v.buffer, shape=shapes.get(v, v.buffer.shape))) * stages.get(v, 1)
         for v in tiles
@@ -137,18 +126,18 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
     return taken <= target.shared_bytes
 
 
-def _of_warps(o: Gemm, target: Target) -> list[MatrixInstruction]:
+def _of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
     """The instructions of several warps that know a product's dtypes."""
     found = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
     return [r for r in found if r.warps > 1 and target.has(r.feature)]
 
 
-def _deep(func: Func, target: Target) -> dict[Gemm, int]:
+def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
     """Products that the instruction of several warps could do with a larger K, and that K."""
-    found: dict[Gemm, int] = {}
+    found: dict[ops.Gemm, int] = {}
     facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
     for o in walk(func.body):
-        if not isinstance(o, Gemm) or o.metadata is not None:
+        if not isinstance(o, ops.Gemm) or o.metadata is not None:
             continue
         rows = _of_warps(o, target)
         m, n, k = o.shape
@@ -171,9 +160,13 @@ def _grows(
     for o, e in effects_in(func.body):
         if e.buffer is not v:
             continue
-        if not isinstance(o, Alloc | Copy | Fill | Gemm | Load | Store):
+        if not isinstance(o, ops.Alloc | ops.Copy | ops.Fill | ops.Gemm | ops.Load | ops.Store):
             return False  # laid out by hand, or known by its address
-        if isinstance(o, Copy) and o.dest.buffer is v and o.source.buffer.buffer.space == "global":
+        if (
+            isinstance(o, ops.Copy)
+            and o.dest.buffer is v
+            and o.source.buffer.buffer.space == "global"
+        ):
             whole = o.dest.is_whole and all(facts.constant(i) == 0 for i in o.dest.offsets)
             if not (whole and safe.zero(o.source.buffer) and o.source.buffer not in written):
                 return False
@@ -200,7 +193,7 @@ def ends(x: Region, dim: int | None, facts: Facts) -> bool:
 
 def _fragments(func: Func) -> list[Value]:
     return [
-        o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "fragment"
+        o.result for o in walk(func.body) if isinstance(o, ops.Alloc) and o.type.space == "fragment"
     ]
 
 
@@ -218,7 +211,7 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
     pads = {e: p for e, p in pads.items() if e != p}
     if not pads:
         return {}
-    gemms = [o for o in walk(func.body) if isinstance(o, Gemm)]
+    gemms = [o for o in walk(func.body) if isinstance(o, ops.Gemm)]
     for o in gemms:
         m, n, k = o.shape
         if m in pads or n in pads:
@@ -231,9 +224,9 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
     operands = {x.buffer for o in gemms for x in o.inputs}
     for x in walk(func.body):
-        if isinstance(x, Print) and x.buffer in padded:
+        if isinstance(x, ops.Print) and x.buffer in padded:
             return {}
-        if isinstance(x, AnnotateLayout) and isinstance(x.layout, Layout):
+        if isinstance(x, ops.AnnotateLayout) and isinstance(x.layout, Layout):
             if x.dest in padded | operands:
                 return {}
     return pads
@@ -270,7 +263,7 @@ class _Padding:
         self,
         func: Func,
         pads: dict[int, int],
-        deep: dict[Gemm, int],
+        deep: dict[ops.Gemm, int],
         shapes: Mapping[Value, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
         self.func = func
@@ -283,7 +276,7 @@ class _Padding:
         for v in _fragments(func):
             self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
         for o in walk(func.body):
-            if isinstance(o, Gemm):
+            if isinstance(o, ops.Gemm):
                 self.products.add(o.c)
                 self._operand(o.a, -1 if o.transpose_a else -2)
                 self._operand(o.b, -2 if o.transpose_b else -1)
@@ -308,8 +301,8 @@ class _Padding:
             old = self.shapes.get(v, tuple(shape))
             self.shapes[v] = tuple(map(max, old, shape))
 
-    def _copies(self) -> Iterator[Copy]:
-        return (o for o in walk(self.func.body) if isinstance(o, Copy))
+    def _copies(self) -> Iterator[ops.Copy]:
+        return (o for o in walk(self.func.body) if isinstance(o, ops.Copy))
 
     def _is_whole(self, x: Region) -> bool:
         """Of a buffer that gets larger."""
@@ -326,7 +319,7 @@ class _Padding:
     def _grown(self, x: Region) -> Region:
         return replace(x, extents=self.shapes[x.buffer])
 
-    def _widened(self, o: Copy) -> Copy | None:
+    def _widened(self, o: ops.Copy) -> ops.Copy | None:
         """A copy of a whole tile into shared memory that brings what is behind it, too."""
         if (
             not self._is_whole(o.dest)
@@ -350,19 +343,21 @@ class _Padding:
 
     def _op(self, o: Op) -> None | Op | list[Op]:
         match o:
-            case Alloc() if o.result in self.cleared or o.result in self.products & {*self.shapes}:
+            case ops.Alloc() if o.result in self.cleared or o.result in self.products & {
+                *self.shapes
+            }:
                 return [o, *self._clear(o.result, o)]
-            case Gemm():
+            case ops.Gemm():
                 return self._gemm(o)
-            case Parallel():
+            case ops.Parallel():
                 return self._loop(o)
-            case Fill() if self._is_whole(o.dest):
+            case ops.Fill() if self._is_whole(o.dest):
                 return replace(o, dest=self._grown(o.dest))
-            case Copy() if o in self.wide:
+            case ops.Copy() if o in self.wide:
                 return self.wide[o]
-            case Copy():
+            case ops.Copy():
                 return self._copy(o)
-            case Reduce() if self._is_fragment(o.source) or self._is_fragment(o.dest):
+            case ops.Reduce() if self._is_fragment(o.source) or self._is_fragment(o.dest):
                 return self._reduction(o)
             case _ if type(o) in ELEMENTWISE and any(map(self._is_fragment, boxes(o))):
                 return self._elements(o)
@@ -371,10 +366,10 @@ class _Padding:
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
         nothing = b.zero(v.dtype)
-        b.emit(Fill, self._grown(whole(b, v)), nothing)
+        b.emit(ops.Fill, self._grown(whole(b, v)), nothing)
         return b.ops
 
-    def _gemm(self, o: Gemm) -> Op:
+    def _gemm(self, o: ops.Gemm) -> Op:
         m, n, k = o.shape
         m, n, k = self.pads.get(m, m), self.pads.get(n, n), self.deep.get(o, k)
 
@@ -392,7 +387,7 @@ class _Padding:
         words = o.metadata.extents[-2 if o.transpose_metadata else -1]
         return replace(made, metadata=grown(o.metadata, m, words, o.transpose_metadata))
 
-    def _loop(self, o: Parallel) -> Op | None:
+    def _loop(self, o: ops.Parallel) -> Op | None:
         dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}
         extents = tuple(self.pads.get(e, e) if d in dims else e for d, e in enumerate(o.extents))
         if extents == o.extents:
@@ -401,11 +396,11 @@ class _Padding:
             return replace(o, extents=extents)
         return self._guarded(o, extents)
 
-    def _is_own(self, o: Parallel, extents: tuple[int, ...]) -> bool:
+    def _is_own(self, o: ops.Parallel, extents: tuple[int, ...]) -> bool:
         """Whether what the loop would do beyond its own extents stays beyond those of products'
         results, which are there, and is nothing else."""
         more = {d for d, e in enumerate(extents) if e != o.extents[d]}
-        return all(isinstance(x, Load | Store) for x, _ in effects_in(o.body)) and all(
+        return all(isinstance(x, ops.Load | ops.Store) for x, _ in effects_in(o.body)) and all(
             a.buffer.buffer.space == "fragment"
             and a.dims
             and (a.buffer in self.products or not more & {*a.dims})
@@ -413,7 +408,7 @@ class _Padding:
             for a in parallel_accesses(o)
         )
 
-    def _copy(self, o: Copy) -> Op | None:
+    def _copy(self, o: ops.Copy) -> Op | None:
         """A copy of a whole fragment: of all that it has now to another one, else an element loop
         over what it had."""
         sides = (o.source, o.dest)
@@ -436,19 +431,19 @@ class _Padding:
                 return replace(o, source=grown, dest=replace(o.dest, extents=tuple(extents)))
         return self._elements(o, o.coalesced_width)
 
-    def _reduction(self, o: Reduce) -> list[Op]:
+    def _reduction(self, o: ops.Reduce) -> list[Op]:
         """A reduction of what the fragment had: what is beyond changes nothing along the dimension,
         and gives results that nobody stores along others."""
         b, source, dest = Builder(o.loc), o.source, o.dest
         if source.buffer in self.shapes:
             v, source = source.buffer, self._grown(source)
             made = BufferType(source.extents, v.dtype, "fragment")
-            held = b.value(Alloc, made, name=f"{v.name}_filled")
+            held = b.value(ops.Alloc, made, name=f"{v.name}_filled")
             with each_element(b, source.extents) as (inner, at):
                 inside = _inside(inner, at, o.source.extents, source.extents)
                 assert inside is not None
-                own, other = inner.value(Load, v, at), neutral(inner, o, v.dtype)
-                inner.emit(Store, held, at, inner.select(inside, own, other))
+                own, other = inner.value(ops.Load, v, at), neutral(inner, o, v.dtype)
+                inner.emit(ops.Store, held, at, inner.select(inside, own, other))
             source = whole(b, held)
         if dest.buffer in self.shapes:
             dest = self._grown(dest)
@@ -460,14 +455,14 @@ class _Padding:
         loop = loop_of(o, width=width)
         return self._guarded(loop, tuple(self.pads.get(e, e) for e in loop.extents))
 
-    def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
+    def _guarded(self, o: ops.Parallel, extents: tuple[int, ...]) -> ops.Parallel:
         """The loop over `extents`, which acts in its own."""
         b = Builder(o.loc)
         cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
-        b.branch(cond, (x for x in o.body.ops if not isinstance(x, Yield)))
-        b.emit(Yield)
+        b.branch(cond, (x for x in o.body.ops if not isinstance(x, ops.Yield)))
+        b.emit(ops.Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 
 

@@ -17,23 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import (
-    Alloc,
-    Atomic,
-    Bitcast,
-    Copy,
-    Gemm,
-    Load,
-    LoadMatrices,
-    Reduce,
-    Scan,
-    Store,
-    View,
-)
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
@@ -44,7 +32,7 @@ from tilec.passes.utils.warp_matrices import by_elements
 def resolve_views(func: Func) -> Func:
     """See the module's opening. Raises CompileError for atomics, and for stores of a part of an
     element of a tensor, through a view of another dtype."""
-    if not any(isinstance(o, View) for o in walk(func.body)):
+    if not any(isinstance(o, ops.View) for o in walk(func.body)):
         return func
     func = func.with_body(_narrowest_first(_parts(func.body)))
     return func.with_body(_Views(func).block(func.body))
@@ -53,12 +41,12 @@ def resolve_views(func: Func) -> Func:
 def _parts(body: Block) -> Block:
     """`body` where what goes to the part of a buffer that a view with `at` is goes to the buffer,
     with one index more."""
-    part = {o.result: o for o in walk(body) if isinstance(o, View) and o.at is not None}
+    part = {o.result: o for o in walk(body) if isinstance(o, ops.View) and o.at is not None}
     if not part:
         return body
 
     def visit(o: Op) -> Sequence[Op] | Op | None:
-        if isinstance(o, View) and o.result in part:
+        if isinstance(o, ops.View) and o.result in part:
             return []
         changed: dict[str, object] = {}
         for name in o.operand_fields:
@@ -73,7 +61,7 @@ def _parts(body: Block) -> Block:
                 changed[name] = view.source
                 if hasattr(o, "indices"):
                     changed["indices"] = (view.at, *o.indices)
-        if isinstance(o, Reduce | Scan) and "source" in changed:
+        if isinstance(o, ops.Reduce | ops.Scan) and "source" in changed:
             changed["dim"] = o.dim + 1
         return replace(o, **changed) if changed else None  # type: ignore[arg-type]
 
@@ -82,8 +70,8 @@ def _parts(body: Block) -> Block:
 
 def _narrowest_first(body: Block) -> Block:
     """`body` where a buffer of which there is a narrower view is allocated as that."""
-    source = {o.result: o.source for o in walk(body) if isinstance(o, View)}
-    allocs = {o.result for o in walk(body) if isinstance(o, Alloc)}
+    source = {o.result: o.source for o in walk(body) if isinstance(o, ops.View)}
+    allocs = {o.result for o in walk(body) if isinstance(o, ops.Alloc)}
     narrowest: dict[Value, BufferType] = {}
     for v in source:
         root = v
@@ -94,11 +82,11 @@ def _narrowest_first(body: Block) -> Block:
             narrowest[root] = v.buffer
 
     def visit(o: Op) -> Sequence[Op] | None:
-        if not isinstance(o, Alloc) or o.result not in narrowest:
+        if not isinstance(o, ops.Alloc) or o.result not in narrowest:
             return None
         kept = Value(narrowest[o.result], o.result.name)
         made = replace(o, type=narrowest[o.result], results=(kept,))
-        return [made, View(kept, o.type, results=o.results, loc=o.loc)]
+        return [made, ops.View(kept, o.type, results=o.results, loc=o.loc)]
 
     return rewrite(body, visit)
 
@@ -111,27 +99,27 @@ class _Views:
 
     def block(self, block: Block) -> Block:
         for o in walk(block):
-            if isinstance(o, View):
+            if isinstance(o, ops.View):
                 self.source[o.result] = self.source.get(o.source, o.source)
         subst: Substitution = {}
         return rewrite(block, lambda o: self.visit(o, subst), subst)
 
     def visit(self, o: Op, subst: Substitution) -> Sequence[Op] | Op | None:
         match o:
-            case View():
+            case ops.View():
                 return []
-            case Load() if o.source in self.source:
+            case ops.Load() if o.source in self.source:
                 b = Builder(o.loc)
                 subst[o.result] = self.load(b, o.source, o.indices)
                 return b.ops
-            case LoadMatrices() if o.source in self.source:
+            case ops.LoadMatrices() if o.source in self.source:
                 loads = Block((), tuple(by_elements(o)))
                 return rewrite(loads, lambda x: self.visit(x, subst), subst).ops
-            case Store() if o.dest in self.source:
+            case ops.Store() if o.dest in self.source:
                 b = Builder(o.loc)
                 self.store(b, o.dest, o.indices, o.value)
                 return b.ops
-            case Atomic() if o.dest in self.source:
+            case ops.Atomic() if o.dest in self.source:
                 return self.atomic(o)
         through = [r for r in _regions(o) if r.buffer in self.source]
         if not through and not any(v in self.source for v in o.operands):
@@ -141,8 +129,10 @@ class _Views:
         for r in through:
             box = self.box(b, r)
             # Ops that name dimensions need all of them; a product the trailing two.
-            own = () if box is None else box.extents[-2:] if isinstance(o, Gemm) else box.extents
-            wanted = r.extents[-2:] if isinstance(o, Gemm) else r.extents
+            own = (
+                () if box is None else box.extents[-2:] if isinstance(o, ops.Gemm) else box.extents
+            )
+            wanted = r.extents[-2:] if isinstance(o, ops.Gemm) else r.extents
             if box is not None and (type(o) in ELEMENTWISE or own == wanted):
                 boxes[r] = box
         if through and len(boxes) == len(through):
@@ -153,7 +143,7 @@ class _Views:
             loop = loop_of(o)
             loops = in_turn(loop) if is_private(o, self.uniformity) else [loop]
             return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
-        alone = isinstance(o, Gemm)  # an operand's box is nothing to the others
+        alone = isinstance(o, ops.Gemm)  # an operand's box is nothing to the others
         kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}
         return [*b.ops, *self.copied(_with_regions(o, kept), subst)]
 
@@ -211,21 +201,21 @@ class _Views:
         own, times = _bits(root.dtype), dtype.bits // root.dtype.bits
         if dtype.bits == root.dtype.bits:
             where, inside = self.element(b, v, indices)
-            return self._inside(b, inside, _as(b, b.value(Load, root, where), dtype))
+            return self._inside(b, inside, _as(b, b.value(ops.Load, root, where), dtype))
         place, inside = self.place(b, v, indices)
         if times > 1:
             word, value = _bits(dtype), b.const(0, _bits(dtype))
             first = b.binary("mul", place, times)
             for k in range(times):
                 at = b.binary("add", first, k)
-                part = b.value(Load, root, self.indices(b, root.buffer.shape, at))
+                part = b.value(ops.Load, root, self.indices(b, root.buffer.shape, at))
                 part = b.cast(_as(b, part, own), word)
                 shift = b.const(k * own.bits, word)
                 value = b.binary("or", value, b.binary("shl", part, shift))
         else:
             count = b.const(root.dtype.bits // dtype.bits, place.dtype)
             at = b.binary("floordiv", place, count)
-            whole = _as(b, b.value(Load, root, self.indices(b, root.buffer.shape, at)), own)
+            whole = _as(b, b.value(ops.Load, root, self.indices(b, root.buffer.shape, at)), own)
             part = b.cast(b.binary("mod", place, count), own)
             shift = b.binary("mul", part, dtype.bits)
             value = b.cast(b.binary("shr", whole, shift), _bits(dtype))
@@ -252,7 +242,7 @@ class _Views:
             )
         if times == 1:
             at, inside = self.element(b, v, indices)
-            inner.emit(Store, root, at, _as(inner, value, root.dtype))
+            inner.emit(ops.Store, root, at, _as(inner, value, root.dtype))
         else:
             place, inside = self.place(b, v, indices)
             own, word = _bits(root.dtype), _as(inner, value, _bits(v.dtype))
@@ -262,10 +252,10 @@ class _Views:
                 shift = inner.const(k * own.bits, word.dtype)
                 part = inner.cast(inner.binary("shr", word, shift), own)
                 at = self.indices(inner, root.buffer.shape, at_k)
-                inner.emit(Store, root, at, _as(inner, part, root.dtype))
+                inner.emit(ops.Store, root, at, _as(inner, part, root.dtype))
         b.branch(inside, inner.ops)
 
-    def atomic(self, o: Atomic) -> Sequence[Op]:
+    def atomic(self, o: ops.Atomic) -> Sequence[Op]:
         root = self.source[o.dest]
         if root.dtype is not o.dest.dtype:
             raise CompileError(
@@ -352,13 +342,13 @@ class _Views:
             own = [e for e in effects if e.region == theirs]
             own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
-            made = before.value(Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
+            made = before.value(ops.Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
             zeros = tuple(before.const(0) for _ in theirs.extents)
             whole = Region(made, zeros, theirs.extents)
             if any(e.reads for e in own):
-                before.emit(Copy, theirs, whole)
+                before.emit(ops.Copy, theirs, whole)
             if any(e.writes for e in own):
-                behind.emit(Copy, whole, theirs)
+                behind.emit(ops.Copy, whole, theirs)
             return whole
 
         boxes = {r: copy(r) for r in dict.fromkeys(_regions(o)) if r.buffer in self.source}
@@ -398,20 +388,20 @@ def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
     """`o` with these regions, which may have other extents of 1; None where it minds."""
     made = _with_regions(o, boxes)
     match o, made:
-        case Gemm(), Gemm():
+        case ops.Gemm(), ops.Gemm():
             sides = [(o.a, made.a), (o.b, made.b)]
             if o.metadata is not None and made.metadata is not None:
                 sides.append((o.metadata, made.metadata))
             same = [x.extents[-2:] == y.extents[-2:] for x, y in sides]
             return made if all(same) else None
-        case Reduce() | Scan(), Reduce() | Scan():
+        case ops.Reduce() | ops.Scan(), ops.Reduce() | ops.Scan():
             if made.source.extents != o.source.extents:
                 if o.source.extents[o.dim] == 1:
                     return None
                 before = sum(e != 1 for e in o.source.extents[: o.dim])
                 large = [d for d, e in enumerate(made.source.extents) if e != 1]
                 made = replace(made, dim=large[before])
-            if isinstance(made, Scan) and made.source.extents != made.dest.extents:
+            if isinstance(made, ops.Scan) and made.source.extents != made.dest.extents:
                 return None
     return made
 
@@ -460,4 +450,4 @@ def _bits(dtype: DType) -> DType:
 
 
 def _as(b: Builder, value: Value, dtype: DType) -> Value:
-    return value if value.dtype is dtype else b.value(Bitcast, value, dtype)
+    return value if value.dtype is dtype else b.value(ops.Bitcast, value, dtype)

@@ -17,25 +17,13 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, same_order
 from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, users_of, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
-from tilec.ir.ops import (
-    Atomic,
-    AtomicTile,
-    Barrier,
-    ClusterCopy,
-    Copy,
-    DeviceFence,
-    For,
-    If,
-    Scope,
-    Store,
-    While,
-)
 from tilec.ir.types import BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.peer_copies import MAX_BOX, arrive, box_of, part_of, pieces
@@ -49,11 +37,11 @@ def select_copies(func: Func, target: Target) -> Func:
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None | list[Op]:
-        if isinstance(o, ClusterCopy) and not o.engine:
+        if isinstance(o, ops.ClusterCopy) and not o.engine:
             return chooser.to_peer(o)
-        if isinstance(o, AtomicTile) and o.engine == "tma_store":
+        if isinstance(o, ops.AtomicTile) and o.engine == "tma_store":
             return chooser.reduction(o)
-        if not isinstance(o, Copy) or (o.engine and o.vector):
+        if not isinstance(o, ops.Copy) or (o.engine and o.vector):
             return None
         return chooser.asked(o) if o.engine else chooser.choose(o)
 
@@ -69,13 +57,13 @@ class _Chooser:
         self.engines = CopyEngines(func, target)
         unseen = _Unseen(func)
         self.unseen, self.users = unseen.copies, unseen.users
-        self.fences = any(isinstance(o, DeviceFence) for o in walk(func.body))
-        groups = [o for o in walk(func.body) if isinstance(o, Scope)]
+        self.fences = any(isinstance(o, ops.DeviceFence) for o in walk(func.body))
+        groups = [o for o in walk(func.body) if isinstance(o, ops.Scope)]
         self.grouped = {o for scope in groups for o in walk(scope.body)}
         self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them
         self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
         specialise = bool(func.attrs.get("specialise"))
-        ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+        ahead = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
         for o in ahead:
             s = o.dest.buffer.buffer
             boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
@@ -85,7 +73,7 @@ class _Chooser:
         if by_tma and not is_separable(func.body, by_tma):
             self.not_by_tma.update(o.dest.buffer for o in by_tma)
 
-    def choose(self, o: Copy) -> Op:
+    def choose(self, o: ops.Copy) -> Op:
         vector = self.engines.vector(o)
         if o.ahead:
             engine = self.engines.of(o, o.dest.buffer not in self.not_by_tma)
@@ -95,7 +83,7 @@ class _Chooser:
             return replace(o, engine="tma_store", vector=vector)
         return replace(o, engine="threads", vector=vector)
 
-    def asked(self, o: Copy) -> Op:
+    def asked(self, o: ops.Copy) -> Op:
         """A copy by the engine that its author asks for, or by threads if that cannot do it."""
         vector = self.engines.vector(o)
         if o.engine == "cp_async":
@@ -107,28 +95,28 @@ class _Chooser:
             able = self.engines.tma_may_store(o) and self._box_store(o)
         return replace(o, engine=o.engine if able else "threads", vector=vector)
 
-    def to_peer(self, o: ClusterCopy) -> list[Op]:
+    def to_peer(self, o: ops.ClusterCopy) -> list[Op]:
         """Bulk copies, where the other block waits for them; else stores of threads, of which one
         tells the other block when all have made theirs."""
         if o.barrier is not None and pieces(o, self.engines.facts) is not None:
             return [replace(o, engine="tma")]
         stored: list[Op] = [replace(o, engine="threads", barrier=None, stage=None)]
         if o.barrier is not None:
-            stored += [Barrier(loc=o.loc), *arrive(o)]
+            stored += [ops.Barrier(loc=o.loc), *arrive(o)]
         return stored
 
-    def reduction(self, o: AtomicTile) -> Op:
+    def reduction(self, o: ops.AtomicTile) -> Op:
         """Atomics on a tile that TMA shall do, or threads if it cannot."""
         if not self.target.has("tma"):
             return replace(o, engine="threads")
-        copy = Copy(o.source, o.dest, engine="tma_store", reduction=o.kind, loc=o.loc)
+        copy = ops.Copy(o.source, o.dest, engine="tma_store", reduction=o.kind, loc=o.loc)
         why = self._no_reduction(copy, o in self.grouped)
         if why:
             self.not_reduced.append((o.loc.line, why))
             return replace(o, engine="threads")
         return replace(copy, vector=self.engines.vector(copy))
 
-    def _no_reduction(self, o: Copy, grouped: bool) -> str:
+    def _no_reduction(self, o: ops.Copy, grouped: bool) -> str:
         """Why TMA cannot do what `o`, of a group of the author's, says; "" if it can."""
         source, tensor = o.source.buffer, o.dest.buffer
         if tensor.buffer.space != "global":
@@ -157,10 +145,10 @@ class _Chooser:
         until the kernel has ended."""
         if not any(e.buffer is tensor and (e.reads or e.writes) for e in o.effects()):
             return True
-        unused = isinstance(o, Atomic) and o.result not in self.users
-        return unused or isinstance(o, AtomicTile)
+        unused = isinstance(o, ops.Atomic) and o.result not in self.users
+        return unused or isinstance(o, ops.AtomicTile)
 
-    def _tma_store(self, o: Copy) -> bool:
+    def _tma_store(self, o: ops.Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
         if not self.engines.tma_may_store(o) or o not in self.unseen:
             return False
@@ -168,7 +156,7 @@ class _Chooser:
             return self._box_store(o)
         return f.space == "fragment" and self._staged(o) and _is_narrow(f, t)
 
-    def _staged(self, o: Copy) -> bool:
+    def _staged(self, o: ops.Copy) -> bool:
         """Whether a fragment can be staged on its way, warp by warp."""
         f = o.source.buffer.buffer
         return (
@@ -177,7 +165,7 @@ class _Chooser:
             and o.dest.extents[-2:] == f.static_shape
         )
 
-    def _box_store(self, o: Copy) -> bool:
+    def _box_store(self, o: ops.Copy) -> bool:
         """Whether TMA can take a shared tile as it lies. All threads meet there, so it must stand
         where the whole block goes."""
         s, t = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -205,7 +193,7 @@ class _Unseen:
 
     def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
         for o in block.ops:
-            if isinstance(o, Copy):
+            if isinstance(o, ops.Copy):
                 behind = {i for v in o.dest.offsets for i in self.facts.origins.of(v)}
                 users = [u for u in self.users[o.dest.buffer] if u is not o]
                 if behind.issuperset(loops) and all(
@@ -214,12 +202,12 @@ class _Unseen:
                 ):
                     self.copies.add(o)
             inner = loops
-            if isinstance(o, For) and o.kind != "persistent":
+            if isinstance(o, ops.For) and o.kind != "persistent":
                 inner = (*loops, o.body.args[0])
-            elif isinstance(o, While):
+            elif isinstance(o, ops.While):
                 inner = (*loops, None)
             for region in o.regions:
-                away = [x for x in o.regions if isinstance(o, If) and x is not region]
+                away = [x for x in o.regions if isinstance(o, ops.If) and x is not region]
                 self._block(region, inner, others.union(*map(walk, away)))
 
     def _apart(self, o: Op, box: Region, loops: Collection[Value | None]) -> bool:
@@ -245,7 +233,7 @@ class _Unseen:
 
     def _within(self, o: Op, box: Region) -> bool:
         """Whether `o` is a store, of elements of the box."""
-        if not isinstance(o, Store):
+        if not isinstance(o, ops.Store):
             return False
         facts = self.facts
         away = [facts.reach(facts.form(x) - facts.form(y)) for x, y in zip(o.indices, box.offsets)]
@@ -255,7 +243,7 @@ class _Unseen:
         )
 
 
-def _has_runs(o: Copy, vector: int) -> bool:
+def _has_runs(o: ops.Copy, vector: int) -> bool:
     """Whether what one cp.async brings lies together in shared memory, too, in a layout that the
     user may have given."""
     memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)

@@ -6,21 +6,10 @@ import functools
 from dataclasses import dataclass
 from math import prod
 
+from tilec.ir import ops
 from tilec.ir.core import Op, Value, inputs, made_in, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
-from tilec.ir.ops import (
-    Binary,
-    Cast,
-    Const,
-    ElementAccess,
-    For,
-    If,
-    Parallel,
-    Store,
-    While,
-    decides,
-)
 from tilec.ir.uniformity import Level, Uniformity
 
 
@@ -54,7 +43,7 @@ class Access:
 
 
 @functools.lru_cache(maxsize=64)
-def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
+def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
     """Every load and store in the loop, with `runs` only where all indices are loop indices, or
     their numbers (of powers of two, in fragments)."""
     made: set[Value] = set(p.body.args)
@@ -67,13 +56,13 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
     def note(o: Op) -> None:
         """What is a row-major number of the loop's indices."""
         match o:
-            case Const():
+            case ops.Const():
                 numbers[o.result] = o.value
-            case Cast() if o.operand in runs and o.dtype.is_int and o.dtype.bits >= 32:
+            case ops.Cast() if o.operand in runs and o.dtype.is_int and o.dtype.bits >= 32:
                 runs[o.result] = runs[o.operand]
-            case Binary(kind="mul") if o.lhs in runs and o.rhs in numbers:
+            case ops.Binary(kind="mul") if o.lhs in runs and o.rhs in numbers:
                 scaled[o.result] = runs[o.lhs], numbers[o.rhs]
-            case Binary(kind="add") if o.lhs in scaled and o.rhs in runs:
+            case ops.Binary(kind="add") if o.lhs in scaled and o.rhs in runs:
                 high, by = scaled[o.lhs]
                 low = [p.extents[d] for d in runs[o.rhs]]
                 if by == prod(low) and not any(e & (e - 1) for e in low):
@@ -81,10 +70,10 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
 
     for o in walk(p.body):
         note(o)
-        if isinstance(o, Const) and o.value == 0:
+        if isinstance(o, ops.Const) and o.value == 0:
             zeros.add(o.result)
         made.update(o.results)
-        if isinstance(o, ElementAccess):
+        if isinstance(o, ops.ElementAccess):
             buffer = o.buffer
             shape = buffer.buffer.shape
             kept = [
@@ -96,11 +85,13 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
             dims = [d for run in mine for d in run]
             several = buffer.buffer.space == "fragment" or all(len(run) == 1 for run in mine)
             plain = all(mine) and len({*dims}) == len(dims) and several
-            found.append(Access(o, buffer, isinstance(o, Store), mine if plain else (), o.indices))
+            found.append(
+                Access(o, buffer, isinstance(o, ops.Store), mine if plain else (), o.indices)
+            )
     return tuple(found)
 
 
-def fragment_accesses(p: Parallel) -> list[Access]:
+def fragment_accesses(p: ops.Parallel) -> list[Access]:
     """The accesses to fragments by the loop's own indices, over their whole extents."""
     out = []
     for a in parallel_accesses(p):
@@ -114,7 +105,7 @@ def fragment_accesses(p: Parallel) -> list[Access]:
     return out
 
 
-def covered(p: Parallel) -> set[Value]:
+def covered(p: ops.Parallel) -> set[Value]:
     """Buffers of which the loop writes every element, whatever its conditions say."""
     return {
         a.buffer
@@ -125,14 +116,14 @@ def covered(p: Parallel) -> set[Value]:
     }
 
 
-def is_by_each_thread(p: Parallel, uniformity: Uniformity) -> bool:
+def is_by_each_thread(p: ops.Parallel, uniformity: Uniformity) -> bool:
     """Whether what the loop does differs between threads (it uses their index, or variables of
     their own): each of them does all of it."""
     used = {*inputs(p)} - made_in(p)
     return any(uniformity.level(v) > Level.BLOCK for v in used)
 
 
-def changes_memory(p: Parallel) -> bool:
+def changes_memory(p: ops.Parallel) -> bool:
     """Whether the loop reads and writes one buffer in memory: an iteration that is run twice may
     read then what it has changed already."""
     effects = [e for _, e in effects_in(p.body)]
@@ -140,6 +131,6 @@ def changes_memory(p: Parallel) -> bool:
     return any(v.buffer.space not in ("fragment", "local") for v in both)
 
 
-def together(o: For | While | If, uniformity: Uniformity) -> bool:
+def together(o: ops.For | ops.While | ops.If, uniformity: Uniformity) -> bool:
     """Whether all threads of the scope go the same way: a barrier may stand inside."""
-    return all(uniformity.level(v) == Level.BLOCK for v in decides(o))
+    return all(uniformity.level(v) == Level.BLOCK for v in ops.decides(o))

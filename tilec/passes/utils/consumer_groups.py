@@ -15,23 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
-from tilec.ir.ops import (
-    Alloc,
-    ConsumerGroup,
-    Copy,
-    For,
-    If,
-    OrderedArrive,
-    OrderedWait,
-    RingStage,
-    While,
-    Yield,
-    yielded,
-)
 from tilec.passes.utils.addressing import Numbers, narrow
 from tilec.passes.utils.rings import Position
 from tilec.passes.utils.slicing import NotClonable, Slice
@@ -51,11 +39,11 @@ def refusal(func: Func, why: str, loc: Loc | None = None) -> ResourceError:
     )
 
 
-def loop_over_blocks(func: Func) -> For:
+def loop_over_blocks(func: Func) -> ops.For:
     """The persistent loop whose iterations the groups share. Raises ResourceError if there is
     none."""
     for o in func.body.ops:
-        if isinstance(o, For) and o.kind == "persistent":
+        if isinstance(o, ops.For) and o.kind == "persistent":
             return o
     raise refusal(func, "it has no persistent loop over blocks")
 
@@ -71,19 +59,19 @@ class ConsumerGroups:
         self.ordered = FIRST_ORDERED + self.count
         self.loop = loop_over_blocks(func)
         body = self.loop.body
-        self.rings = [o for o in walk(body) if isinstance(o, For) and _brings(o)]
-        if len(self.rings) != sum(isinstance(o, For) and _brings(o) for o in walk(func.body)):
+        self.rings = [o for o in walk(body) if isinstance(o, ops.For) and _brings(o)]
+        if len(self.rings) != sum(isinstance(o, ops.For) and _brings(o) for o in walk(func.body)):
             raise refusal(func, "a pipelined loop stands outside of its loop over blocks")
         if any(x in self.rings for o in self.rings for x in walk(o.body)):
             raise refusal(func, "a pipelined loop stands in another one")
-        ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+        ahead = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
         if any(o.engine != "tma" for o in ahead):
             raise refusal(func, "not all of its pipelined copies can go by TMA")
         if len(ahead) > sum(len(_loads(o)) for o in self.rings):
             raise refusal(func, "a copy of a pipelined loop stands under a condition")
         self.carried = Slice(body, ())
         try:
-            for v in yielded(body):
+            for v in ops.yielded(body):
                 self.carried.need(v)
         except NotClonable:
             why = "what its blocks hand on to one another is more than scalars made of scalars"
@@ -102,13 +90,14 @@ class ConsumerGroups:
         if not o.results or not all(r in self.carried.needed for r in o.results):
             return False
         return all(
-            isinstance(x, (For, While, If, Yield)) or is_clonable(x, self.carried.written)
+            isinstance(x, (ops.For, ops.While, ops.If, ops.Yield))
+            or is_clonable(x, self.carried.written)
             for x in walk(o)
         )
 
     # --- scratch buffers ---
 
-    def private(self, alloc: Alloc) -> Alloc:
+    def private(self, alloc: ops.Alloc) -> ops.Alloc:
         """The allocation with a stage for each group."""
         if alloc.type.stages != 1:
             raise refusal(self.func, f"{alloc.result.name} already has stages")
@@ -119,27 +108,27 @@ class ConsumerGroups:
         """`body` with each group's stage of the buffers in `private` (before: after)."""
         if not private:
             return body
-        group = b.value(ConsumerGroup)
+        group = b.value(ops.ConsumerGroup)
         subst: Substitution = {
-            old: b.value(RingStage, new, group, name=old.name) for old, new in private.items()
+            old: b.value(ops.RingStage, new, group, name=old.name) for old, new in private.items()
         }
         return rewrite(body, lambda _: None, subst)
 
     # --- the loop over blocks ---
 
-    def share_out(self, b: Builder, made: Made, positions: Mapping[Value, Position]) -> For:
+    def share_out(self, b: Builder, made: Made, positions: Mapping[Value, Position]) -> ops.For:
         """The consumers' form of the loop over blocks, and at `b` what stands before it. `made` is
         what its ring loops become; `positions`, where a group stands in the ring of each buffer."""
         self.positions = positions
-        group = b.value(ConsumerGroup)
+        group = b.value(ops.ConsumerGroup)
         with b.when(b.compare("eq", group, self.count - 1)) as pass_on:
-            pass_on.emit(OrderedArrive, self.ordered)
+            pass_on.emit(ops.OrderedArrive, self.ordered)
         own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
         if self.loop.inits:
             return self._through_all(group, own)
         return self._own_only(b, group, own)
 
-    def _own_only(self, b: Builder, group: Value, own: Block) -> For:
+    def _own_only(self, b: Builder, group: Value, own: Block) -> ops.For:
         """The loop over every so-many-th iteration, from the group's first one on."""
         loop = self.loop
         number = b.cast(group, loop.step.dtype)
@@ -161,7 +150,7 @@ class ConsumerGroups:
         body.ops.append(own.ops[-1])
         return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
 
-    def _through_all(self, group: Value, own: Block) -> For:
+    def _through_all(self, group: Value, own: Block) -> ops.For:
         """The loop over all iterations; it carries in how many the group's next one comes."""
         loop = self.loop
         b = Builder(loop.loc)
@@ -177,7 +166,7 @@ class ConsumerGroups:
         b.branch(mine, own.ops[:-1], others)
         sooner = b.binary("sub", until, 1)
         after = b.select(mine, b.const(self.count - 1), sooner)
-        b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))
+        b.emit(ops.Yield, (*(handed.get(v, v) for v in ops.yielded(loop.body)), after))
         return replace(
             loop,
             inits=(*loop.inits, group),
@@ -189,7 +178,7 @@ class ConsumerGroups:
         """Ops that move the positions past iteration `tile`, which another group does."""
 
         def skip(o: Op) -> None | list[Op]:
-            if not isinstance(o, For) or not _brings(o):
+            if not isinstance(o, ops.For) or not _brings(o):
                 return None
             b = Builder(o.loc)
             trips = _trips(b, o.lo, o.hi, o.step)
@@ -220,11 +209,11 @@ class ConsumerGroups:
             first, last = wait and i == at[0], give and i == at[-1]
             if o in made:
                 self._take(b, first)
-                behind = next(n for n, x in enumerate(made[o], 1) if isinstance(x, For))
+                behind = next(n for n, x in enumerate(made[o], 1) if isinstance(x, ops.For))
                 b.ops += made[o][:behind]
                 self._give(b, last)
                 b.ops += made[o][behind:]
-            elif isinstance(o, If):
+            elif isinstance(o, ops.If):
                 b.ops.append(self._inside(o, made, first, last))
             else:
                 self._take(b, first)
@@ -241,19 +230,19 @@ class ConsumerGroups:
 
     def _take(self, b: Builder, wanted: bool) -> None:
         if wanted:
-            b.emit(OrderedWait, self.ordered)
+            b.emit(ops.OrderedWait, self.ordered)
 
     def _give(self, b: Builder, wanted: bool) -> None:
         if wanted:
-            b.emit(OrderedArrive, self.ordered)
+            b.emit(ops.OrderedArrive, self.ordered)
 
 
-def _loads(loop: For) -> list[Copy]:
+def _loads(loop: ops.For) -> list[ops.Copy]:
     """The copies of a loop's body that producer warps bring."""
-    return [o for o in loop.body.ops if isinstance(o, Copy) and o.engine == "tma"]
+    return [o for o in loop.body.ops if isinstance(o, ops.Copy) and o.engine == "tma"]
 
 
-def _brings(loop: For) -> bool:
+def _brings(loop: ops.For) -> bool:
     return bool(_loads(loop))
 
 

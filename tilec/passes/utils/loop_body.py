@@ -7,33 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, substitute
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
-from tilec.ir.ops import (
-    DIVISIONS,
-    Atomic,
-    Binary,
-    CheckIndex,
-    Compare,
-    CpAsync,
-    ElementAccess,
-    Extract,
-    If,
-    Load,
-    Lookup,
-    MemAtomic,
-    MemLoad,
-    MemRed,
-    MemStore,
-    Pack,
-    Parallel,
-    RegRead,
-    RegWrite,
-    Select,
-    Store,
-    Yield,
-)
 from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import narrow, shared_offset
@@ -51,7 +28,7 @@ class LoopBody:
         self,
         known: MemoryFacts,
         b: Builder,
-        loop: Parallel | None,
+        loop: ops.Parallel | None,
         width: int,
         guarded: bool,
         replica: Value | None,
@@ -72,27 +49,27 @@ class LoopBody:
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
         self.masked = masked_loads(loop.body.ops, known) if loop else {}
         self.past = self._past_registers() if loop and loop.engine == "cp_async" else ()
-        self._pending: tuple[Load, VectorAccess]
+        self._pending: tuple[ops.Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
         """`o` for the elements from number `first` on."""
         self.b.loc = o.loc
         match o:
-            case Yield():
+            case ops.Yield():
                 return
-            case _ if isinstance(o, ElementAccess) and o in self.fragments:
+            case _ if isinstance(o, ops.ElementAccess) and o in self.fragments:
                 for e, env in enumerate(envs, first):
                     self._register(o, env, e)
-            case _ if isinstance(o, ElementAccess) and in_memory(o):
+            case _ if isinstance(o, ops.ElementAccess) and in_memory(o):
                 self._memory(o, envs)
-            case Select() if self._masks(o):
+            case ops.Select() if self._masks(o):
                 for env in envs:
                     env[o.result] = env[o.on_true]
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
-            case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
+            case ops.If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
                 self._inside(o, envs, first)  # a branch that all elements take together
-            case If() if min(self.width, len(envs)) > 1 and self.known.one_branch(o, self._arg):
+            case ops.If() if min(self.width, len(envs)) > 1 and self.known.one_branch(o, self._arg):
                 for start in range(0, len(envs), self.width):
                     self._whole(o, envs[start : start + self.width], first + start)
             case _ if o.region_fields:
@@ -126,9 +103,9 @@ class LoopBody:
         """How much what `o` makes grows from neighbour to neighbour, where that is known and saves
         a division, or lets a condition be asked for once."""
         arg = self._arg
-        if self.width == 1 or arg is None or not isinstance(o, Binary | Compare):
+        if self.width == 1 or arg is None or not isinstance(o, ops.Binary | ops.Compare):
             return None
-        if isinstance(o, Binary) and o.kind not in DIVISIONS:
+        if isinstance(o, ops.Binary) and o.kind not in ops.DIVISIONS:
             return None
         found = self.known.neighbours(arg, self.width).step(o.result)
         return None if found is None else found.by
@@ -140,7 +117,7 @@ class LoopBody:
             return self.along
         return self.loop.body.args[self.dim]
 
-    def _whole(self, o: If, envs: list[Substitution], first: int) -> None:
+    def _whole(self, o: ops.If, envs: list[Substitution], first: int) -> None:
         """A condition that holds for all neighbours if it does for the outer two: they take the
         branch together where it holds, else each for itself."""
         b, together, apart = self.b, Builder(o.loc), Builder(o.loc)
@@ -154,7 +131,7 @@ class LoopBody:
         for e, env in enumerate(envs, first):
             self._inside(o, [dict(env)], e)
         self.b = b
-        b.emit(If, whole, together.block(), apart.block())
+        b.emit(ops.If, whole, together.block(), apart.block())
 
     def _inside(self, o: Op, envs: list[Substitution], first: int) -> None:
         """An op with regions, for elements that run them together: what is inside is lowered in
@@ -166,7 +143,7 @@ class LoopBody:
             own.update((a, Value(a.type, a.name)) for a in region.args)
             self.b = Builder(o.loc)
             for x in region.ops:
-                if isinstance(x, Yield):
+                if isinstance(x, ops.Yield):
                     self.b.ops.append(substitute(x, own))
                 else:
                     self.op(x, envs, first)
@@ -178,18 +155,18 @@ class LoopBody:
 
     # --- fragments ---
 
-    def _register(self, o: ElementAccess, env: Substitution, e: int) -> None:
+    def _register(self, o: ops.ElementAccess, env: Substitution, e: int) -> None:
         access = self.fragments[o]
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
         index = b.binary("add", self.first, e) if e else self.first
         straight = access.dims == tuple(range(len(self.loop.extents)))
         if not straight or access.buffer.buffer.layout != self.loop.layout:
-            index = b.value(Lookup, self._table(access), index)
-        if isinstance(o, Load):
-            env[o.result] = b.value(RegRead, access.buffer, index)
+            index = b.value(ops.Lookup, self._table(access), index)
+        if isinstance(o, ops.Load):
+            env[o.result] = b.value(ops.RegRead, access.buffer, index)
         else:
-            b.emit(RegWrite, access.buffer, index, env.get(o.value, o.value))
+            b.emit(ops.RegWrite, access.buffer, index, env.get(o.value, o.value))
 
     def _table(self, access: Access) -> tuple[int, ...]:
         """Register of the fragment for each register of the loop."""
@@ -221,8 +198,8 @@ class LoopBody:
 
     # --- memory ---
 
-    def _memory(self, o: ElementAccess, envs: list[Substitution]) -> None:
-        alone = isinstance(o, Atomic) and not self.known.adds_vectors(o)
+    def _memory(self, o: ops.ElementAccess, envs: list[Substitution]) -> None:
+        alone = isinstance(o, ops.Atomic) and not self.known.adds_vectors(o)
         limit = 1 if alone else min(self.width, len(envs))
         arg = self._arg if limit > 1 else None
         known = self.known.memory(o, arg, limit)
@@ -235,19 +212,19 @@ class LoopBody:
             else:
                 self._access(o, group, known)
 
-    def _access(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
+    def _access(self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """One vector, or where it crosses an edge its elements."""
         whole = self._crossing(o, group, known)
         if whole is not None:
             self._split(o, group, known, whole)
-        elif isinstance(o, Load):
+        elif isinstance(o, ops.Load):
             self._load(o, group, known)
-        elif isinstance(o, Atomic):
+        elif isinstance(o, ops.Atomic):
             self._atomic(o, group, known)
         else:
             self._store(o, group, known)
 
-    def _offset(self, o: ElementAccess, env: Substitution) -> Value:
+    def _offset(self, o: ops.ElementAccess, env: Substitution) -> Value:
         buffer = o.buffer
         t = buffer.buffer
         indices = [env.get(v, v) for v in o.indices]
@@ -256,19 +233,19 @@ class LoopBody:
         assert t.layout is not None
         return shared_offset(self.b, t.layout, indices)
 
-    def _check(self, o: ElementAccess, group: list[Substitution]) -> None:
+    def _check(self, o: ops.ElementAccess, group: list[Substitution]) -> None:
         """What is not proved of an index into shared memory is looked at in the simulator."""
         buffer = o.buffer
         if buffer.buffer.space == "shared" and self.known.checks(o, buffer.buffer):
             for env in (group[0], group[-1])[: len(group)]:
-                self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
+                self.b.emit(ops.CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
-    def _masks(self, o: Select) -> bool:
+    def _masks(self, o: ops.Select) -> bool:
         """Whether the choice of 0 in the place of a loaded element is made by not loading it, as
         cp.async does: its condition is the same for all that one brings (`recognise_gathers`)."""
         return bool(self.past) and o in self.masked
 
-    def _mask(self, o: ElementAccess, env: Substitution) -> list[Value]:
+    def _mask(self, o: ops.ElementAccess, env: Substitution) -> list[Value]:
         """The conditions under which elements are loaded."""
         for select, mask in self.masked.items():
             if mask.load is o and self._masks(select):
@@ -276,7 +253,7 @@ class LoopBody:
         return []
 
     def _guard(
-        self, o: ElementAccess, env: Substitution, known: VectorAccess, skip: int = -1
+        self, o: ops.ElementAccess, env: Substitution, known: VectorAccess, skip: int = -1
     ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
@@ -294,10 +271,10 @@ class LoopBody:
                 conds.append(b.compare("ge", index, zero))
         return conds
 
-    def _bytes(self, o: ElementAccess, width: int) -> int:
+    def _bytes(self, o: ops.ElementAccess, width: int) -> int:
         return max(1, width * o.buffer.dtype.bits // 8)
 
-    def _extent(self, o: ElementAccess, index: Value, known: VectorAccess) -> Value | None:
+    def _extent(self, o: ops.ElementAccess, index: Value, known: VectorAccess) -> Value | None:
         """The extent of the last dimension; None if no access is beyond it."""
         last = len(o.indices) - 1
         if not self.guarded or not any(d == last and high for d, _, high in known.checks):
@@ -305,7 +282,7 @@ class LoopBody:
         return self.known.tensors.number(self.b, o.buffer.buffer.shape[last], index.dtype)
 
     def _crossing(
-        self, o: ElementAccess, group: list[Substitution], known: VectorAccess
+        self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess
     ) -> Value | None:
         """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
         edge."""
@@ -319,7 +296,7 @@ class LoopBody:
         """What the loop's author says of L2 and this buffer."""
         return self.loop.cache if self.loop and buffer.buffer.space == "global" else ""
 
-    def _load(self, o: Load, group: list[Substitution], known: VectorAccess) -> None:
+    def _load(self, o: ops.Load, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
         guard = b.conjunction(self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
@@ -329,19 +306,19 @@ class LoopBody:
         width = len(group)
         at, size = self._offset(o, group[0]), self._bytes(o, width)
         cache = self._cache(o.source)
-        loaded = b.value(MemLoad, o.source, at, width, size, guard, other, cache)
+        loaded = b.value(ops.MemLoad, o.source, at, width, size, guard, other, cache)
         for e, env in enumerate(group):
-            env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
+            env[o.result] = loaded if width == 1 else b.value(ops.Extract, loaded, e)
 
     def _split(
-        self, o: ElementAccess, group: list[Substitution], known: VectorAccess, whole: Value
+        self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess, whole: Value
     ) -> None:
         """One vector access where it fits, element by element at the edge."""
         b = self.b
         last = len(o.indices) - 1
         inner_checks = tuple((d, low, high and d != last) for d, low, high in known.checks)
         vector, single = Builder(o.loc), Builder(o.loc)
-        types = tuple(o.result.type for _ in group) if isinstance(o, Load) else ()
+        types = tuple(o.result.type for _ in group) if isinstance(o, ops.Load) else ()
         for builder, parts, checks in (
             (vector, [group], inner_checks),
             (single, [[env] for env in group], known.checks),
@@ -351,28 +328,30 @@ class LoopBody:
             for part in parts:
                 envs = [dict(env) for env in part]
                 self._access(o, envs, VectorAccess(len(envs), checks))
-                if isinstance(o, Load):
+                if isinstance(o, ops.Load):
                     values += [env[o.result] for env in envs]
-            builder.emit(Yield, tuple(values))
+            builder.emit(ops.Yield, tuple(values))
         self.b = b
-        made = b.emit(If, whole, vector.block(), single.block(), types)
-        if isinstance(o, Load):
+        made = b.emit(ops.If, whole, vector.block(), single.block(), types)
+        if isinstance(o, ops.Load):
             for env, r in zip(group, made.results):
                 env[o.result] = r
 
-    def _atomic(self, o: Atomic, group: list[Substitution], known: VectorAccess) -> None:
+    def _atomic(self, o: ops.Atomic, group: list[Substitution], known: VectorAccess) -> None:
         env = group[0]
         guard = self.b.conjunction(self._conditions(o, group[-1], known))
         if len(group) > 1:
-            values = self.b.value(Pack, tuple(e.get(o.value, o.value) for e in group))
-            self.b.emit(MemRed, o.dest, self._offset(o, env), values, guard)
+            values = self.b.value(ops.Pack, tuple(e.get(o.value, o.value) for e in group))
+            self.b.emit(ops.MemRed, o.dest, self._offset(o, env), values, guard)
             return
         value = env.get(o.value, o.value)
         compare = None if o.compare is None else env.get(o.compare, o.compare)
         at = self._offset(o, env)
-        env[o.result] = self.b.value(MemAtomic, o.dest, at, value, o.kind, guard, compare)
+        env[o.result] = self.b.value(ops.MemAtomic, o.dest, at, value, o.kind, guard, compare)
 
-    def _conditions(self, o: ElementAccess, env: Substitution, known: VectorAccess) -> list[Value]:
+    def _conditions(
+        self, o: ops.ElementAccess, env: Substitution, known: VectorAccess
+    ) -> list[Value]:
         """What must hold where memory is changed."""
         conds = self._guard(o, env, known)
         if self.replica is not None:
@@ -381,27 +360,27 @@ class LoopBody:
             conds.append(env[self.inside])
         return conds
 
-    def _store(self, o: Store, group: list[Substitution], known: VectorAccess) -> None:
+    def _store(self, o: ops.Store, group: list[Substitution], known: VectorAccess) -> None:
         b = self.b
         guard = b.conjunction(self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
-        value = values[0] if len(values) == 1 else b.value(Pack, values)
+        value = values[0] if len(values) == 1 else b.value(ops.Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
-        b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
+        b.emit(ops.MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
 
     def _past_registers(self) -> tuple[Op, ...]:
         """The store of a loop, and the load of what it stores: other loads say from where."""
         assert self.loop is not None
         made = {r: o for o in self.loop.body.ops for r in o.results}
-        (store,) = (o for o in self.loop.body.ops if isinstance(o, Store))
+        (store,) = (o for o in self.loop.body.ops if isinstance(o, ops.Store))
         value = made[store.value]
-        if isinstance(value, Select):
+        if isinstance(value, ops.Select):
             value = self.masked[value].load
         return store, value
 
-    def _async(self, o: ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
+    def _async(self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
-        if isinstance(o, Load):
+        if isinstance(o, ops.Load):
             for env in group:
                 env[o.result] = o.result
             self._pending = (o, known)
@@ -409,7 +388,7 @@ class LoopBody:
         load, load_known = self._pending
         b = self.b
         b.emit(
-            CpAsync,
+            ops.CpAsync,
             o.dest,
             self._offset(o, group[0]),
             load.source,
@@ -419,7 +398,9 @@ class LoopBody:
             self._cache(load.source),
         )
 
-    def _valid_bytes(self, o: Load, group: list[Substitution], known: VectorAccess) -> Value | None:
+    def _valid_bytes(
+        self, o: ops.Load, group: list[Substitution], known: VectorAccess
+    ) -> Value | None:
         """How many bytes of a vector lie inside the tensor; None if all of them always do."""
         last = len(o.indices) - 1
         b = self.b

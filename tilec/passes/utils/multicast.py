@@ -16,21 +16,10 @@ from functools import cached_property
 
 import numpy as np
 
+from tilec.ir import ops
 from tilec.ir.clusters import Dims, cluster_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, walk
 from tilec.ir.layout import Layout, tma_box
-from tilec.ir.ops import (
-    Binary,
-    BlockIndex,
-    ClusterIndex,
-    Const,
-    Copy,
-    For,
-    Load,
-    Parallel,
-    decides,
-    handed_on,
-)
 from tilec.passes.utils.addressing import Numbers
 
 Places = frozenset[int]  # dimensions of the cluster
@@ -80,28 +69,30 @@ class Variation:
     def _block(self, block: Block, around: Places) -> None:
         for o in block.ops:
             self.around[o] = around
-            trips = self.of(decides(o))
-            inner = self.all if isinstance(o, Parallel) else around | trips  # no copy stands there
+            trips = self.of(ops.decides(o))
+            inner = (
+                self.all if isinstance(o, ops.Parallel) else around | trips
+            )  # no copy stands there
             for region in o.regions:
                 self._block(region, inner)
-            for sources, holders in handed_on(o):
+            for sources, holders in ops.handed_on(o):
                 self._set(holders, self.of(sources) | trips)
-            if isinstance(o, For):
+            if isinstance(o, ops.For):
                 self._set(o.body.args[:1], trips)
             elif not o.region_fields:
                 self._set(o.results, self._scalar(o))
 
     def _scalar(self, o: Op) -> Places:
         match o:
-            case BlockIndex(dim=d) | ClusterIndex(dim=d):
+            case ops.BlockIndex(dim=d) | ops.ClusterIndex(dim=d):
                 return self.all & {d}
-            case Binary(kind="floordiv", lhs=lhs, rhs=rhs):
+            case ops.Binary(kind="floordiv", lhs=lhs, rhs=rhs):
                 whole, by = self.defs.get(lhs), self.defs.get(rhs)
-                if isinstance(whole, BlockIndex) and isinstance(by, Const):
+                if isinstance(whole, ops.BlockIndex) and isinstance(by, ops.Const):
                     if by.value == self.cluster[whole.dim]:
                         return frozenset()  # the cluster's own number
                 return self.of(o.operands)
-            case Load() if o.source.buffer.space == "global":
+            case ops.Load() if o.source.buffer.space == "global":
                 return self.of(o.indices)
         return self.of(o.operands) if o.pure else self.all
 
@@ -116,7 +107,7 @@ class Multicast:
             variation = Variation(func)
             shares: dict[Value, set[Share | None]] = {}
             for o in walk(func.body):
-                if isinstance(o, Copy) and o.engine == "tma":
+                if isinstance(o, ops.Copy) and o.engine == "tma":
                     differs = variation.of(o.source.offsets) | variation.around[o]
                     found = self._share(o, variation.all - differs)
                     shares.setdefault(o.dest.buffer, set()).add(found)
@@ -130,7 +121,7 @@ class Multicast:
         """What one step along each dimension adds to a block's number."""
         return 1, self.cluster[0], self.cluster[0] * self.cluster[1]
 
-    def _share(self, o: Copy, dims: Places) -> Share | None:
+    def _share(self, o: ops.Copy, dims: Places) -> Share | None:
         """The sharing by as many blocks as the tile can be cut for."""
         layout = o.dest.buffer.buffer.layout
         assert layout is not None
@@ -175,7 +166,7 @@ class Multicast:
         total = n.const(0)
         for d in dims:
             if self.cluster[d] > 1:
-                step = n.op("mul", b.value(ClusterIndex, d), self.strides[d])
+                step = n.op("mul", b.value(ops.ClusterIndex, d), self.strides[d])
                 total = n.op("add", total, step)
         return total
 
@@ -184,7 +175,7 @@ class Multicast:
         n = Numbers(b)
         total, below = n.const(0), 1
         for d in share.dims:
-            step = n.op("mul", b.value(ClusterIndex, d), below)
+            step = n.op("mul", b.value(ops.ClusterIndex, d), below)
             total = n.op("add", total, step)
             below *= self.cluster[d]
         return total

@@ -19,24 +19,11 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple
 
+from tilec.ir import ops
 from tilec.ir.copy_engines import PIECE_REGISTERS, CopyEngines, piece_layout
 from tilec.ir.core import Builder, Func, Region, Value, walk
 from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
-from tilec.ir.ops import (
-    Alloc,
-    Copy,
-    Extract,
-    MemLoad,
-    Misaligned,
-    Pack,
-    Realign,
-    RegRead,
-    RegWrite,
-    RingStage,
-    Store,
-    Unary,
-)
 from tilec.ir.types import INT64, UINT32, BufferType
 from tilec.passes.utils.addressing import Place, Tensors, coordinates, narrow, unique_replica
 from tilec.passes.utils.building import copy_whole, counted
@@ -81,7 +68,7 @@ class Pieces(NamedTuple):
     memory of its tensor, and whether they do and the tile lies inside of the tensor (None: they
     are brought once, so that shorter code is better)."""
 
-    copies: list[Copy]
+    copies: list[ops.Copy]
     tiles: list[Tile]
     reachable: list[Value]
     inside: list[Value | None]
@@ -98,13 +85,13 @@ class Realigner:
         held = sum(
             o.type.layout.size("reg") * o.type.dtype.bits
             for o in walk(func.body)
-            if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
+            if isinstance(o, ops.Alloc) and o.type.space == "fragment" and o.type.layout is not None
         )
         launched = int(func.attrs["launch_threads"])
         self.fragments = held // 32
         self.room = at_launch(launched, target) - OTHER_REGISTERS - self.fragments
 
-    def tiles(self, copies: Iterable[Copy]) -> dict[Value, Tile]:
+    def tiles(self, copies: Iterable[ops.Copy]) -> dict[Value, Tile]:
         """How the tiles of run-ahead copies come, by buffer, of those that come so. As many parts
         are ahead as registers hold, if not all of them can be."""
         found = {o.dest.buffer: tile for o in copies if (tile := self._tile(o)) is not None}
@@ -117,7 +104,7 @@ class Realigner:
             left -= found[dest].ahead
         return found
 
-    def _tile(self, o: Copy) -> Tile | None:
+    def _tile(self, o: ops.Copy) -> Tile | None:
         if not self.engines.in_pieces(o):
             return None
         shape, dtype = o.dest.shape, o.source.dtype
@@ -136,16 +123,16 @@ class Realigner:
 
     def held(self, b: Builder, tiles: Mapping[Value, Tile]) -> Held:
         """Registers for `tiles`; where there is room, for their ends."""
-        words = {v: b.value(Alloc, t.words, name=f"{v.name}_next") for v, t in tiles.items()}
+        words = {v: b.value(ops.Alloc, t.words, name=f"{v.name}_next") for v, t in tiles.items()}
         beside = sum(
             t.parts * (PIECE_REGISTERS + PIECE * 8 // t.elements.dtype.bits) for t in tiles.values()
         )
         waiting = tiles.items() if self.fragments + beside <= FEW else ()
-        ends = {v: b.value(Alloc, t.elements, name=f"{v.name}_ends") for v, t in waiting}
+        ends = {v: b.value(ops.Alloc, t.elements, name=f"{v.name}_ends") for v, t in waiting}
         return Held(words, ends)
 
     def pieces(
-        self, b: Builder, copies: list[Copy], tiles: Mapping[Value, Tile], once: bool
+        self, b: Builder, copies: list[ops.Copy], tiles: Mapping[Value, Tile], once: bool
     ) -> Pieces:
         """What is to be known of the regions that run-ahead `copies` name."""
         reachable = [self._reachable(b, o) for o in copies]
@@ -157,12 +144,12 @@ class Realigner:
     def load(self, b: Builder, found: Pieces, held: Held) -> None:
         """Load the pieces of each tile."""
 
-        def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
+        def each(b: Builder, o: ops.Copy, tile: Tile, inside: bool) -> None:
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 if number < tile.ahead:
                     for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
                         index = b.const(n)
-                        b.emit(RegWrite, held.words[o.dest.buffer], index, value)
+                        b.emit(ops.RegWrite, held.words[o.dest.buffer], index, value)
 
         self._forms(b, found, each)
         if not held.ends:
@@ -172,42 +159,43 @@ class Realigner:
             v, register = held.ends[o.dest.buffer], count()
             zero = b.const(0, v.dtype)
             for e in range(tile.parts * _per_piece(o)):
-                b.emit(RegWrite, v, b.const(e), zero)
+                b.emit(ops.RegWrite, v, b.const(e), zero)
             for part in self._parts(ends, o, tile.elements.layout):
                 wanted = ends.conjunction(self._lacking(ends, o, part))
                 assert wanted is not None
                 for value in self._elements(ends, o, part, wanted):
                     n = ends.const(next(register))
-                    ends.emit(RegWrite, v, n, value)
+                    ends.emit(ops.RegWrite, v, n, value)
         self._unless_reachable(b, found, ends)
 
     def store(self, b: Builder, found: Pieces, held: Held, stage: Value) -> None:
         """What `load` has brought, to stage `stage` of each tile in shared memory."""
         tiles = {o.dest.buffer: tile for o, tile in zip(found.copies, found.tiles)}
-        dest = {v: b.value(RingStage, v, stage, name=v.name) for v in tiles}
+        dest = {v: b.value(ops.RingStage, v, stage, name=v.name) for v in tiles}
         elements = {
-            v: b.value(Alloc, tile.elements, name=f"{v.name}_elements") for v, tile in tiles.items()
+            v: b.value(ops.Alloc, tile.elements, name=f"{v.name}_elements")
+            for v, tile in tiles.items()
         }
 
-        def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
+        def each(b: Builder, o: ops.Copy, tile: Tile, inside: bool) -> None:
             v, per = o.dest.buffer, _per_piece(o)
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 valid = None if inside else self._valid(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
                     index = [b.const(n) for n in numbers]
-                    read = [b.value(RegRead, held.words[v], n) for n in index]
+                    read = [b.value(ops.RegRead, held.words[v], n) for n in index]
                 else:
                     read = self._words(b, o, part, inside)
-                packed = b.value(Pack, tuple(read))
-                got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
+                packed = b.value(ops.Pack, tuple(read))
+                got = b.value(ops.Realign, packed, part.skip, o.source.dtype, valid)
                 there = self._in_memory(b, o, part) if held.ends and not inside else None
                 for e in range(per):
-                    n, value = b.const(per * number + e), b.value(Extract, got, e)
+                    n, value = b.const(per * number + e), b.value(ops.Extract, got, e)
                     if there is not None:
-                        end = b.value(RegRead, held.ends[v], n)
+                        end = b.value(ops.RegRead, held.ends[v], n)
                         value = b.select(there, value, end)
-                    b.emit(RegWrite, elements[v], n, value)
+                    b.emit(ops.RegWrite, elements[v], n, value)
             copy_whole(b, elements[v], dest[v], engine="threads", vector=1)
 
         self._forms(b, found, each)
@@ -218,7 +206,7 @@ class Realigner:
 
     # --- the parts of a thread ---
 
-    def _parts(self, b: Builder, o: Copy, layout: Layout | None) -> Iterator[_Part]:
+    def _parts(self, b: Builder, o: ops.Copy, layout: Layout | None) -> Iterator[_Part]:
         """A thread's parts of the region. They are that many rows apart that their addresses are
         multiples of 16 bytes apart, or each has its own `skip`."""
         assert layout is not None
@@ -230,27 +218,27 @@ class Realigner:
             moved = element_indices(b, Region(v, zeros, o.source.extents), coords)
             offset = b.binary("add", first.offset, self.tensors.offset(b, v.buffer, moved))
             own = any(c % per for c in away)
-            skip = b.value(Misaligned, v, offset) if own else first.skip
+            skip = b.value(ops.Misaligned, v, offset) if own else first.skip
             indices = tuple(b.binary("add", i, m) for i, m in zip(first.indices, moved))
             yield _Part(first.place, indices, offset, skip)
 
-    def _part(self, b: Builder, o: Copy, layout: Layout, register: Value) -> _Part:
+    def _part(self, b: Builder, o: ops.Copy, layout: Layout, register: Value) -> _Part:
         """The part that begins in `register` of a thread."""
         place = tuple(coordinates(b, layout, Place(b), register))
         v = o.source.buffer
         indices = element_indices(b, o.source, place)
         offset = self.tensors.offset(b, v.buffer, indices)
-        return _Part(place, indices, offset, b.value(Misaligned, v, offset))
+        return _Part(place, indices, offset, b.value(ops.Misaligned, v, offset))
 
-    def _words(self, b: Builder, o: Copy, part: _Part, inside: bool) -> list[Value]:
+    def _words(self, b: Builder, o: ops.Copy, part: _Part, inside: bool) -> list[Value]:
         """Load the two pieces of a part, if they lie in memory."""
         per, found = _per_piece(o), []
         first = self._first(b, part)
         guard = None if inside else self._in_memory(b, o, part)
         for half in range(2):
             at = b.binary("add", first, half * per)
-            got = b.value(MemLoad, o.source.buffer, at, per, PIECE, guard, words=True)
-            found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
+            got = b.value(ops.MemLoad, o.source.buffer, at, per, PIECE, guard, words=True)
+            found += [b.value(ops.Extract, got, w) for w in range(WORDS // 2)]
         return found
 
     @staticmethod
@@ -258,7 +246,7 @@ class Realigner:
         """The offset at which the first piece of a part begins."""
         return b.binary("sub", part.offset, b.cast(part.skip, INT64))
 
-    def _in_memory(self, b: Builder, o: Copy, part: _Part) -> Value:
+    def _in_memory(self, b: Builder, o: ops.Copy, part: _Part) -> Value:
         """Whether the row of a part exists, and its two pieces lie in the memory of the tensor."""
         first = self._first(b, part)
         end = b.binary("add", first, 2 * _per_piece(o) - 1)
@@ -271,26 +259,26 @@ class Realigner:
         assert found is not None
         return found
 
-    def _lacking(self, b: Builder, o: Copy, part: _Part) -> list[Value]:
+    def _lacking(self, b: Builder, o: ops.Copy, part: _Part) -> list[Value]:
         """Tests that the row of a part exists, and its pieces do not both lie in memory."""
-        lacking = b.value(Unary, "not", self._in_memory(b, o, part))
+        lacking = b.value(ops.Unary, "not", self._in_memory(b, o, part))
         return [lacking, *self._row_inside(b, o, part, 0)]
 
-    def _elements(self, b: Builder, o: Copy, part: _Part, wanted: Value) -> list[Value]:
+    def _elements(self, b: Builder, o: ops.Copy, part: _Part, wanted: Value) -> list[Value]:
         """The elements of a part, one by one, that lie inside of the tensor."""
         v, valid, found = o.source.buffer, self._valid(b, o, part), []
         for e in range(_per_piece(o)):
             at = b.binary("add", part.offset, e)
             inside = b.compare("gt", valid, e)
             guard = b.binary("and", wanted, inside)
-            found.append(b.value(MemLoad, v, at, 1, v.dtype.bits // 8, guard))
+            found.append(b.value(ops.MemLoad, v, at, 1, v.dtype.bits // 8, guard))
         return found
 
     def _unless_reachable(self, b: Builder, found: Pieces, made: Builder) -> None:
         """What is `made`, where not all pieces lie in memory."""
         reachable = b.conjunction(found.reachable)
         assert reachable is not None
-        b.branch(b.value(Unary, "not", reachable), made.ops)
+        b.branch(b.value(ops.Unary, "not", reachable), made.ops)
 
     def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -317,19 +305,19 @@ class Realigner:
                     column = inner.binary("add", part.place[-1], e)
                     place = iter((*part.place[:-1], column))
                     index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
-                    inner.emit(Store, dest[o.dest.buffer], index, value)
+                    inner.emit(ops.Store, dest[o.dest.buffer], index, value)
                 stores.branch(wanted, inner.ops)
             assert some is not None
             body.branch(some, loads.ops + stores.ops)
 
-    def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
+    def _row_inside(self, b: Builder, o: ops.Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
         last."""
         rows = [*zip(part.indices, o.source.buffer.buffer.shape)][first:-1]
         numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
         return [b.compare("lt", i, n) for i, n in numbers]
 
-    def _valid(self, b: Builder, o: Copy, part: _Part) -> Value:
+    def _valid(self, b: Builder, o: ops.Copy, part: _Part) -> Value:
         """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
         all parts in one place of their rows."""
         column = part.indices[-1]
@@ -341,7 +329,7 @@ class Realigner:
     # --- the forms ---
 
     def _forms(
-        self, b: Builder, found: Pieces, each: Callable[[Builder, Copy, Tile, bool], None]
+        self, b: Builder, found: Pieces, each: Callable[[Builder, ops.Copy, Tile, bool], None]
     ) -> None:
         """`each` tile, in a form for tiles inside of their tensors and one for others."""
         for o, tile, cond in zip(found.copies, found.tiles, found.inside):
@@ -352,7 +340,7 @@ class Realigner:
                 each(inside, o, tile, True)
                 each(other, o, tile, False)
 
-    def _inside(self, b: Builder, o: Copy) -> list[Value]:
+    def _inside(self, b: Builder, o: ops.Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""
         tests = []
         r = o.source
@@ -361,7 +349,7 @@ class Realigner:
             tests.append(b.compare("le", end, self.tensors.number(b, n, at.dtype)))
         return tests
 
-    def _reachable(self, b: Builder, o: Copy) -> Value:
+    def _reachable(self, b: Builder, o: ops.Copy) -> Value:
         """Whether every piece that a row of the region needs lies in the tensor's memory."""
         r, t = o.source, o.source.buffer.buffer
         per = b.const(_per_piece(o), INT64)
@@ -377,10 +365,10 @@ class Realigner:
         if t.align >= PIECE:
             return inside
         first = self.tensors.offset(b, t, r.offsets)
-        skip = b.cast(b.value(Misaligned, r.buffer, first), INT64)
+        skip = b.cast(b.value(ops.Misaligned, r.buffer, first), INT64)
         return b.binary("and", inside, b.compare("ge", first, skip))
 
-    def _last(self, b: Builder, o: Copy) -> Value:
+    def _last(self, b: Builder, o: ops.Copy) -> Value:
         """The offset of the tensor's last element; where its rows overlap, of the last one before
         another row would begin."""
         t = o.source.buffer.buffer
@@ -403,7 +391,7 @@ class Realigner:
         return self.tensors.offset(b, t, [b.binary("sub", v, n) for v, n in zip(ends, ones)])
 
 
-def _per_piece(o: Copy) -> int:
+def _per_piece(o: ops.Copy) -> int:
     return PIECE * 8 // o.source.dtype.bits
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
+from tilec.ir import ops
 from tilec.ir.core import (
     Block,
     Builder,
@@ -23,24 +24,6 @@ from tilec.ir.core import (
 from tilec.ir.dependence import once
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
-from tilec.ir.ops import (
-    Alloc,
-    Copy,
-    For,
-    Gemm,
-    Lane,
-    Load,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierInit,
-    MbarrierWait,
-    PrefetchMap,
-    RingStage,
-    Store,
-    TmaLoad,
-    Warp,
-    WarpSync,
-)
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType, Type
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.multicast import Multicast
@@ -50,22 +33,22 @@ from tilec.passes.utils.slicing import can_run_ahead
 def waited_by_all(o: Op, threads: int) -> bool:
     """Whether `o` is an asynchronous product of all `threads` of a scope as one group: each of them
     waits until it has ended, for all."""
-    if not isinstance(o, Gemm) or not o.is_asynchronous:
+    if not isinstance(o, ops.Gemm) or not o.is_asynchronous:
         return False
     return find_instruction(o.instr).warps * 32 == threads
 
 
-def ring_copies(loop: For) -> list[Copy]:
+def ring_copies(loop: ops.For) -> list[ops.Copy]:
     """The copies of a pipelined loop's iteration that run ahead: at the top of its body, or under a
     condition there."""
     if loop.kind != "pipelined":
         return []
-    return [o for o in once(loop.body) if isinstance(o, Copy) and o.ahead]
+    return [o for o in once(loop.body) if isinstance(o, ops.Copy) and o.ahead]
 
 
-def is_brought(o: Op) -> TypeGuard[Copy]:
+def is_brought(o: Op) -> TypeGuard[ops.Copy]:
     """Whether producer warps bring the tile that an op fills."""
-    return isinstance(o, Copy) and o.engine == "tma"
+    return isinstance(o, ops.Copy) and o.engine == "tma"
 
 
 def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
@@ -74,11 +57,11 @@ def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op:
-        if isinstance(o, Alloc) and o.result in stages:
+        if isinstance(o, ops.Alloc) and o.result in stages:
             typed = replace(o.type, stages=stages[o.result])
             subst[o.result] = Value(typed, o.result.name)
             return replace(o, type=typed, results=(subst[o.result],))
-        if isinstance(o, Copy) and o.dest.buffer in made:
+        if isinstance(o, ops.Copy) and o.dest.buffer in made:
             if o.source.buffer.buffer.space == "global":
                 return replace(o, ahead=ahead, engine=o.engine if ahead else "threads")
         return None
@@ -92,16 +75,16 @@ def settle(func: Func) -> Func:
     cannot bring for a later iteration of a loop, does not run ahead. `attrs["ahead"]` lists what
     does: (line, buffer, stages, engine)."""
     func = _without_stray(func) if func.attrs.get("specialise") else func
-    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+    copies = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
     rows = ((o.loc.line, o.dest.buffer, o.engine) for o in copies)
     ahead = tuple((line, v.name, v.buffer.stages, engine) for line, v, engine in rows)
     return func.with_attrs(ahead=ahead) if ahead else func
 
 
 def _without_stray(func: Func) -> Func:
-    fine: set[Copy] = set()
+    fine: set[ops.Copy] = set()
     for loop in walk(func.body):
-        if isinstance(loop, For):
+        if isinstance(loop, ops.For):
             copies = ring_copies(loop)
             buffers = Counter(o.dest.buffer for o in copies)
             fine |= {
@@ -109,7 +92,9 @@ def _without_stray(func: Func) -> Func:
                 for o in copies
                 if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
             }
-    ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead and o.engine != "tma"]
+    ahead = [
+        o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead and o.engine != "tma"
+    ]
     stray = {o.dest.buffer for o in ahead if o not in fine}
     return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
@@ -125,11 +110,11 @@ def elected(b: Builder, every_warps: int = 0, lanes: int = 1) -> Value:
     """True in one thread of the scope, or, with `every_warps`, in one thread of every so many
     warps (in the first `lanes` threads of such a warp)."""
     zero = b.const(0)
-    lane = b.value(Lane)
+    lane = b.value(ops.Lane)
     first_lane = b.compare("eq", lane, zero)
     if lanes > 1:
         first_lane = b.compare("lt", lane, lanes)
-    warp = b.value(Warp)
+    warp = b.value(ops.Warp)
     if every_warps == 1:
         return first_lane
     if every_warps:
@@ -147,17 +132,17 @@ class Position:
     def __init__(self, b: Builder, stages: int, phase: int, name: str) -> None:
         local = BufferType((1,), INT32, "local")
         self.stages = stages
-        self.stage = b.value(Alloc, local, name=f"{name}_stage")
-        self.phase = b.value(Alloc, local, name=f"{name}_phase")
+        self.stage = b.value(ops.Alloc, local, name=f"{name}_stage")
+        self.phase = b.value(ops.Alloc, local, name=f"{name}_phase")
         zero = b.const(0)
-        b.emit(Store, self.stage, (zero,), zero)
-        b.emit(Store, self.phase, (zero,), b.const(phase))
+        b.emit(ops.Store, self.stage, (zero,), zero)
+        b.emit(ops.Store, self.phase, (zero,), b.const(phase))
 
     def get_stage(self, b: Builder) -> Value:
-        return b.value(Load, self.stage, (b.const(0),), name="stage")
+        return b.value(ops.Load, self.stage, (b.const(0),), name="stage")
 
     def get_phase(self, b: Builder) -> Value:
-        return b.value(Load, self.phase, (b.const(0),), name="phase")
+        return b.value(ops.Load, self.phase, (b.const(0),), name="phase")
 
     def before(self, b: Builder, stage: Value) -> Value:
         """The stage before `stage`."""
@@ -169,19 +154,19 @@ class Position:
         zero = b.const(0)
         following = b.binary("add", stage, 1)
         wrap = b.compare("eq", following, self.stages)
-        b.emit(Store, self.stage, (zero,), b.select(wrap, zero, following))
+        b.emit(ops.Store, self.stage, (zero,), b.select(wrap, zero, following))
         if phase is not None:
             turned = b.binary("xor", phase, b.cast(wrap, INT32))
-            b.emit(Store, self.phase, (zero,), turned)
+            b.emit(ops.Store, self.phase, (zero,), turned)
 
     def skip(self, b: Builder, count: Value) -> None:
         """Advance by `count` (i32, not negative) acquires at once."""
         zero, stages = b.const(0), b.const(self.stages)
         ahead = b.binary("add", self.get_stage(b), count)
         rounds = b.binary("floordiv", ahead, stages)
-        b.emit(Store, self.stage, (zero,), b.binary("mod", ahead, stages))
+        b.emit(ops.Store, self.stage, (zero,), b.binary("mod", ahead, stages))
         turned = b.binary("and", b.binary("add", self.get_phase(b), rounds), 1)
-        b.emit(Store, self.phase, (zero,), turned)
+        b.emit(ops.Store, self.phase, (zero,), turned)
 
 
 @dataclass(eq=False)
@@ -210,20 +195,20 @@ class Ring:
 
     def allocate(self, b: Builder) -> None:
         stages = BufferType((self.stages,), INT64, "barrier")
-        self.full = b.value(Alloc, stages, name=f"{self.name}_full")
-        self.empty = b.value(Alloc, stages, name=f"{self.name}_empty")
+        self.full = b.value(ops.Alloc, stages, name=f"{self.name}_full")
+        self.empty = b.value(ops.Alloc, stages, name=f"{self.name}_empty")
 
     def initialise(self, b: Builder) -> None:
         assert self.full is not None and self.empty is not None
-        b.emit(MbarrierInit, self.full, 1)
-        b.emit(MbarrierInit, self.empty, self.arrivals * len(self.links))
+        b.emit(ops.MbarrierInit, self.full, 1)
+        b.emit(ops.MbarrierInit, self.empty, self.arrivals * len(self.links))
 
     def wait_full(self, b: Builder, at: Position, only: Value | None = None) -> Value:
         """Wait until the stage at `at` is filled (`only` threads for which this holds); returns the
         stage."""
         assert self.full is not None
         stage = at.get_stage(b)
-        wait = MbarrierWait(self.full, stage, at.get_phase(b), loc=b.loc)
+        wait = ops.MbarrierWait(self.full, stage, at.get_phase(b), loc=b.loc)
         b.branch(only, [wait])
         return stage
 
@@ -231,14 +216,14 @@ class Ring:
         """Wait until the stage at `at` is free; returns the stage."""
         assert self.empty is not None
         stage = at.get_stage(b)
-        b.emit(MbarrierWait, self.empty, stage, at.get_phase(b))
+        b.emit(ops.MbarrierWait, self.empty, stage, at.get_phase(b))
         return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:
         """Wait until the stage at `at` is free and announce its bytes; returns the stage."""
         assert self.full is not None
         stage = self.wait_free(b, at)
-        b.emit(MbarrierExpect, self.full, stage, self.bytes)
+        b.emit(ops.MbarrierExpect, self.full, stage, self.bytes)
         return stage
 
     def release(self, b: Builder, stage: Value, guard: Value | None = None) -> None:
@@ -246,12 +231,12 @@ class Ring:
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.binary("and", who, guard)
-        b.emit(MbarrierArrive, self.empty, stage, who, self._linked(b))
+        b.emit(ops.MbarrierArrive, self.empty, stage, who, self._linked(b))
 
     def free(self, b: Builder, at: Position, stage: Value, phase: Value) -> None:
         """Release the stage that was waited for at `at`, and move on."""
         if self.release_every == 1:
-            b.emit(WarpSync)
+            b.emit(ops.WarpSync)
         self.release(b, stage)
         at.advance(b, stage, phase)
 
@@ -259,7 +244,7 @@ class Ring:
         """The block that this lane releases a stage to; None where blocks load for themselves."""
         if self.number is None:
             return None
-        differs = b.value(Lane)
+        differs = b.value(ops.Lane)
         if self.links != tuple(range(len(self.links))):
             table = sum(link << 4 * i for i, link in enumerate(self.links))
             at = b.binary("and", differs, 7)
@@ -339,7 +324,7 @@ class TensorMaps:
 
     def prefetch(self, b: Builder) -> None:
         for p in self.params.values():
-            b.emit(PrefetchMap, p.value)
+            b.emit(ops.PrefetchMap, p.value)
 
     def added(self, body: Block) -> Func:
         """The function with `body` and all of the descriptors."""
@@ -357,12 +342,12 @@ class Box(NamedTuple):
 
 
 def tma_boxes(
-    b: Builder, o: Copy, maps: TensorMaps, barrier: Value, stage: Value, multicast: Multicast
+    b: Builder, o: ops.Copy, maps: TensorMaps, barrier: Value, stage: Value, multicast: Multicast
 ) -> None:
     """The box copies that bring one tile into stage `stage` of its buffer; of a tile that several
     blocks share, this block's part into the buffers of all of them."""
     tile = o.dest.buffer
-    ring_stage = b.value(RingStage, tile, stage)
+    ring_stage = b.value(ops.RingStage, tile, stage)
     shape = tile.buffer.static_shape
     share = multicast.shares.get(tile)
     blocks = None
@@ -379,4 +364,4 @@ def tma_boxes(
         if share is not None:
             where = b.binary("add", where, start)
         at_barrier = (barrier, stage, blocks, o.eviction_policy)
-        b.emit(TmaLoad, ring_stage, where, descriptor, coords, *at_barrier)
+        b.emit(ops.TmaLoad, ring_stage, where, descriptor, coords, *at_barrier)
