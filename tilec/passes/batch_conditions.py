@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.core import (
     Block,
     Builder,
@@ -41,33 +42,6 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import (
-    Alloc,
-    Atomic,
-    Barrier,
-    Binary,
-    Compare,
-    Const,
-    Fill,
-    For,
-    If,
-    Lane,
-    Load,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierWait,
-    Parallel,
-    Shuffle,
-    ShuffleXor,
-    Store,
-    TmaLoad,
-    Unary,
-    Warp,
-    While,
-    Yield,
-    constants,
-    yielded,
-)
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.building import or_zero
@@ -76,8 +50,8 @@ from tilec.target import Target
 BITS = 32  # of a word: conditions that are asked for together
 FEWEST = 4  # iterations for which a word pays
 _PASSED = (
-    Alloc, Fill, If, Load, MbarrierArrive, MbarrierExpect, MbarrierWait, Parallel, Store, TmaLoad,
-    Yield,
+    ops.Alloc, ops.Fill, ops.If, ops.Load, ops.MbarrierArrive, ops.MbarrierExpect,
+    ops.MbarrierWait, ops.Parallel, ops.Store, ops.TmaLoad, ops.Yield,
 )  # fmt: skip
 
 
@@ -87,7 +61,7 @@ def batch_conditions(func: Func, target: Target) -> Func:
         return func
     found = _Loops(func)
     lead = LeadThread(found.defs, found.written, found.branch)
-    led = rewrite(func.body, lambda o: lead.by_warp(o) if isinstance(o, If) else None)
+    led = rewrite(func.body, lambda o: lead.by_warp(o) if isinstance(o, ops.If) else None)
     if led is not func.body:
         func = func.with_body(led)
         found = _Loops(func)
@@ -98,7 +72,7 @@ def batch_conditions(func: Func, target: Target) -> Func:
 class _Loops:
     def __init__(self, func: Func) -> None:
         self.written = written_tensors(func.body)
-        self.numbers = constants(func.body)
+        self.numbers = ops.constants(func.body)
         self.uniformity: Uniformity | None = None
         self.func = func
         self.first: set[Op] = set()  # who asks for a loop's first word
@@ -108,42 +82,42 @@ class _Loops:
         return {r: o for o in walk(self.func.body) for r in o.results}
 
     def visit(self, o: Op) -> None | list[Op]:
-        jumps = self.asks(o) if isinstance(o, For) else None
+        jumps = self.asks(o) if isinstance(o, ops.For) else None
         if jumps is None:
             return None
         if not self.in_lanes(jumps):
             return jumps.of_a_thread()
         made = jumps.of_lanes()
-        self.first.add(next(x for x in made if isinstance(x, If)))
+        self.first.add(next(x for x in made if isinstance(x, ops.If)))
         return made
 
     def asked_early(self, block: Block) -> Block:
         """`block`, and those inside, with the first words asked for in front of waits for tiles."""
-        ops: list[Op] = []
+        statements: list[Op] = []
         for o in block.ops:
             if o.region_fields and o not in self.first:
                 inner: dict[str, Any] = {
                     x: self.asked_early(getattr(o, x)) for x in o.region_fields
                 }
                 o = replace(o, **inner)
-            ops.append(o)
-        for asked in [o for o in ops if o in self.first]:
-            at = end = ops.index(asked)
-            while at and _passes(ops[at - 1]):
+            statements.append(o)
+        for asked in [o for o in statements if o in self.first]:
+            at = end = statements.index(asked)
+            while at and _passes(statements[at - 1]):
                 at -= 1
-            defs = {r: o for o in ops[at:end] for r in o.results}
+            defs = {r: o for o in statements[at:end] for r in o.results}
             needs = [*upstream(inputs(asked), defs), asked]
             if all(o is asked or is_clonable(o, self.written) for o in needs):
-                rest = [o for o in ops[at : end + 1] if o not in needs]
-                ops[at : end + 1] = [*needs, *rest]
-        return replace(block, ops=tuple(ops))
+                rest = [o for o in statements[at : end + 1] if o not in needs]
+                statements[at : end + 1] = [*needs, *rest]
+        return replace(block, ops=tuple(statements))
 
-    def branch(self, o: For) -> If | None:
+    def branch(self, o: ops.For) -> ops.If | None:
         """The condition of such a loop, which one thread runs: all lanes of its warp may."""
         jumps = self.asks(o, by_one=True)
         return jumps.branch if jumps else None
 
-    def asks(self, o: For, by_one: bool = False) -> _Jumps | None:
+    def asks(self, o: ops.For, by_one: bool = False) -> _Jumps | None:
         """What becomes of the loop, where it is one of those."""
         if o.kind not in ("serial", "pipelined") or o.inits:
             return None
@@ -153,7 +127,7 @@ class _Loops:
         if indices is not None and len(indices) < FEWEST:
             return None
         *head, branch = o.body.ops[:-1]
-        if not isinstance(branch, If) or branch.results or len(branch.orelse.ops) > 1:
+        if not isinstance(branch, ops.If) or branch.results or len(branch.orelse.ops) > 1:
             return None
         if not all(is_clonable(x, self.written) for x in head):
             return None
@@ -170,16 +144,16 @@ class _Loops:
     def pays(self, n: Value, made: list[Op], used: list[Value]) -> bool:
         """Whether the condition, which is computed by `made`, asks for elements of tensors in each
         iteration, which the body does not use, too."""
-        loads = {x.result for x in made if isinstance(x, Load)}
+        loads = {x.result for x in made if isinstance(x, ops.Load)}
         return bool(loads) and loads.isdisjoint(used) and any(n in x.operands for x in made)
 
     def in_lanes(self, jumps: _Jumps) -> bool:
         """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and
         no barrier in it needs to know that it is the same word for all warps."""
-        if any(isinstance(x, Barrier) for x in walk(jumps.branch.then)):
+        if any(isinstance(x, ops.Barrier) for x in walk(jumps.branch.then)):
             return False
         numbers = ("int", "uint", "float")
-        if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, Load)):
+        if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, ops.Load)):
             return False
         return uniformity_of(self.func).around(jumps.loop) < Level.THREAD
 
@@ -193,7 +167,7 @@ class _Jumps:
     """The loop over the iterations whose condition, computed by `made`, holds; `before` is computed
     for the body."""
 
-    def __init__(self, loop: For, branch: If, made: list[Op], before: list[Op]) -> None:
+    def __init__(self, loop: ops.For, branch: ops.If, made: list[Op], before: list[Op]) -> None:
         self.loop, self.branch, self.made, self.before = loop, branch, made, before
         self.n, self.dtype = loop.body.args[0], loop.lo.dtype
         self.start = Value(self.n.type, self.n.name)
@@ -223,7 +197,7 @@ class _Jumps:
         mask = outer.binary("shr", every, outer.cast(beyond, UINT32))
         word = outer.binary("and", word, mask)
         self.do(word, last)
-        outer.emit(Yield)
+        outer.emit(ops.Yield)
         b = Builder(self.loop.loc)
         return self.over_words(b, (), ())
 
@@ -231,11 +205,11 @@ class _Jumps:
         """Each lane of a warp asks for one. What its tensors say of the next word is carried into
         the next iteration as it was loaded, for whoever computes with it waits for it."""
         b, outer = Builder(self.loop.loc), self.outer
-        lane = b.binary("and", b.value(Lane), BITS - 1)
+        lane = b.binary("and", b.value(ops.Lane), BITS - 1)
         mine = b.cast(lane, self.dtype)
         last = b.binary("sub", self.loop.hi, 1)
         defs = {x.result: x for x in self.made}
-        loads = [x.result for x in self.made if isinstance(x, Load)]
+        loads = [x.result for x in self.made if isinstance(x, ops.Load)]
 
         def ask(b: Builder, at: Value) -> list[Value]:
             own: Substitution = {self.n: b.binary("min", at, last)}
@@ -243,11 +217,11 @@ class _Jumps:
             return [own[v] for v in loads]
 
         some, none = Builder(self.loop.loc), Builder(self.loop.loc)
-        some.emit(Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
-        none.emit(Yield, tuple(none.zero(v.dtype) for v in loads))
+        some.emit(ops.Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
+        none.emit(ops.Yield, tuple(none.zero(v.dtype) for v in loads))
         some_at_all = b.compare("lt", self.loop.lo, self.loop.hi)
         types = tuple(v.type for v in loads)
-        asked = b.emit(If, some_at_all, some.block(), none.block(), types)
+        asked = b.emit(ops.If, some_at_all, some.block(), none.block(), types)
 
         at = outer.binary("add", self.start, mine)
         held = {v: Value(v.type, v.name) for v in loads}
@@ -258,38 +232,38 @@ class _Jumps:
         word = outer.cast(holds, UINT32)
         word = outer.binary("shl", word, outer.cast(lane, UINT32))
         for bit in range(5):
-            word = outer.binary("or", word, outer.value(ShuffleXor, word, 1 << bit))
+            word = outer.binary("or", word, outer.value(ops.ShuffleXor, word, 1 << bit))
         behind = outer.binary("add", at, BITS)
         following = ask(outer, behind)
         self.do(word, last)
-        outer.emit(Yield, tuple(following))
+        outer.emit(ops.Yield, tuple(following))
         return self.over_words(b, asked.results, held.values())
 
     def do(self, word: Value, last: Value) -> None:
         """The body for each bit of the word."""
         test, inner, dtype = Builder(self.loop.loc), Builder(self.loop.loc), self.dtype
         asked, left = Value(word.type, "left"), Value(word.type, "left")
-        test.emit(Yield, (test.compare("ne", asked, 0),))
-        place = inner.cast(inner.value(Unary, "ctz", left), dtype)
+        test.emit(ops.Yield, (test.compare("ne", asked, 0),))
+        place = inner.cast(inner.value(ops.Unary, "ctz", left), dtype)
         # (Not behind the last one: what is known of an index stays known.)
         at = inner.binary("min", inner.binary("add", self.start, place), last)
         own: Substitution = {self.n: at}
         inner.ops += [clone(x, own) for x in (*self.before, *self.branch.then.ops[:-1])]
         fewer = inner.binary("sub", left, 1)
-        inner.emit(Yield, (inner.binary("and", left, fewer),))
-        self.outer.emit(While, (word,), test.block((asked,)), inner.block((left,)))
+        inner.emit(ops.Yield, (inner.binary("and", left, fewer),))
+        self.outer.emit(ops.While, (word,), test.block((asked,)), inner.block((left,)))
 
     def over_words(self, b: Builder, inits: Sequence[Value], held: Iterable[Value]) -> list[Op]:
         step = b.const(BITS, self.dtype)
         body = self.outer.block((self.start, *held))
-        b.emit(For, "serial", self.loop.lo, self.loop.hi, step, tuple(inits), body)
+        b.emit(ops.For, "serial", self.loop.lo, self.loop.hi, step, tuple(inits), body)
         return b.ops
 
 
 # --- one thread of a warp -------------------------------------------------------------------------
 
 
-Wanted = Callable[[For], If | None]
+Wanted = Callable[[ops.For], ops.If | None]
 
 
 class LeadThread:
@@ -312,24 +286,26 @@ class LeadThread:
     def __init__(self, defs: Mapping[Value, Op], written: set[Value], wanted: Wanted) -> None:
         self.defs, self.written, self.wanted = defs, written, wanted
 
-    def by_warp(self, branch: If) -> list[Op] | None:
+    def by_warp(self, branch: ops.If) -> list[Op] | None:
         """None where `branch` is no such one."""
         warp = self._warp(branch)
         if warp is None or branch.results or len(branch.orelse.ops) > 1:
             return None
         places = (x for o in branch.then.ops for x in (o, *self._repeated(o)))
-        if not any(isinstance(o, For) and self.wanted(o) for o in places):
+        if not any(isinstance(o, ops.For) and self.wanted(o) for o in places):
             return None
         made = self._spread(branch.then.ops, branch.cond)
-        return made and [replace(branch, cond=warp, then=Block((), (*made, Yield(loc=branch.loc))))]
+        return made and [
+            replace(branch, cond=warp, then=Block((), (*made, ops.Yield(loc=branch.loc))))
+        ]
 
-    def _warp(self, branch: If) -> Value | None:
+    def _warp(self, branch: ops.If) -> Value | None:
         """The condition on the warp of `lane == 0 and warp == n`."""
         both = self.defs.get(branch.cond)
-        if not isinstance(both, Binary) or both.kind != "and":
+        if not isinstance(both, ops.Binary) or both.kind != "and":
             return None
         for lane, warp in ((both.lhs, both.rhs), (both.rhs, both.lhs)):
-            if self._is_index(lane, Lane) and self._is_index(warp, Warp):
+            if self._is_index(lane, ops.Lane) and self._is_index(warp, ops.Warp):
                 return warp
         return None
 
@@ -337,13 +313,13 @@ class LeadThread:
         """Whether `cond` is "this lane (or warp) is the one with that number"."""
         o = self.defs.get(cond)
         return (
-            isinstance(o, Compare)
+            isinstance(o, ops.Compare)
             and o.kind == "eq"
             and isinstance(self.defs.get(o.lhs), kind)
-            and isinstance(self.defs.get(o.rhs), Const)
+            and isinstance(self.defs.get(o.rhs), ops.Const)
         )
 
-    def _spread(self, ops: Iterable[Op], lead: Value) -> list[Op] | None:
+    def _spread(self, statements: Iterable[Op], lead: Value) -> list[Op] | None:
         """The ops for all lanes; what is seen from outside is done where `lead` holds."""
         made: list[Op] = []
         held: list[Op] = []
@@ -353,11 +329,11 @@ class LeadThread:
                 made.append(_guarded(held, lead))
                 held.clear()
 
-        for o in ops:
-            if isinstance(o, Yield):
+        for o in statements:
+            if isinstance(o, ops.Yield):
                 continue
-            branch = self.wanted(o) if isinstance(o, For) else None
-            if branch is not None and isinstance(o, For):
+            branch = self.wanted(o) if isinstance(o, ops.For) else None
+            if branch is not None and isinstance(o, ops.For):
                 if not self._agreed(o, branch):
                     return None
                 flush()
@@ -365,16 +341,16 @@ class LeadThread:
                 led = replace(branch, then=Block((), (_guarded(inside, lead), end)))
                 body = tuple(led if x is branch else x for x in o.body.ops)
                 made.append(replace(o, body=replace(o.body, ops=body)))
-            elif isinstance(o, While) and self._repeated(o):
+            elif isinstance(o, ops.While) and self._repeated(o):
                 flush()
                 told = self._told(o, lead)
                 if told is None:
                     return None
                 made.append(replace(o, body=told))
-            elif isinstance(o, Atomic):
+            elif isinstance(o, ops.Atomic):
                 flush()
                 made.append(or_zero(lead, o))
-            elif o.pure or isinstance(o, Alloc):
+            elif o.pure or isinstance(o, ops.Alloc):
                 made.append(o)  # nothing that is held back gives it a value
             elif self._is_own(o):
                 flush()
@@ -388,9 +364,11 @@ class LeadThread:
 
     def _repeated(self, o: Op) -> tuple[Op, ...]:
         """What a `while` does again and again, for whose end nothing has to be done."""
-        return o.body.ops if isinstance(o, While) and all(x.pure for x in o.cond.ops[:-1]) else ()
+        return (
+            o.body.ops if isinstance(o, ops.While) and all(x.pure for x in o.cond.ops[:-1]) else ()
+        )
 
-    def _told(self, loop: While, lead: Value) -> Block | None:
+    def _told(self, loop: ops.While, lead: Value) -> Block | None:
         """The body of a `while`, whose next values the first lane tells the others."""
         made = self._spread(loop.body.ops, lead)
         if made is None:
@@ -398,10 +376,10 @@ class LeadThread:
         b = Builder(loop.loc)
         b.ops += made
         first = b.const(0)
-        b.emit(Yield, tuple(b.value(Shuffle, v, first) for v in yielded(loop.body)))
+        b.emit(ops.Yield, tuple(b.value(ops.Shuffle, v, first) for v in ops.yielded(loop.body)))
         return b.block(loop.body.args)
 
-    def _agreed(self, loop: For, branch: If) -> bool:
+    def _agreed(self, loop: ops.For, branch: ops.If) -> bool:
         """Whether all lanes compute the same bounds and conditions."""
         given = loop.lo, loop.hi, branch.cond
         return all(is_clonable(x, self.written) for x in upstream(given, self.defs))
@@ -416,7 +394,7 @@ class LeadThread:
         )
 
 
-def _guarded(ops: Sequence[Op], lead: Value) -> Op:
-    b = Builder(ops[0].loc)
-    b.branch(lead, ops)
+def _guarded(statements: Sequence[Op], lead: Value) -> Op:
+    b = Builder(statements[0].loc)
+    b.branch(lead, statements)
     return b.ops[0]

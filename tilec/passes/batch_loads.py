@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.core import (
     Block,
     Builder,
@@ -30,17 +31,6 @@ from tilec.ir.core import (
 )
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
-from tilec.ir.ops import (
-    Alloc,
-    For,
-    If,
-    Load,
-    Parallel,
-    Shuffle,
-    ShuffleXor,
-    WarpMma,
-    Yield,
-)
 from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
 from tilec.target import Target
@@ -59,42 +49,44 @@ def batch_loads(func: Func, target: Target) -> Func:
     known = MemoryFacts(func)
 
     def visit(o: Op) -> None | list[Op]:
-        return _batched(o, known) if isinstance(o, For) and _only_loads(o) else None
+        return _batched(o, known) if isinstance(o, ops.For) and _only_loads(o) else None
 
     return func.with_body(rewrite(func.body, visit))
 
 
-def _usual(o: For) -> tuple[Block, list[Value]]:
+def _usual(o: ops.For) -> tuple[Block, list[Value]]:
     """What an iteration does where the conditions hold that its branches ask for."""
-    ops: list[Op] = []
+    statements: list[Op] = []
     conds: list[Value] = []
     for x in o.body.ops:
-        if isinstance(x, If) and not x.types:
+        if isinstance(x, ops.If) and not x.types:
             conds.append(x.cond)
-            ops += [y for y in x.then.ops if not isinstance(y, Yield)]
+            statements += [y for y in x.then.ops if not isinstance(y, ops.Yield)]
         else:
-            ops.append(x)
-    return replace(o.body, ops=tuple(ops)), conds
+            statements.append(x)
+    return replace(o.body, ops=tuple(statements)), conds
 
 
-def _only_loads(o: For) -> bool:
+def _only_loads(o: ops.For) -> bool:
     """Whether the loop's iterations change nothing but fragments."""
     if o.kind != "serial" or o.inits:
         return False
     body, _ = _usual(o)
     for x in walk(body):
         match x:
-            case For():
+            case ops.For():
                 if x.kind != "unroll" or x.inits:
                     return False
-            case Parallel():
+            case ops.Parallel():
                 if x.engine:
                     return False
-            case Shuffle() | ShuffleXor() | WarpMma():
+            case ops.Shuffle() | ops.ShuffleXor() | ops.WarpMma():
                 pass
             case _ if x.region_fields or not all(_stays_in_registers(e) for e in x.effects()):
                 return False
-    return all(x.pure or isinstance(x, (Alloc, For, Parallel, Yield)) for x in body.ops)
+    return all(
+        x.pure or isinstance(x, (ops.Alloc, ops.For, ops.Parallel, ops.Yield)) for x in body.ops
+    )
 
 
 def _stays_in_registers(e: Effect) -> bool:
@@ -104,20 +96,20 @@ def _stays_in_registers(e: Effect) -> bool:
     return e.kind == "read" or e.region.buffer.buffer.space in ("fragment", "local")
 
 
-def _together(o: For, known: MemoryFacts) -> int:
+def _together(o: ops.For, known: MemoryFacts) -> int:
     """How many iterations are worth asking for at once."""
-    size = loads = ops = narrow = 0
+    size = loads = statements = narrow = 0
     body, _ = _usual(o)
     for p in body.ops:
-        if isinstance(p, For):
-            ops += sum(1 for _ in walk(p.body)) * (known.facts.constant(p.hi) or MOST_OPS)
-        if not isinstance(p, Parallel) or p.layout is None:
+        if isinstance(p, ops.For):
+            statements += sum(1 for _ in walk(p.body)) * (known.facts.constant(p.hi) or MOST_OPS)
+        if not isinstance(p, ops.Parallel) or p.layout is None:
             continue
         dim, run = leading_run(p.layout)
         arg, registers = (p.body.args[dim] if dim >= 0 else None), p.layout.size("reg")
-        ops += sum(1 for _ in walk(p.body)) * registers
+        statements += sum(1 for _ in walk(p.body)) * registers
         for x in walk(p.body):
-            if isinstance(x, Load) and x.source.buffer.space == "global":
+            if isinstance(x, ops.Load) and x.source.buffer.space == "global":
                 size += registers * x.source.dtype.bits // 8
                 width = known.memory(x, arg, run).width
                 loads += registers // width
@@ -126,14 +118,14 @@ def _together(o: For, known: MemoryFacts) -> int:
         return 1
     # What is narrow is converted, one access at a time.
     room = min(BYTES_TOGETHER, 4 * max(REGISTERS - _carried(o) - narrow, 0))
-    most = min(MOST_TOGETHER, room // size, LOADS_TOGETHER // loads, MOST_OPS // ops)
+    most = min(MOST_TOGETHER, room // size, LOADS_TOGETHER // loads, MOST_OPS // statements)
     trips = known.facts.constant(o.hi)
     if trips is not None:
         most = min(most, trips)
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _carried(o: For) -> int:
+def _carried(o: ops.For) -> int:
     """Registers of a thread that hold what one iteration leaves to the next."""
     found: set[Value] = set()
     written: set[Value] = set()
@@ -144,7 +136,7 @@ def _carried(o: For) -> int:
     return sum(layout.size("reg") * bits // 32 for layout, bits in layouts if layout is not None)
 
 
-def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
+def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
     count = _together(o, known)
     if count == 1 or known.facts.constant(o.step) != 1:
         return None
@@ -163,19 +155,19 @@ def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
                 return None
             conds.append(wanted)
         for p in body.ops:
-            if isinstance(p, Parallel):
+            if isinstance(p, ops.Parallel):
                 found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
                 if found is None:
                     return None
                 conds += found
         for x in body.ops:
-            if isinstance(x, Parallel):
+            if isinstance(x, ops.Parallel):
                 fast.ops.append(clone(replace(x, inside=True), at))
-            elif not isinstance(x, Yield):
+            elif not isinstance(x, ops.Yield):
                 fast.ops.append(clone(x, at))
     last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
     inner.branch(inner.conjunction(conds), fast.ops, slow.ops)
-    inner.emit(Yield)
-    b.emit(For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))
+    inner.emit(ops.Yield)
+    b.emit(ops.For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))
     return b.ops

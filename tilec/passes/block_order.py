@@ -22,23 +22,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.clusters import SINGLE, Dims, cluster_of, size
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import (
-    BlockIndex,
-    ClusterIndex,
-    For,
-    GridSize,
-    If,
-    Parallel,
-    UseSwizzle,
-    While,
-    Yield,
-    yielded,
-)
 from tilec.ir.types import INT32, UINT32, ScalarType
 from tilec.passes.utils.addressing import Numbers, narrow
 from tilec.target import Target
@@ -48,7 +37,7 @@ def block_order(func: Func, target: Target) -> Func:
     """See the module's opening. Raises ResourceError for a plan's cluster that the launch cannot
     have."""
     func = settle_cluster(func, target)
-    swizzles = [o for o in walk(func.body) if isinstance(o, UseSwizzle)]
+    swizzles = [o for o in walk(func.body) if isinstance(o, ops.UseSwizzle)]
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
     if func.attrs.get("persistent") and not persistent:
         func = func.with_attrs(persistent=False)
@@ -64,21 +53,21 @@ def block_order(func: Func, target: Target) -> Func:
 def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
-    plane = any(isinstance(o, BlockIndex) and o.dim == 1 for o in walk(func.body))
+    plane = any(isinstance(o, ops.BlockIndex) and o.dim == 1 for o in walk(func.body))
     return plane and can_persist(func)
 
 
 def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
     keeping busy, and does not walk over blocks by itself."""
-    loops = (o for o in walk(func.body) if isinstance(o, For))
+    loops = (o for o in walk(func.body) if isinstance(o, ops.For))
     return bool(_pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
 
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
-    indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
+    indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)}
     loops = _pipelined(func.body)
     return frozenset(
         d
@@ -91,17 +80,17 @@ def uneven(func: Func) -> bool:
     """Whether some blocks of the grid have more to do than others: a pipelined loop's range, or a
     condition that such a loop stands under or has copies under, depends on the block."""
     facts = Facts(func)
-    indices = [o.result for o in walk(func.body) if isinstance(o, BlockIndex)]
+    indices = [o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)]
 
     def differs(v: Value) -> bool:
         return any(facts.trend(v, x) != 0 for x in indices)
 
     def found(block: Block, inside: bool) -> bool:
         for o in block.ops:
-            loop = isinstance(o, For) and o.kind == "pipelined"
-            if isinstance(o, For) and loop and (differs(o.lo) or differs(o.hi)):
+            loop = isinstance(o, ops.For) and o.kind == "pipelined"
+            if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
                 return True
-            if isinstance(o, If) and differs(o.cond) and (inside or _pipelined(o)):
+            if isinstance(o, ops.If) and differs(o.cond) and (inside or _pipelined(o)):
                 return True
             if any(found(b, inside or loop) for b in o.regions):
                 return True
@@ -110,8 +99,8 @@ def uneven(func: Func) -> bool:
     return found(func.body, False)
 
 
-def _pipelined(of: Block | Op) -> list[For]:
-    return [o for o in walk(of) if isinstance(o, For) and o.kind == "pipelined"]
+def _pipelined(of: Block | Op) -> list[ops.For]:
+    return [o for o in walk(of) if isinstance(o, ops.For) and o.kind == "pipelined"]
 
 
 class _InLoop(Numbers):
@@ -228,13 +217,13 @@ def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tu
 
     def visit(o: Op) -> None | list[Op]:
         match o:
-            case BlockIndex(dim=d) if d < len(indices):
+            case ops.BlockIndex(dim=d) if d < len(indices):
                 subst[o.result] = indices[d]
                 return []
-            case GridSize(dim=d) if d < len(sizes):
+            case ops.GridSize(dim=d) if d < len(sizes):
                 subst[o.result] = sizes[d]
                 return []
-            case UseSwizzle():
+            case ops.UseSwizzle():
                 return []
         return None
 
@@ -247,7 +236,7 @@ def _in_clusters(n: Numbers, at: list[Value], func: Func) -> list[Value]:
     for d, (index, c) in enumerate(zip(at, cluster_of(func))):
         if c > 1:
             first = n.op("mul", index, c)
-            index = n.op("add", first, n.b.value(ClusterIndex, d))
+            index = n.op("add", first, n.b.value(ops.ClusterIndex, d))
         made.append(index)
     return made
 
@@ -260,7 +249,7 @@ def _rounded(func: Func) -> Func:
     """The grid rounded up to whole clusters; blocks beyond it do nothing that is seen."""
     b = Builder(func.loc)
     user = UserGrid(func, b)
-    indices = [b.value(BlockIndex, d) for d in range(len(user.extents))]
+    indices = [b.value(ops.BlockIndex, d) for d in range(len(user.extents))]
     return _relaunched(func, b, user, indices)
 
 
@@ -269,8 +258,8 @@ def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     b = Builder(func.loc)
     n = Numbers(b, nonzero=True)
     c = cluster_of(func)
-    grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
-    mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
+    grid = [_share(n, b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
+    mine = [_share(n, b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
         size = n.const(group)
@@ -285,15 +274,15 @@ def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
     user = UserGrid(func, b)
-    indices += [b.value(BlockIndex, d) for d in range(2, len(user.extents))]
+    indices += [b.value(ops.BlockIndex, d) for d in range(2, len(user.extents))]
     return _relaunched(func, b, user, indices)
 
 
 def _relaunched(func: Func, b: Builder, user: UserGrid, indices: list[Value]) -> Func:
     """The body with these block indices, launched with the grid rounded up."""
     inside = user.inside(b, indices)
-    ops = only_inside(_replace_indices(func, indices, user.extents), inside)
-    body = Block((), (*b.ops, *ops))
+    statements = only_inside(_replace_indices(func, indices, user.extents), inside)
+    body = Block((), (*b.ops, *statements))
     return Func(func.name, user.params, rounded_grid(func), body, func.attrs, func.loc)
 
 
@@ -306,8 +295,8 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     total = clusters[0]
     for extent in clusters[1:]:
         total = n.op("mul", total, extent)
-    start = _share(n, b.value(BlockIndex, 0), c[0])
-    step = _share(n, b.value(GridSize, 0), c[0])
+    start = _share(n, b.value(ops.BlockIndex, 0), c[0])
+    step = _share(n, b.value(ops.GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
     inner = Builder(func.loc)
     m = Numbers(inner, nonzero=True)
@@ -317,9 +306,9 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     indices = _in_clusters(m, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
-    inner.ops += [o for o in body if not isinstance(o, Yield)]
-    inner.emit(Yield)
-    b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
+    inner.ops += [o for o in body if not isinstance(o, ops.Yield)]
+    inner.emit(ops.Yield)
+    b.emit(ops.For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
     specialise = bool(func.attrs.get("specialise"))
     groups = int(func.attrs.get("consumer_groups", 1))
@@ -351,7 +340,7 @@ def settle_cluster(func: Func, target: Target) -> Func:
 
 
 def _check(func: Func, dims: Dims) -> None:
-    rank = 3 if func.attrs.get("grid_from_launch") else len(yielded(func.grid))
+    rank = 3 if func.attrs.get("grid_from_launch") else len(ops.yielded(func.grid))
     shown = "x".join(map(str, dims))
     if size(dims) > MAX_BLOCKS:
         raise ResourceError(
@@ -365,7 +354,7 @@ def _check(func: Func, dims: Dims) -> None:
             func.loc,
             f"give the cluster {rank} extents",
         )
-    loops = [o for o in walk(func.body) if isinstance(o, While)]
+    loops = [o for o in walk(func.body) if isinstance(o, ops.While)]
     if loops and not all(_divides(func, dims)):
         raise ResourceError(
             f"the grid is not known to be a multiple of clusters of {shown}, and what the blocks "
@@ -379,7 +368,7 @@ def _divides(func: Func, dims: Dims) -> list[bool]:
     """For each dimension, whether the grid's extent is known to be a multiple of the cluster's."""
     if dims == SINGLE or func.attrs.get("cluster_dims"):
         return [True] * 3  # the user's are checked at the launch
-    extents = yielded(func.grid)
+    extents = ops.yielded(func.grid)
     facts = Facts(func.with_attrs(persistent=False))
     found = []
     for d, c in enumerate(dims):
@@ -399,7 +388,7 @@ class UserGrid:
         self.params = func.params
         self.cluster = cluster_of(func)
         if func.attrs.get("grid_from_launch"):
-            used = {o.dim for o in walk(func.body) if isinstance(o, (BlockIndex, GridSize))}
+            used = {o.dim for o in walk(func.body) if isinstance(o, (ops.BlockIndex, ops.GridSize))}
             used |= {0, *(d for d, c in enumerate(self.cluster) if c > 1)}
             given = [
                 Param(Value(ScalarType(INT32), f"grid{d}"), "grid", "", d)
@@ -409,8 +398,8 @@ class UserGrid:
             self.extents = [p.value for p in given]
         else:
             subst: Substitution = {}
-            b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, Yield)]
-            self.extents = [narrow(b, subst.get(v, v)) for v in yielded(func.grid)]
+            b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, ops.Yield)]
+            self.extents = [narrow(b, subst.get(v, v)) for v in ops.yielded(func.grid)]
 
     def clusters(self, b: Builder) -> list[Value]:
         """How many clusters there are along each dimension, the last one perhaps not full."""
@@ -443,29 +432,29 @@ def is_whole(func: Func) -> bool:
 
 def rounded_grid(func: Func) -> Block:
     """The function's grid, rounded up to whole clusters: what is launched."""
-    if not yielded(func.grid):
+    if not ops.yielded(func.grid):
         return func.grid
     b = Builder(func.loc)
-    b.ops += [o for o in func.grid.ops if not isinstance(o, Yield)]
+    b.ops += [o for o in func.grid.ops if not isinstance(o, ops.Yield)]
     extents = []
-    for extent, c in zip(yielded(func.grid), cluster_of(func)):
+    for extent, c in zip(ops.yielded(func.grid), cluster_of(func)):
         if c > 1:
             count = clusters_in(b, extent, c)
             extent = b.binary("mul", count, c)
         extents.append(extent)
-    b.emit(Yield, tuple(extents))
+    b.emit(ops.Yield, tuple(extents))
     return b.block()
 
 
 # --- blocks beyond the grid ---
 
 
-def only_inside(ops: Sequence[Op], inside: Value | None) -> list[Op]:
+def only_inside(statements: Sequence[Op], inside: Value | None) -> list[Op]:
     """The ops with everything that can be seen from outside of the block done only where `inside`
     holds."""
     if inside is None:
-        return list(ops)
-    return [_guarded(o, inside) for o in ops]
+        return list(statements)
+    return [_guarded(o, inside) for o in statements]
 
 
 def _guarded(o: Op, inside: Value) -> Op:
@@ -484,7 +473,7 @@ def _guarded(o: Op, inside: Value) -> Op:
 
 def _is_seen(o: Op) -> bool:
     """Whether `o` acts outside of its block, and does nothing else."""
-    if o.region_fields and not isinstance(o, Parallel):
+    if o.region_fields and not isinstance(o, ops.Parallel):
         return False
     acts = [e for e in o.effects() if e.writes or e.kind == "output"]
     return bool(acts) and all(e.is_seen for e in acts)

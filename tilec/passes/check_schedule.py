@@ -19,41 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.clusters import cluster_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.fold import fold
-from tilec.ir.ops import (
-    Atomic,
-    Barrier,
-    Binary,
-    Cast,
-    Compare,
-    Const,
-    ConsumerGroup,
-    Copy,
-    CpAsyncCommit,
-    CpAsyncWait,
-    For,
-    Gemm,
-    GridSize,
-    If,
-    Load,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierWait,
-    OrderedArrive,
-    OrderedWait,
-    RingStage,
-    Scope,
-    Select,
-    Store,
-    TmaLoad,
-    WgmmaWait,
-    While,
-    yielded,
-)
 from tilec.passes.utils.rings import waited_by_all
 from tilec.passes.utils.schedule_program import Program, box_bytes
 from tilec.target import Target
@@ -66,7 +37,7 @@ Stage = tuple[Value, int]  # of a ring, or of a barrier
 
 def check_schedule(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    asynchronous = (TmaLoad, CpAsyncCommit, WgmmaWait)
+    asynchronous = (ops.TmaLoad, ops.CpAsyncCommit, ops.WgmmaWait)
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it
     if any(isinstance(o, asynchronous) for o in walk(func.body)):
@@ -110,7 +81,7 @@ class _Machine:
         for _ in first.block(func.body):
             pass
 
-    def together(self, scopes: list[Scope], outer: _Thread) -> None:
+    def together(self, scopes: list[ops.Scope], outer: _Thread) -> None:
         """The scopes at the same time: the producers whenever they can."""
         order = sorted(scopes, key=lambda o: o.name != "producer")
         self.threads = [
@@ -120,7 +91,7 @@ class _Machine:
             (thread, thread.block(o.body))
             for thread, o in zip(self.threads, (o for o in order for _ in range(o.consumer_groups)))
         ]
-        waiting: list[MbarrierWait | OrderedWait | None] = [None] * len(runs)
+        waiting: list[ops.MbarrierWait | ops.OrderedWait | None] = [None] * len(runs)
         stopped = False
         while runs:
             before = self.steps
@@ -158,7 +129,7 @@ class _Thread:
         self.memory: dict[Value, Any] = {}  # of variables
         self.place: dict[Value, Stage] = dict(outer.place) if outer else {}
         self.seen: Counter[Stage] = Counter()  # fills that it has waited for
-        self.products: list[Gemm] = []  # in flight, oldest first
+        self.products: list[ops.Gemm] = []  # in flight, oldest first
         self.reading: list[set[Stage]] = []  # by each of them
         self.telling: list[Stage] = []  # stages written that nobody has been told of
         self.started: set[Stage] = set()  # by cp.async, not committed
@@ -169,49 +140,49 @@ class _Thread:
 
     # --- control ---
 
-    def block(self, block: Block) -> Iterator[MbarrierWait | OrderedWait | None]:
-        ops, env = self.program.ops(block), self.env
-        scopes = [o for o in ops if isinstance(o, Scope)]
-        for o in ops:
+    def block(self, block: Block) -> Iterator[ops.MbarrierWait | ops.OrderedWait | None]:
+        statements, env = self.program.ops(block), self.env
+        scopes = [o for o in statements if isinstance(o, ops.Scope)]
+        for o in statements:
             self.machine.steps += 1
             self.steps += 1
             if self.steps > STEPS:
                 yield None
             match o:
-                case For():
+                case ops.For():
                     yield from self._for(o)
-                case While():
+                case ops.While():
                     yield from self._while(o)
-                case If():
+                case ops.If():
                     chosen = o.then if self.env.get(o.cond, True) else o.orelse
                     yield from self.block(chosen)
-                    self._assign(o.results, yielded(chosen))
-                case Scope():
+                    self._assign(o.results, ops.yielded(chosen))
+                case ops.Scope():
                     if o is scopes[0]:
                         self.machine.together(scopes, self)
-                case MbarrierWait():
+                case ops.MbarrierWait():
                     phases, parity = self.machine.stage(o.barrier, env[o.stage]), env[o.parity]
                     while o.barrier in self.program.barriers and phases.ended % 2 == parity:
                         yield o
                     for stage in phases.filling:
                         self.seen[stage] = self.machine.landed[stage]
                         self.machine.awaited[stage] = self.machine.landed[stage]
-                case OrderedWait() | OrderedArrive() if o.warpgroups:
+                case ops.OrderedWait() | ops.OrderedArrive() if o.warpgroups:
                     pass  # the scope's one thread here is of the first warpgroup, whose turn comes
-                case OrderedWait():
+                case ops.OrderedWait():
                     while not self.machine.turns[self.group]:
                         yield o
                     self.machine.turns[self.group] -= 1
-                case OrderedArrive():
+                case ops.OrderedArrive():
                     self.machine.turns[(self.group + 1) % self.program.consumer_groups] += 1
-                case MbarrierArrive():
+                case ops.MbarrierArrive():
                     if o.guard is None or self.env.get(o.guard, True):
                         self.arrive(self.machine.stage(o.barrier, self.env[o.stage]))
                         yield None
                 case _:
                     self.op(o)
 
-    def _for(self, o: For) -> Iterator[MbarrierWait | OrderedWait | None]:
+    def _for(self, o: ops.For) -> Iterator[ops.MbarrierWait | ops.OrderedWait | None]:
         lo, hi, step = (self.env.get(v, 1) for v in (o.lo, o.hi, o.step))
         step = max(int(step), 1)
         early = max(o.stage, default=0)  # iterations whose beginnings stand in front of the loop
@@ -230,19 +201,19 @@ class _Thread:
             self.env[o.body.args[0]] = i
             self.env.update(zip(o.body.args[1:], values))
             yield from self.block(o.body)
-            values = [self.env.get(v, 0) for v in yielded(o.body)]
+            values = [self.env.get(v, 0) for v in ops.yielded(o.body)]
         self.env.update(zip(o.results, values))
 
-    def _while(self, o: While) -> Iterator[MbarrierWait | OrderedWait | None]:
+    def _while(self, o: ops.While) -> Iterator[ops.MbarrierWait | ops.OrderedWait | None]:
         values = [self.env.get(v, 0) for v in o.inits]
         for _ in range(AGAIN):
             self.env.update(zip(o.cond.args, values))
             yield from self.block(o.cond)
-            if not self.env.get(yielded(o.cond)[0], True):
+            if not self.env.get(ops.yielded(o.cond)[0], True):
                 break
             self.env.update(zip(o.body.args, values))
             yield from self.block(o.body)
-            values = [self.env.get(v, 0) for v in yielded(o.body)]
+            values = [self.env.get(v, 0) for v in ops.yielded(o.body)]
         self.env.update(zip(o.results, values))
 
     def _assign(self, results: tuple[Value, ...], values: tuple[Value, ...]) -> None:
@@ -254,52 +225,52 @@ class _Thread:
     def op(self, o: Op) -> None:
         env = self.env
         match o:
-            case Const() | Binary() | Compare() | Cast():
+            case ops.Const() | ops.Binary() | ops.Compare() | ops.Cast():
                 env[o.result] = fold(o, lambda v: env.get(v, 0)) or 0
-            case Select():
+            case ops.Select():
                 env[o.result] = env.get(o.on_true if env.get(o.cond, True) else o.on_false, 0)
-            case ConsumerGroup():
+            case ops.ConsumerGroup():
                 env[o.result] = self.group
-            case GridSize():  # one block, or cluster
+            case ops.GridSize():  # one block, or cluster
                 env[o.result] = cluster_of(self.program.func)[o.dim]
-            case Load() if o.source.buffer.space == "local":
+            case ops.Load() if o.source.buffer.space == "local":
                 if o.source not in self.memory:
                     raise _fault(o, f"reads {o.source.name}, which nothing has set")
                 env[o.result] = self.memory[o.source]
-            case Load() if o.result in self.program.wanted:
+            case ops.Load() if o.result in self.program.wanted:
                 at = self.place.get(o.source)
                 env[o.result] = self.machine.told.get(at) if at else None
                 if env[o.result] is None:
                     env[o.result] = self._somewhere(o)
                 self.touch(o)
-            case Store() if self.program.root.get(o.dest) in self.program.told:
+            case ops.Store() if self.program.root.get(o.dest) in self.program.told:
                 stage = self.place[o.dest]
                 self.fill(o, stage)
                 self.machine.told[stage] = env.get(o.value, 0)
                 self.telling.append(stage)
-            case Atomic():
+            case ops.Atomic():
                 env[o.result] = self.machine.counters[o.dest]
                 self.machine.counters[o.dest] += o.kind == "add"
                 self.touch(o)
-            case Store() if o.dest.buffer.space == "local":
+            case ops.Store() if o.dest.buffer.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
-            case RingStage():
+            case ops.RingStage():
                 self.place[o.result] = (o.root, env[o.stage])
-            case MbarrierExpect():
+            case ops.MbarrierExpect():
                 self.machine.stage(o.barrier, env[o.stage]).bytes += o.bytes
                 self.machine.stage(o.barrier, env[o.stage]).filling = []
-            case TmaLoad():
+            case ops.TmaLoad():
                 self.load(o)
-            case CpAsyncCommit():
+            case ops.CpAsyncCommit():
                 self.groups.append(self.started)
                 self.started = set()
-            case CpAsyncWait():
+            case ops.CpAsyncWait():
                 while len(self.groups) > o.pending:
                     self.hidden |= self.groups.pop(0)
-            case WgmmaWait():
+            case ops.WgmmaWait():
                 ended = max(len(self.products) - o.pending, 0)
                 del self.products[:ended], self.reading[:ended]
-            case Barrier():
+            case ops.Barrier():
                 self.hidden.clear()
                 self.read.clear()
             case _ if o.pure:
@@ -307,7 +278,7 @@ class _Thread:
             case _:
                 self.touch(o)
 
-    def _somewhere(self, o: Load) -> int:
+    def _somewhere(self, o: ops.Load) -> int:
         """What an element of a tensor is: the same number for all who ask, small, and not always
         the same."""
         return int(sum(self.env.get(v, 0) for v in o.indices) + self.machine.size) % 3
@@ -329,7 +300,7 @@ class _Thread:
                 self.machine.landed[stage] = self.machine.fills[stage]
             self.telling = []
 
-    def load(self, o: TmaLoad) -> None:
+    def load(self, o: ops.TmaLoad) -> None:
         stage = self.place.get(o.dest)
         phases = self.machine.stage(o.barrier, self.env[o.stage])
         if stage is not None:
@@ -346,9 +317,9 @@ class _Thread:
 
     def touch(self, o: Op) -> None:
         """What an op does to rings and to fragments."""
-        by_copy = isinstance(o, Copy) and o.engine == "cp_async"
+        by_copy = isinstance(o, ops.Copy) and o.engine == "cp_async"
         held: set[Stage] = set()
-        chained = o.c if isinstance(o, Gemm) and o.is_asynchronous else None
+        chained = o.c if isinstance(o, ops.Gemm) and o.is_asynchronous else None
         for x, e in effects_in(o):
             if e.region is None or e.private:
                 continue
@@ -366,7 +337,7 @@ class _Thread:
             if e.writes:
                 self._write(x, stage, by_copy)
         if chained is not None:
-            assert isinstance(o, Gemm)
+            assert isinstance(o, ops.Gemm)
             self.products = [*self.products, o] if o.asynchronous else []
             self.reading = [*self.reading, held] if o.asynchronous else []
 

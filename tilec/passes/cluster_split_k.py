@@ -16,29 +16,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
-    BlockIndex,
-    ClusterIndex,
-    ClusterSum,
-    CombineParts,
-    Copy,
-    Fill,
-    For,
-    Gemm,
-    GridSize,
-    If,
-    Load,
-    Yield,
-    constants,
-    yielded,
-)
 from tilec.passes.utils.addressing import Numbers
 from tilec.target import Target
 
@@ -69,7 +52,7 @@ class _Sharer:
     def __init__(self, func: Func, split: int, parts: int) -> None:
         self.func = func
         self.split, self.parts = split, parts
-        self.zeros = {v for v, n in constants(func.body).items() if n == 0}
+        self.zeros = {v for v, n in ops.constants(func.body).items() if n == 0}
         self.written = written_tensors(func.body)
 
     def refuse(self, why: str) -> ResourceError:
@@ -81,27 +64,27 @@ class _Sharer:
 
     def share(self) -> Func:
         loop = self.loop()
-        ops = self.func.body.ops
-        at = ops.index(loop)
+        statements = self.func.body.ops
+        at = statements.index(loop)
         sums = tuple(self.sums(loop))
         top, b = Builder(self.func.loc), Builder(loop.loc)
-        b.ops += ops[:at]
-        rest = tuple(o for o in ops[at + 1 :] if not isinstance(o, Yield))
+        b.ops += statements[:at]
+        rest = tuple(o for o in statements[at + 1 :] if not isinstance(o, ops.Yield))
         after = rest[0].loc if rest else loop.loc
         if self.split > 1:
-            number = share = b.value(ClusterIndex, 0)
+            number = share = b.value(ops.ClusterIndex, 0)
         if self.parts > 1:
-            share = part = top.binary("mod", top.value(BlockIndex, 2), self.parts)
+            share = part = top.binary("mod", top.value(ops.BlockIndex, 2), self.parts)
             if self.split > 1:
                 before = b.binary("mul", part, self.split)
                 share = b.binary("add", before, number)
             place = self.place(top)
         b.ops.append(self.part(b, loop, share))
         if self.split > 1:
-            b.emit(ClusterSum, sums)
+            b.emit(ops.ClusterSum, sums)
         if self.parts > 1:
             inner = Builder(loop.loc)
-            last = inner.value(CombineParts, sums, place, part, self.parts)
+            last = inner.value(ops.CombineParts, sums, place, part, self.parts)
             inner.loc = after
             inner.branch(last, rest)
             rest = tuple(inner.ops)
@@ -111,16 +94,16 @@ class _Sharer:
             b.branch(first, rest)
         else:
             b.ops += rest
-        b.ops += [o for o in ops[at + 1 :] if isinstance(o, Yield)]
+        b.ops += [o for o in statements[at + 1 :] if isinstance(o, ops.Yield)]
         return self.relaunched(top, b.block())
 
     # --- the loop ---
 
-    def loop(self) -> For:
+    def loop(self) -> ops.For:
         """The first loop that can be shared."""
         if self.func.attrs.get("persistent"):
             raise self.refuse("its blocks walk over the grid")
-        loops = [o for o in self.func.body.ops if isinstance(o, For) and o.kind == "pipelined"]
+        loops = [o for o in self.func.body.ops if isinstance(o, ops.For) and o.kind == "pipelined"]
         first = ""
         for loop in loops:
             why = self.obstacle(loop)
@@ -129,13 +112,13 @@ class _Sharer:
                 continue
             after = self.func.body.ops[self.func.body.ops.index(loop) + 1 :]
             if self.parts > 1 and any(
-                isinstance(o, For) and o.kind == "pipelined" for o in walk(Block((), after))
+                isinstance(o, ops.For) and o.kind == "pipelined" for o in walk(Block((), after))
             ):
                 raise self.refuse("another T.Pipelined follows it")
             return loop
         raise self.refuse(first or "no T.Pipelined stands at the top of its body")
 
-    def obstacle(self, loop: For) -> str:
+    def obstacle(self, loop: ops.For) -> str:
         """Why the loop cannot be shared; "" if it can."""
         if loop.inits:
             return f"the loop in line {loop.loc.line} carries a value from iteration to iteration"
@@ -154,25 +137,25 @@ class _Sharer:
                 return f"line {o.loc.line} writes global memory before the sum"
         return ""
 
-    def sums(self, loop: For) -> list[Value]:
-        return list(dict.fromkeys(o.c for o in walk(loop.body) if isinstance(o, Gemm)))
+    def sums(self, loop: ops.For) -> list[Value]:
+        return list(dict.fromkeys(o.c for o in walk(loop.body) if isinstance(o, ops.Gemm)))
 
-    def starts_at_zero(self, v: Value, loop: For) -> bool:
+    def starts_at_zero(self, v: Value, loop: ops.For) -> bool:
         """Whether the last op before the loop that touches `v` sets all of it to zero."""
         before = self.func.body.ops[: self.func.body.ops.index(loop)]
         users = [o for o in before if _touches(o, v)]
         last = users[-1] if users else None
-        return isinstance(last, Fill) and last.dest.is_whole and last.value in self.zeros
+        return isinstance(last, ops.Fill) and last.dest.is_whole and last.value in self.zeros
 
-    def does_more(self, o: Op, sums: list[Value], loop: For) -> str:
+    def does_more(self, o: Op, sums: list[Value], loop: ops.For) -> str:
         """What `o`, in the loop, does besides adding products; "" for nothing."""
         match o:
-            case Gemm():
+            case ops.Gemm():
                 if o.clear:
                     return f"overwrites {o.c.name}"
                 if {o.a.buffer, o.b.buffer} & set(sums):
                     return f"reads {', '.join(v.name for v in sums)} inside the loop"
-            case Copy():
+            case ops.Copy():
                 to = o.dest.buffer
                 if to.buffer.space == "global":
                     return "writes global memory inside the loop"
@@ -180,19 +163,19 @@ class _Sharer:
                     return "touches the sum inside the loop"
                 if not self.own_to_iteration(o, loop):
                     return f"leaves {to.name} to later iterations, or to what follows the loop"
-            case Load():
+            case ops.Load():
                 if o.source.buffer.space != "global" or o.source in self.written:
                     return f"reads {o.source.name}, which the kernel changes"
-            case For() | If():
+            case ops.For() | ops.If():
                 if o.results:
                     return "carries a value"
-            case Alloc() | Yield():
+            case ops.Alloc() | ops.Yield():
                 return ""
             case _:
                 return "" if o.pure else f"does more than add products ({o.opname})"
         return ""
 
-    def own_to_iteration(self, o: Copy, loop: For) -> bool:
+    def own_to_iteration(self, o: ops.Copy, loop: ops.For) -> bool:
         """Whether the copy fills a buffer that only this loop uses, whole and before any other
         use."""
         v = o.dest.buffer
@@ -202,7 +185,7 @@ class _Sharer:
 
     # --- what it becomes ---
 
-    def part(self, b: Builder, loop: For, number: Value) -> For:
+    def part(self, b: Builder, loop: ops.For, number: Value) -> ops.For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
         x = Numbers(b, loop.lo.dtype)
         mine = b.cast(number, x.dtype)
@@ -218,14 +201,14 @@ class _Sharer:
 
     def place(self, b: Builder) -> Value:
         """The number of this block's sum among those of the launch."""
-        x, wide = self.shared(b, BlockIndex, 0), self.shared(b, GridSize, 0)
-        z, tall = self.shared(b, BlockIndex, 2), self.shared(b, GridSize, 1)
-        y = self.shared(b, BlockIndex, 1)
+        x, wide = self.shared(b, ops.BlockIndex, 0), self.shared(b, ops.GridSize, 0)
+        z, tall = self.shared(b, ops.BlockIndex, 2), self.shared(b, ops.GridSize, 1)
+        y = self.shared(b, ops.BlockIndex, 1)
         n = Numbers(b)
         before = n.op("add", n.op("mul", z, tall), y)
         return n.op("add", n.op("mul", before, wide), x)
 
-    def shared(self, b: Builder, cls: type[BlockIndex | GridSize], dim: int) -> Value:
+    def shared(self, b: Builder, cls: type[ops.BlockIndex | ops.GridSize], dim: int) -> Value:
         """The launch's index or size along a dimension, as if blocks did not share sums."""
         n = Numbers(b)
         by = {0: self.split, 2: self.parts}.get(dim, 1)
@@ -237,11 +220,13 @@ class _Sharer:
         subst: Substitution = {}
         changed = [d for d, n in ((0, self.split), (2, self.parts)) if n > 1]
         made = {
-            (cls, d): self.shared(top, cls, d) for d in changed for cls in (BlockIndex, GridSize)
+            (cls, d): self.shared(top, cls, d)
+            for d in changed
+            for cls in (ops.BlockIndex, ops.GridSize)
         }
 
         def visit(o: Op) -> None | list[Op]:
-            if isinstance(o, (BlockIndex, GridSize)) and o.dim in changed:
+            if isinstance(o, (ops.BlockIndex, ops.GridSize)) and o.dim in changed:
                 subst[o.result] = made[type(o), o.dim]
                 return []
             return None
@@ -252,21 +237,21 @@ class _Sharer:
 
     def grid(self) -> Block:
         grid = self.func.grid
-        if not yielded(grid):
+        if not ops.yielded(grid):
             return grid
         b = Builder(self.func.loc)
-        b.ops += [o for o in grid.ops if not isinstance(o, Yield)]
-        extents = list(yielded(grid))
+        b.ops += [o for o in grid.ops if not isinstance(o, ops.Yield)]
+        extents = list(ops.yielded(grid))
         if self.parts > 1:
             extents += [b.const(1) for _ in range(3 - len(extents))]
         for d, n in ((0, self.split), (2, self.parts)):
             if n > 1:
                 extent = extents[d]
                 extents[d] = b.binary("mul", extent, n)
-        b.emit(Yield, tuple(extents))
+        b.emit(ops.Yield, tuple(extents))
         return b.block()
 
 
 def _touches(o: Op, v: Value) -> bool:
     """Whether `o`, or an op inside of it, reads or writes `v`."""
-    return v in inputs(o) and not isinstance(o, AnnotateLayout)
+    return v in inputs(o) and not isinstance(o, ops.AnnotateLayout)

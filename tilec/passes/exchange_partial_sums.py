@@ -27,37 +27,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tilec.ir import ops
 from tilec.ir.clusters import parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
 from tilec.ir.layout import row_major
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    ClusterBarrier,
-    ClusterIndex,
-    ClusterLoad,
-    ClusterSum,
-    CombineParts,
-    CountUp,
-    DeviceFence,
-    Extract,
-    For,
-    Lane,
-    Load,
-    MbarrierArrive,
-    MbarrierInit,
-    MbarrierInitFence,
-    MbarrierWait,
-    MemLoad,
-    MemStore,
-    Pack,
-    RegRead,
-    RegWrite,
-    Store,
-    ThreadIndex,
-    WarpSync,
-    Yield,
-)
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.rings import elected, meeting
@@ -73,10 +46,10 @@ LEAST, IN_FLIGHT = 16, 128  # which takes so many
 def exchange_partial_sums(func: Func, target: Target) -> Func:
     """See the module's opening."""
     for o in walk(func.body):
-        if isinstance(o, ClusterSum):
+        if isinstance(o, ops.ClusterSum):
             func = _Gather(func, o, target).expanded()
     for o in walk(func.body):
-        if isinstance(o, CombineParts):
+        if isinstance(o, ops.CombineParts):
             func = _Sum(func, o, target).expanded()
     return func
 
@@ -111,7 +84,7 @@ class _Vectors:
     def offset(self, b: Builder, vector: Value) -> Value:
         """Where this thread's vector stands."""
         before = b.binary("mul", vector, self.threads * self.lanes)
-        own = b.binary("mul", b.value(ThreadIndex), self.lanes)
+        own = b.binary("mul", b.value(ops.ThreadIndex), self.lanes)
         return b.binary("add", before, own)
 
     def register(self, b: Builder, vector: Value, element: int) -> Value:
@@ -122,7 +95,7 @@ class _Vectors:
         """The first `elements` of a vector, and zeros behind them."""
         v = self.fragment
         empty = b.zero(v.dtype)
-        values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
+        values = [b.value(ops.RegRead, v, self.register(b, vector, e)) for e in range(elements)]
         return values + [empty] * (self.lanes - elements)
 
 
@@ -145,9 +118,9 @@ class _Exchange:
         def visit(o: Op) -> None | list[Op]:
             return self.expand(subst) if o is self.op else None
 
-        ops = rewrite(self.func.body, visit, subst).ops
-        end = len(ops) - (bool(ops) and isinstance(ops[-1], Yield))
-        body = Block((), (*self.top.ops, *ops[:end], *self.end, *ops[end:]))
+        statements = rewrite(self.func.body, visit, subst).ops
+        end = len(statements) - (bool(statements) and isinstance(statements[-1], ops.Yield))
+        body = Block((), (*self.top.ops, *statements[:end], *self.end, *statements[end:]))
         return replace(self.func, params=(*self.func.params, *self.params), body=body)
 
     def expand(self, subst: Substitution) -> list[Op]:
@@ -164,7 +137,7 @@ class _Parts(_Vectors):
     def __init__(self, top: Builder, fragment: Value, threads: int) -> None:
         super().__init__(fragment, threads)
         t = BufferType((self.size,), fragment.dtype, "shared", layout=row_major((self.size,)))
-        self.buffer = top.value(Alloc, t, name=f"{fragment.name}_parts")
+        self.buffer = top.value(ops.Alloc, t, name=f"{fragment.name}_parts")
 
     def each(self, b: Builder, do: Callable[[Builder, list[Value], int], None]) -> None:
         """`do(builder, vectors, elements of each)` for all vectors, with numbers for their
@@ -186,22 +159,22 @@ class _Parts(_Vectors):
             self.store(b, vector, self.registers(b, vector, elements))
 
     def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
-        packed = b.value(Pack, tuple(values))
-        b.emit(MemStore, self.buffer, self.offset(b, vector), packed, VECTOR_BITS // 8)
+        packed = b.value(ops.Pack, tuple(values))
+        b.emit(ops.MemStore, self.buffer, self.offset(b, vector), packed, VECTOR_BITS // 8)
 
     def load(self, b: Builder, vector: Value, block: Value) -> list[Value]:
         """The elements of one vector of another block."""
-        got = b.value(ClusterLoad, self.buffer, self.offset(b, vector), block, self.lanes)
-        return [b.value(Extract, got, e) for e in range(self.lanes)]
+        got = b.value(ops.ClusterLoad, self.buffer, self.offset(b, vector), block, self.lanes)
+        return [b.value(ops.Extract, got, e) for e in range(self.lanes)]
 
 
 class _Gather(_Exchange):
     """One `cluster_sum`."""
 
-    def __init__(self, func: Func, o: ClusterSum, target: Target) -> None:
+    def __init__(self, func: Func, o: ops.ClusterSum, target: Target) -> None:
         super().__init__(func, o)
         self.blocks = split_of(func)
-        self.end = (ClusterBarrier(loc=func.loc),)
+        self.end = (ops.ClusterBarrier(loc=func.loc),)
         top = self.top
         self.parts = [_Parts(top, v, self.threads) for v in o.fragments]
         warps = self.threads // target.warp_size
@@ -210,19 +183,19 @@ class _Gather(_Exchange):
         self.summed = self.written if self.direct else self._barrier("shares_summed")
         writers = 1 if self.direct else self.blocks
         with top.when(elected(top)) as init:
-            init.emit(MbarrierInit, self.written, writers * warps)
+            init.emit(ops.MbarrierInit, self.written, writers * warps)
             if not self.direct:
-                init.emit(MbarrierInit, self.summed, self.blocks * warps)
-            init.emit(MbarrierInitFence)
-        top.emit(ClusterBarrier)
+                init.emit(ops.MbarrierInit, self.summed, self.blocks * warps)
+            init.emit(ops.MbarrierInitFence)
+        top.emit(ops.ClusterBarrier)
 
     def _barrier(self, name: str) -> Value:
-        return self.top.value(Alloc, BufferType((1,), INT64, "barrier"), name=name)
+        return self.top.value(ops.Alloc, BufferType((1,), INT64, "barrier"), name=name)
 
     def expand(self, subst: Substitution) -> list[Op]:
         b = Builder(self.loc)
-        b.emit(Barrier, *self.barrier)  # all threads are done with what was in these bytes
-        number = b.value(ClusterIndex, 0)
+        b.emit(ops.Barrier, *self.barrier)  # all threads are done with what was in these bytes
+        number = b.value(ops.ClusterIndex, 0)
         first = b.compare("eq", number, 0)
         if self.direct:
             with b.when(b.compare("ne", number, 0)) as give:
@@ -241,7 +214,7 @@ class _Gather(_Exchange):
         with b.when(first) as take:
             self.wait(take, self.summed)
             self.take(take)
-            take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
+            take.emit(ops.Barrier, *self.barrier)  # what comes next may use the bytes
         return b.ops
 
     # --- steps ---
@@ -252,13 +225,13 @@ class _Gather(_Exchange):
 
     def publish(self, b: Builder, barrier: Value, blocks: int) -> None:
         """Each warp arrives once at the barrier of the first `blocks` blocks."""
-        b.emit(WarpSync)
-        lane = b.value(Lane)
+        b.emit(ops.WarpSync)
+        lane = b.value(ops.Lane)
         who = b.compare("lt", lane, blocks)
-        b.emit(MbarrierArrive, barrier, b.const(0), who, lane, publish=True)
+        b.emit(ops.MbarrierArrive, barrier, b.const(0), who, lane, publish=True)
 
     def wait(self, b: Builder, barrier: Value) -> None:
-        b.emit(MbarrierWait, barrier, b.const(0), b.const(0), acquire=True)
+        b.emit(ops.MbarrierWait, barrier, b.const(0), b.const(0), acquire=True)
 
     def share(self, p: _Parts) -> int:
         """Vectors that each block adds up; the last blocks perhaps fewer."""
@@ -303,9 +276,9 @@ class _Gather(_Exchange):
                     for e, value in enumerate(values[:elements]):
                         register = p.register(into, vector, e)
                         if self.direct:
-                            own = into.value(RegRead, p.fragment, register)
+                            own = into.value(ops.RegRead, p.fragment, register)
                             value = into.binary("add", own, value)
-                        into.emit(RegWrite, p.fragment, register, value)
+                        into.emit(ops.RegWrite, p.fragment, register, value)
 
             p.each(b, some)
 
@@ -336,9 +309,9 @@ class _Stored(_Vectors):
         for vector in range(self.count):
             elements = self.lanes if vector < self.full else self.left
             values = self.registers(b, b.const(vector), elements)
-            packed = b.value(Pack, tuple(values))
+            packed = b.value(ops.Pack, tuple(values))
             at = self.place(b, start, 0, vector)
-            b.emit(MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
+            b.emit(ops.MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
 
 
 @dataclass(frozen=True)
@@ -353,7 +326,7 @@ class _Step:
 class _Sum(_Exchange):
     """One `combine_parts`."""
 
-    def __init__(self, func: Func, o: CombineParts, target: Target) -> None:
+    def __init__(self, func: Func, o: ops.CombineParts, target: Target) -> None:
         super().__init__(func, o)
         self.o, self.parts = o, o.parts
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
@@ -372,7 +345,7 @@ class _Sum(_Exchange):
         ]
         self.counters = Value(BufferType((1,), INT32, "global", align=4), unused("counters"))
         flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
-        self.came = self.top.value(Alloc, flag, name="came_before")
+        self.came = self.top.value(ops.Alloc, flag, name="came_before")
         self.params = (
             *(Param(s.buffer, "workspace", s.buffer.name, self._bytes(s)) for s in self.stored),
             Param(self.counters, "counters", self.counters.name, 4),
@@ -391,19 +364,19 @@ class _Sum(_Exchange):
             ahead = b.binary("mul", part, s.size)
             s.write(b, b.binary("add", start, ahead))
         if self.each:
-            b.emit(DeviceFence)
-        b.emit(Barrier, *self.barrier)  # all threads have written theirs
+            b.emit(ops.DeviceFence)
+        b.emit(ops.Barrier, *self.barrier)  # all threads have written theirs
         with b.when(elected(b)) as one:
             zero = one.const(0)
-            one.emit(DeviceFence)
-            before = one.value(CountUp, self.counters, number, self.parts - 1)
-            one.emit(DeviceFence)
-            one.emit(Store, self.came, (zero,), before)
-        came = b.value(Load, self.came, (b.const(0),))
+            one.emit(ops.DeviceFence)
+            before = one.value(ops.CountUp, self.counters, number, self.parts - 1)
+            one.emit(ops.DeviceFence)
+            one.emit(ops.Store, self.came, (zero,), before)
+        came = b.value(ops.Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
         with b.when(last) as add:
             if self.each:
-                add.emit(DeviceFence)
+                add.emit(ops.DeviceFence)
             for s, start in zip(self.stored, starts):
                 self.add_up(add, s, start)
         subst[o.result] = last
@@ -412,7 +385,7 @@ class _Sum(_Exchange):
     def start(self, b: Builder, s: _Stored, number: Value) -> Value:
         """This thread's first vector of the sum's first part."""
         first = b.binary("mul", number, self.parts * s.size)
-        own = b.binary("mul", b.value(ThreadIndex), s.lanes)
+        own = b.binary("mul", b.value(ops.ThreadIndex), s.lanes)
         return b.binary("add", first, b.cast(own, INT64))
 
     def add_up(self, b: Builder, s: _Stored, start: Value) -> None:
@@ -430,7 +403,7 @@ class _Sum(_Exchange):
             if following is not None and following.times == 1:
                 ahead = self.load(b, s, start, following)
             self.add(b, s, step, loaded)
-            b.emit(WarpSync)
+            b.emit(ops.WarpSync)
 
     def steps(self, s: _Stored) -> list[_Step]:
         room = max(LEAST, min(IN_FLIGHT, REGISTERS - s.words)) // 2
@@ -453,16 +426,16 @@ class _Sum(_Exchange):
         inner = Builder(b.loc)
         moved = inner.binary("add", start, at)
         self.add(inner, s, step, self.load(inner, s, moved, step))
-        inner.emit(Yield)
+        inner.emit(ops.Yield)
         size = len(step.parts) * s.size
         bounds = (b.const(n, INT64) for n in (0, step.times * size, size))
-        b.emit(For, "serial", *bounds, (), inner.block([at]))
+        b.emit(ops.For, "serial", *bounds, (), inner.block([at]))
 
     def load(self, b: Builder, s: _Stored, start: Value, step: _Step) -> list[list[Value]]:
         """For each of the step's vectors, those of its parts."""
         return [
             [
-                b.value(MemLoad, s.buffer, s.place(b, start, p, v), s.lanes, VECTOR_BITS // 8)
+                b.value(ops.MemLoad, s.buffer, s.place(b, start, p, v), s.lanes, VECTOR_BITS // 8)
                 for p in step.parts
             ]
             for v in step.vectors
@@ -474,9 +447,9 @@ class _Sum(_Exchange):
             vector = b.const(v)
             for e in range(s.lanes if v < s.full else s.left):
                 register = s.register(b, vector, e)
-                values = [b.value(Extract, x, e) for x in got]
+                values = [b.value(ops.Extract, x, e) for x in got]
                 new = step.parts[0] == 0
-                total = values.pop(0) if new else b.value(RegRead, s.fragment, register)
+                total = values.pop(0) if new else b.value(ops.RegRead, s.fragment, register)
                 for value in values:
                     total = b.binary(self.o.kind, total, value)
-                b.emit(RegWrite, s.fragment, register, total)
+                b.emit(ops.RegWrite, s.fragment, register, total)

@@ -18,20 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import (
-    Atomic,
-    Barrier,
-    BlockIndex,
-    DeviceFence,
-    GridSize,
-    GridSync,
-    Pause,
-    Scope,
-    While,
-    Yield,
-)
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.rings import elected
 from tilec.target import Target
@@ -39,7 +28,7 @@ from tilec.target import Target
 
 def expand_grid_sync(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError where a part of the block only comes."""
-    if not any(isinstance(o, GridSync) for o in walk(func.body)):
+    if not any(isinstance(o, ops.GridSync) for o in walk(func.body)):
         return func
     _check(func)
     return _Meeting(func, target).expanded()
@@ -47,9 +36,9 @@ def expand_grid_sync(func: Func, target: Target) -> Func:
 
 def _check(func: Func) -> None:
     for o in walk(func.body):
-        if isinstance(o, Scope):
+        if isinstance(o, ops.Scope):
             for inside in walk(o.body):
-                if isinstance(inside, GridSync):
+                if isinstance(inside, ops.GridSync):
                     raise CompileError(
                         "T.sync_grid stands under a condition that holds for a part of the block's "
                         "threads: blocks meet as a whole",
@@ -69,42 +58,44 @@ class _Meeting:
 
     def expanded(self) -> Func:
         top = Builder(self.func.loc)
-        sizes = [top.value(GridSize, d) for d in range(3)]
+        sizes = [top.value(ops.GridSize, d) for d in range(3)]
         self.blocks = _product(top, sizes)
-        inside = [top.value(BlockIndex, d) for d in range(3)]
+        inside = [top.value(ops.BlockIndex, d) for d in range(3)]
         sum_of = top.binary("or", inside[0], top.binary("or", inside[1], inside[2]))
         first = top.compare("eq", sum_of, 0)
         others = top.binary("sub", self.blocks, 2)
         rest = top.binary("sub", top.const((1 << 31) - 1), others)
         self.step = top.select(first, rest, top.const(1))
-        body = rewrite(self.func.body, lambda o: self.met(o) if isinstance(o, GridSync) else None)
-        *ops, end = body.ops
-        body = Block((), (*top.ops, *ops, *self.last(), end))
+        body = rewrite(
+            self.func.body, lambda o: self.met(o) if isinstance(o, ops.GridSync) else None
+        )
+        *statements, end = body.ops
+        body = Block((), (*top.ops, *statements, *self.last(), end))
         params = (*self.func.params, Param(self.words, "counters", self.words.name, 8))
         return replace(self.func, params=params, body=body).with_attrs(cooperative=True)
 
     def met(self, o: Op) -> list[Op]:
         b, one = Builder(o.loc), Builder(o.loc)
-        one.emit(DeviceFence)
+        one.emit(ops.DeviceFence)
         before = self.atomic(one, 0, "add", self.step)
         zero = one.const(0)
         again, pause = Builder(o.loc), Builder(o.loc)
         now = self.atomic(again, 0, "or", zero)
         changed = again.binary("xor", now, before)
-        again.emit(Yield, (again.compare("ge", changed, zero),))
-        pause.emit(Pause)
-        pause.emit(Yield)
-        one.emit(While, (), again.block(), pause.block())
-        one.emit(DeviceFence)
+        again.emit(ops.Yield, (again.compare("ge", changed, zero),))
+        pause.emit(ops.Pause)
+        pause.emit(ops.Yield)
+        one.emit(ops.While, (), again.block(), pause.block())
+        one.emit(ops.DeviceFence)
         if self.alone:
             return one.ops
         if self.each:  # a barrier orders shared memory only
-            b.emit(DeviceFence)
-        b.emit(Barrier)
+            b.emit(ops.DeviceFence)
+        b.emit(ops.Barrier)
         b.branch(elected(b), one.ops)
-        b.emit(Barrier)
+        b.emit(ops.Barrier)
         if self.each:
-            b.emit(DeviceFence)
+            b.emit(ops.DeviceFence)
         return b.ops
 
     def last(self) -> list[Op]:
@@ -121,7 +112,7 @@ class _Meeting:
         return b.ops
 
     def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:
-        return b.value(Atomic, self.words, (b.const(word),), value, kind)
+        return b.value(ops.Atomic, self.words, (b.const(word),), value, kind)
 
 
 def _product(b: Builder, values: list[Value]) -> Value:

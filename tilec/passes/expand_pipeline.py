@@ -23,21 +23,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeGuard
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.layout import Layout, blocked
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    Copy,
-    CpAsyncCommit,
-    CpAsyncWait,
-    For,
-    Gather,
-    Gemm,
-    ProxyFence,
-    RingStage,
-    WgmmaWait,
-)
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
@@ -53,7 +41,7 @@ def expand_pipeline(func: Func, target: Target) -> Func:
     expander = _Expander(func, target)
 
     def visit(o: Op) -> None | list[Op]:
-        if isinstance(o, For) and ring_copies(o):
+        if isinstance(o, ops.For) and ring_copies(o):
             return expander.expand(o)
         return None
 
@@ -73,12 +61,12 @@ class _Expander:
         self.threads = int(func.attrs["threads"])
         self.realigner = Realigner(func, self.threads, target)
         self.barrier = meeting(func)
-        self.gathered = {o.result for o in walk(func.body) if isinstance(o, Gather)}
+        self.gathered = {o.result for o in walk(func.body) if isinstance(o, ops.Gather)}
         self.rings = 0
         # Lines of copies that do not run ahead after all, and what they fill.
         self.in_place: set[tuple[int, str]] = set()
 
-    def expand(self, loop: For) -> list[Op]:
+    def expand(self, loop: ops.For) -> list[Op]:
         copies = ring_copies(loop)
         if all(o.engine == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
@@ -88,12 +76,12 @@ class _Expander:
             return self._in_place(loop, copies)
         return self._through_registers(loop, copies, tiles)
 
-    def staging(self, o: Copy) -> Layout:
+    def staging(self, o: ops.Copy) -> Layout:
         """Where a tile waits in registers."""
         warps = self.threads // self.target.warp_size
         return blocked(o.dest.shape or (1,), self.target.warp_size, warps, max(1, o.vector))
 
-    def _in_place(self, loop: For, copies: list[Copy]) -> list[Op]:
+    def _in_place(self, loop: ops.For, copies: list[ops.Copy]) -> list[Op]:
         """Tiles that do not divide among the threads would fill their registers: nothing runs
         ahead."""
         self.in_place.update((o.loc.line, str(o.dest.buffer.name)) for o in copies)
@@ -106,16 +94,16 @@ class _Expander:
         return b.ops
 
     def _copies(
-        self, b: Builder, loop: For, copies: list[Copy], index: Value, stage: Value
+        self, b: Builder, loop: ops.For, copies: list[ops.Copy], index: Value, stage: Value
     ) -> None:
         """The loop's copies for iteration `index`, into stage `stage`."""
         made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
 
         def here(o: Op) -> list[Op] | None:
-            if not isinstance(o, Copy):
+            if not isinstance(o, ops.Copy):
                 return None
             ring_stage = Builder(o.loc)
-            v = ring_stage.value(RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
+            v = ring_stage.value(ops.RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
             return [*ring_stage.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
 
         b.ops += rewrite(Block((), tuple(made)), here).ops
@@ -123,8 +111,8 @@ class _Expander:
     def _body(
         self,
         b: Builder,
-        loop: For,
-        copies: list[Copy],
+        loop: ops.For,
+        copies: list[ops.Copy],
         stage: Value,
         in_flight: Collection[Value] = (),
     ) -> None:
@@ -136,24 +124,24 @@ class _Expander:
         def start(o: Op) -> None | Op | list[Op]:
             if _is_ahead(o):
                 return []
-            if isinstance(o, Gemm) and o.c in in_flight:
+            if isinstance(o, ops.Gemm) and o.c in in_flight:
                 return replace(o, asynchronous=True)
             return None
 
         b.ops += rewrite(rest, start, subst).ops
 
-    def _synchronise(self, b: Builder, copies: list[Copy], loop: For) -> None:
+    def _synchronise(self, b: Builder, copies: list[ops.Copy], loop: ops.For) -> None:
         """All threads' writes to the ring are done and visible to whoever reads it."""
         filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            isinstance(o, Gemm) and o.is_asynchronous and {r.buffer for r in o.inputs} & filled
+            isinstance(o, ops.Gemm) and o.is_asynchronous and {r.buffer for r in o.inputs} & filled
             for o in walk(loop.body)
         )
         if by_engine:
-            b.emit(ProxyFence)
-        b.emit(Barrier, *self.barrier)
+            b.emit(ops.ProxyFence)
+        b.emit(ops.Barrier, *self.barrier)
 
-    def _asynchronous(self, loop: For, copies: list[Copy]) -> list[Op]:
+    def _asynchronous(self, loop: ops.For, copies: list[ops.Copy]) -> list[Op]:
         stages = min(o.dest.buffer.buffer.stages for o in copies)
         b = Builder(loop.loc)
         at = Position(b, stages, 0, f"pipe{self.rings}")
@@ -163,40 +151,40 @@ class _Expander:
             inner = Builder(loop.loc)
             self._copies(inner, loop, copies, index, inner.const(s))
             b.branch(b.compare("lt", index, loop.hi), inner.ops)
-            b.emit(CpAsyncCommit)
+            b.emit(ops.CpAsyncCommit)
             index = b.binary("add", index, loop.step)
         distance = b.binary("sub", index, loop.lo)
         body = Builder(loop.loc)
         stage = at.get_stage(body)
-        body.emit(CpAsyncWait, stages - 2)
+        body.emit(ops.CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
         following = body.binary("add", loop.body.args[0], distance)
         ahead = Builder(loop.loc)
         inner = Builder(loop.loc)
         self._copies(inner, loop, copies, following, at.before(inner, stage))
         ahead.branch(ahead.compare("lt", following, loop.hi), inner.ops)
-        ahead.emit(CpAsyncCommit)
+        ahead.emit(ops.CpAsyncCommit)
         rest = Builder(loop.loc)
         sum_of = _last_sum(loop) if self._computes_places(copies) else set()
         self._body(rest, loop, copies, stage, sum_of)
         behind = 0
         for n, o in enumerate(rest.ops):
-            if isinstance(o, Gemm) and o.c in sum_of:
+            if isinstance(o, ops.Gemm) and o.c in sum_of:
                 behind = n + 1
-                ahead.emit(WgmmaWait, 0, held_in_flight([o]))
+                ahead.emit(ops.WgmmaWait, 0, held_in_flight([o]))
         body.ops += [*rest.ops[:behind], *ahead.ops, *rest.ops[behind:]]
         at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
 
-    def _computes_places(self, copies: list[Copy]) -> bool:
+    def _computes_places(self, copies: list[ops.Copy]) -> bool:
         """Whether it takes threads long to say where the copies come from. (Whether others should
         be started behind a product, too, nobody has measured.)"""
         return any(o.source.buffer in self.gathered for o in copies)
 
     def _through_registers(
-        self, loop: For, copies: list[Copy], tiles: dict[Value, Tile]
+        self, loop: ops.For, copies: list[ops.Copy], tiles: dict[Value, Tile]
     ) -> list[Op]:
         b = Builder(loop.loc)
         at = Position(b, 2, 0, f"pipe{self.rings}")
@@ -223,13 +211,13 @@ class _Expander:
             in_flight = []  # TMA may fill the stage of the other operand behind the product
         self._body(body, loop, copies, stage, {o.c for o in in_flight})
         if stages == 1:
-            body.emit(Barrier, *self.barrier)
+            body.emit(ops.Barrier, *self.barrier)
         other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
         body.branch(more, behind.ops)
         if in_flight:
-            body.emit(WgmmaWait, 0, held_in_flight(in_flight))
+            body.emit(ops.WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
         if stages > 1:
             at.advance(body, stage)
@@ -246,8 +234,8 @@ class _Waiting:
     def __init__(
         self,
         b: Builder,
-        loop: For,
-        copies: list[Copy],
+        loop: ops.For,
+        copies: list[ops.Copy],
         tiles: dict[Value, Tile],
         expander: _Expander,
     ) -> None:
@@ -264,10 +252,10 @@ class _Waiting:
             dtype = (o.source if same else o.dest).dtype
             t = BufferType(layout.shape, dtype, "fragment", layout=layout)
             v = o.dest.buffer
-            self.staged[v] = b.value(Alloc, t, name=f"{v.name}_next")
+            self.staged[v] = b.value(ops.Alloc, t, name=f"{v.name}_next")
         self.zero = b.const(0)
 
-    def _copied(self, copies: list[Copy], index: Value) -> list[Op]:
+    def _copied(self, copies: list[ops.Copy], index: Value) -> list[Op]:
         """The copies, and what they need, for the iteration `index`."""
         loop = self.loop
         return [*Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})]
@@ -277,8 +265,8 @@ class _Waiting:
         if not self.tiles:
             return None
         made = self._copied(self.realigned, index)
-        moved = [o for o in made if isinstance(o, Copy)]
-        into.ops += [o for o in made if not isinstance(o, Copy)]
+        moved = [o for o in made if isinstance(o, ops.Copy)]
+        into.ops += [o for o in made if not isinstance(o, ops.Copy)]
         return self.realigner.pieces(into, moved, self.tiles, once)
 
     def load(self, into: Builder, index: Value, found: Pieces | None) -> None:
@@ -286,7 +274,7 @@ class _Waiting:
             self.realigner.load(into, found, self.held)
 
         def to_fragment(o: Op) -> Op | None:
-            if not isinstance(o, Copy):
+            if not isinstance(o, ops.Copy):
                 return None
             fragment = whole(into, self.staged[o.dest.buffer])
             return replace(o, dest=fragment, ahead=False, engine="threads")
@@ -301,27 +289,27 @@ class _Waiting:
             self.realigner.store(into, found, self.held, stage)
 
         def to_shared(o: Op) -> None | list[Op]:
-            if not isinstance(o, Copy):
+            if not isinstance(o, ops.Copy):
                 return None
             b = Builder(o.loc)
-            ring_stage = b.value(RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
+            ring_stage = b.value(ops.RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
             copy_whole(b, self.staged[o.dest.buffer], ring_stage, engine="threads", vector=1)
             return b.ops
 
         for copy in self.aligned:
-            ops = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
-            into.ops += rewrite(Block((), tuple(ops)), to_shared).ops
+            statements = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
+            into.ops += rewrite(Block((), tuple(statements)), to_shared).ops
 
 
-def _is_ahead(o: Op) -> TypeGuard[Copy]:
-    return isinstance(o, Copy) and o.ahead
+def _is_ahead(o: Op) -> TypeGuard[ops.Copy]:
+    return isinstance(o, ops.Copy) and o.ahead
 
 
-def _last_sum(loop: For) -> set[Value]:
+def _last_sum(loop: ops.For) -> set[Value]:
     """The sum of the last product of an iteration, if that is under way while threads start copies:
     nothing else adds to it."""
-    products = [o for o in walk(loop.body) if isinstance(o, Gemm)]
-    last = next((o for o in reversed(loop.body.ops) if isinstance(o, Gemm)), None)
+    products = [o for o in walk(loop.body) if isinstance(o, ops.Gemm)]
+    last = next((o for o in reversed(loop.body.ops) if isinstance(o, ops.Gemm)), None)
     if last is None or not last.is_asynchronous or sum(o.c is last.c for o in products) > 1:
         return set()
     return {last.c}
@@ -332,7 +320,7 @@ def _at_once(o: Op) -> Op | None:
     return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
 
 
-def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:
+def _at_stage(b: Builder, copies: list[ops.Copy], stage: Value) -> Substitution:
     """Stage `stage` of each buffer that the copies fill."""
     filled = [o.dest.buffer for o in copies]
-    return {v: b.value(RingStage, v, stage, name=v.name) for v in filled}
+    return {v: b.value(ops.RingStage, v, stage, name=v.name) for v in filled}

@@ -15,26 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, cluster_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    ClusterBarrier,
-    For,
-    Gemm,
-    If,
-    MbarrierInitFence,
-    RingStage,
-    Scope,
-    WgmmaWait,
-    While,
-    Yield,
-    constants,
-)
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
@@ -87,13 +73,13 @@ def expand_scopes(func: Func, target: Target) -> Func:
     init = Builder(func.loc)
     for r in rings:
         r.initialise(init)
-    init.emit(MbarrierInitFence)
+    init.emit(ops.MbarrierInitFence)
     maps.prefetch(init)
     top.branch(elected(top), init.ops)
-    together = ClusterBarrier if multicast.shares else Barrier
+    together = ops.ClusterBarrier if multicast.shares else ops.Barrier
     top.emit(together)
-    top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
-    top.emit(Scope, "producer", warps, helpers, producer, registers[1])
+    top.emit(ops.Scope, "consumer", 0, warps, consumer, registers[0], count)
+    top.emit(ops.Scope, "producer", warps, helpers, producer, registers[1])
     if multicast.shares:
         top.emit(together)  # no block ends while another loads into it or frees its stages
     func = maps.added(top.block())
@@ -121,7 +107,7 @@ def _hoist_buffers(
     for o in walk(body):
         if not _is_shared(o):
             continue
-        assert isinstance(o, Alloc)
+        assert isinstance(o, ops.Alloc)
         if groups is not None and o.result not in ring_of:
             made = groups.private(o)
             private[o.result] = made.result
@@ -147,7 +133,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
         groups.setdefault(key, []).append(v)
     rings: list[Ring] = []
     spans: Spans = {}
-    numbers = constants(func.body)
+    numbers = ops.constants(func.body)
     for buffers in groups.values():
         effects = [
             e
@@ -186,8 +172,8 @@ def _may_skip(
     in a loop that may have no iteration."""
 
     def skips(x: Op) -> bool:
-        loop = isinstance(x, While) or (isinstance(x, For) and not runs(x, numbers))
-        return isinstance(x, If) or (refilled and loop)
+        loop = isinstance(x, ops.While) or (isinstance(x, ops.For) and not runs(x, numbers))
+        return isinstance(x, ops.If) or (refilled and loop)
 
     inside = (e for x in walk(o) if skips(x) for _, e in effects_in(x))
     return any(e.reads and e.buffer in buffers for e in inside)
@@ -203,12 +189,12 @@ def _producer(
 ) -> Block:
     top = Builder(func.loc)
     positions = {r: Position(top, r.stages, 1, r.name) for r in rings}
-    ops = part.copy(func.body, {})
+    statements = part.copy(func.body, {})
     started: dict[Ring, tuple[Value, Value]] = {}
     left = {r: len(r.buffers) for r in rings}
 
     def visit(o: Op) -> None | Op | list[Op]:
-        if isinstance(o, For) and (o.order or o.versions > 1):  # they are the consumers'
+        if isinstance(o, ops.For) and (o.order or o.versions > 1):  # they are the consumers'
             return replace(o, order=(), stage=(), turns=False, versions=1)
         if not is_brought(o):
             return None
@@ -228,7 +214,7 @@ def _producer(
             del started[ring]
         return b.ops
 
-    body = rewrite(Block((), tuple(ops)), visit)
+    body = rewrite(Block((), tuple(statements)), visit)
     issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
     outer.branch(elected(outer), issuing)
@@ -245,12 +231,12 @@ class _Consumers:
         self.warpgroups = warpgroups
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
-        branches = (o for o in walk(func.body) if isinstance(o, If))
+        branches = (o for o in walk(func.body) if isinstance(o, ops.If))
         inside = (x for o in branches for region in o.regions for x in region.ops)
-        self.conditional = {o.c for o in inside if isinstance(o, Gemm)}
+        self.conditional = {o.c for o in inside if isinstance(o, ops.Gemm)}
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
-        if any(isinstance(o, For) and o.turns for o in walk(func.body)):
+        if any(isinstance(o, ops.For) and o.turns for o in walk(func.body)):
             give_first_turn(self.top, warpgroups)
 
     def body(self, private: dict[Value, Value], groups: ConsumerGroups | None) -> Block:
@@ -258,23 +244,23 @@ class _Consumers:
             return Block((), (*self.top.ops, *self.block(self.func.body).ops))
         made: dict[Op, list[Op]] = {o: self.loop(o) for o in groups.rings}
         positions = {v: at for r, at in self.positions.items() for v in r.buffers}
-        ops: list[Op] = []
+        statements: list[Op] = []
         for o in self.func.body.ops:
             if o is groups.loop:
                 b = Builder(o.loc)
                 shared_out = groups.share_out(b, made, positions)
-                ops += [*b.ops, shared_out]
+                statements += [*b.ops, shared_out]
             else:
-                ops.append(o)
-        rest = rewrite(Block((), tuple(ops)), lambda o: [] if _is_shared(o) else None)
+                statements.append(o)
+        rest = rewrite(Block((), tuple(statements)), lambda o: [] if _is_shared(o) else None)
         body = groups.own(self.top, private, rest)
         return Block((), (*self.top.ops, *body.ops))
 
     def block(
         self,
         block: Block,
-        loop: For | None = None,
-        products: Sequence[Gemm] = (),
+        loop: ops.For | None = None,
+        products: Sequence[ops.Gemm] = (),
         others: Sequence[Value] = (),
     ) -> Block:
         """`block` with its waits and releases; where it is the body of a `loop` whose `products`
@@ -291,14 +277,14 @@ class _Consumers:
                     phase = self.positions[r].get_phase(b)
                     stages[r] = r.wait_full(b, self.positions[r]), phase
                     for v in r.buffers:
-                        subst[v] = b.value(RingStage, v, stages[r][0], name=v.name)
-            if isinstance(o, Yield) and products:
+                        subst[v] = b.value(ops.RingStage, v, stages[r][0], name=v.name)
+            if isinstance(o, ops.Yield) and products:
                 assert loop is not None
                 late = {r: at for r, at in stages.items() if r.release_every == 4}
                 self._free_before(b, loop, late, products, others)
             ending = [r for r, spans in here.items() if any(i == last for _, last in spans)]
             ending = [r for r in ending if not (products and r.release_every == 4)]
-            if isinstance(o, For) and o.order:
+            if isinstance(o, ops.For) and o.order:
                 pipeline = self.pipeline(o)
                 early = [r for r in ending if not pipeline.reads_late(r)]
                 ending = [r for r in ending if r not in early]
@@ -316,27 +302,27 @@ class _Consumers:
                 r.free(b, self.positions[r], *stages[r])
         return b.block(block.args)
 
-    def pipeline(self, loop: For) -> SoftwarePipeline:
+    def pipeline(self, loop: ops.For) -> SoftwarePipeline:
         """A loop whose statements are arranged, with the rings that live in it."""
         positions = {r: self.positions[r] for r in self.spans.get(loop.body, {})}
         return SoftwarePipeline(loop, positions, self.warpgroups)
 
     def _within(self, o: Op, in_flight: bool) -> list[Op]:
-        if isinstance(o, For):
+        if isinstance(o, ops.For):
             return self.loop(o)
         if o.region_fields:
             regions = {n: self.block(getattr(o, n)) for n in o.region_fields}
             return [replace(o, **regions)]  # type: ignore[arg-type]
         return [replace(o, asynchronous=True) if in_flight else o]  # type: ignore[call-arg]
 
-    def loop(self, loop: For) -> list[Op]:
+    def loop(self, loop: ops.For) -> list[Op]:
         """A loop, and behind it what ends with it."""
         here = self.spans.get(loop.body, {})
         if loop.order:
             return self.pipeline(loop).ops()
         versions = filled(loop) if loop.versions > 1 else []
         late = [r for r in here if r.release_every == 4]
-        products: list[Gemm] = []
+        products: list[ops.Gemm] = []
         if late and (versions or late == [*here]):
             if all(len(here[r]) == 1 < r.stages for r in late):
                 products = free_running(loop, [v for r in late for v in r.buffers], versions)
@@ -352,7 +338,7 @@ class _Consumers:
             loop = replace(loop, body=self.block(loop.body, loop, products))
         b.ops.append(loop)
         b.loc = products[-1].loc
-        b.emit(WgmmaWait, 0, (*held_in_flight(products), *others))
+        b.emit(ops.WgmmaWait, 0, (*held_in_flight(products), *others))
         ran = b.compare("gt", loop.hi, loop.lo)
         for r in late:
             at = self.positions[r]
@@ -360,8 +346,8 @@ class _Consumers:
         return b.ops
 
     def _in_pairs(
-        self, b: Builder, loop: For, products: Sequence[Gemm], versions: Sequence[Value]
-    ) -> tuple[For, tuple[Value, ...]]:
+        self, b: Builder, loop: ops.For, products: Sequence[ops.Gemm], versions: Sequence[Value]
+    ) -> tuple[ops.For, tuple[Value, ...]]:
         """`loop` with two iterations in one, of which the second fills other fragments; and these.
         Of an odd number of iterations the first one stands in front, and waits for its products: a
         branch around products in flight serialises all (C7518)."""
@@ -375,7 +361,7 @@ class _Consumers:
         b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
         start = n.op("add", loop.lo, n.op("mul", left, loop.step))
         pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2))
-        others = {v: b.value(Alloc, v.type, name=f"{v.name}_other") for v in versions}
+        others = {v: b.value(ops.Alloc, v.type, name=f"{v.name}_other") for v in versions}
         body = self.block(loop.body, pairs, products, tuple(others.values()))
         both = Builder(loop.loc)
         both.ops += body.ops[:-1]
@@ -387,15 +373,15 @@ class _Consumers:
     def _free_before(
         self,
         b: Builder,
-        loop: For,
+        loop: ops.For,
         stages: dict[Ring, tuple[Value, Value]],
-        products: Sequence[Gemm],
+        products: Sequence[ops.Gemm],
         others: Sequence[Value],
     ) -> None:
         """Leave the iteration's products in flight; free the stages of the iteration before, and
         the fragments `others` that its products read."""
         b.loc = products[-1].loc
-        b.emit(WgmmaWait, len(products), (*(o.c for o in products), *others))
+        b.emit(ops.WgmmaWait, len(products), (*(o.c for o in products), *others))
         later = b.compare("gt", loop.body.args[0], loop.lo)
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
@@ -403,4 +389,4 @@ class _Consumers:
 
 
 def _is_shared(o: Op) -> bool:
-    return isinstance(o, Alloc) and o.type.space == "shared"
+    return isinstance(o, ops.Alloc) and o.type.space == "shared"

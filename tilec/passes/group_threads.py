@@ -14,47 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tilec.ir import ops
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
-from tilec.ir.ops import (
-    Alloc,
-    Assume,
-    Barrier,
-    Cast,
-    ClusterBarrier,
-    ClusterCopy,
-    Copy,
-    CpAsyncCommit,
-    CpAsyncWait,
-    DeviceAssert,
-    For,
-    Gemm,
-    If,
-    Load,
-    LoadMatrices,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierExpectTx,
-    MbarrierInit,
-    MbarrierWait,
-    Parallel,
-    Print,
-    Scope,
-    SetRegisters,
-    Shuffle,
-    ShuffleXor,
-    Store,
-    ThreadIndex,
-    TmaCopy,
-    TmaStoreWait,
-    WarpMma,
-    WgmmaWait,
-    Yield,
-    is_by_hand,
-    yielded,
-)
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
 from tilec.ir.verify import meets, needs_all, spelled
@@ -63,24 +27,26 @@ from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
 from tilec.target import TARGETS, Target
 
-_BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
+_BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.MbarrierWait)
 
 
 def group_threads(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
     func = whole_warps(func, target)
-    asks = any(isinstance(o, ThreadIndex | WarpMma | LoadMatrices) for o in walk(func.body))
-    if not asks and not is_by_hand(func.body):
+    asks = any(
+        isinstance(o, ops.ThreadIndex | ops.WarpMma | ops.LoadMatrices) for o in walk(func.body)
+    )
+    if not asks and not ops.is_by_hand(func.body):
         return func
     for o in walk(func.body):
-        if isinstance(o, MbarrierInit) and not target.has("mbarrier"):
+        if isinstance(o, ops.MbarrierInit) and not target.has("mbarrier"):
             raise CompileError(
                 f"{target} has no mbarriers",
                 o.loc,
                 "write T.copy and T.gemm in T.Pipelined, which every target orders in its own way",
             )
-        if isinstance(o, ClusterBarrier | ClusterCopy) and not target.has("cluster"):
-            meet = isinstance(o, ClusterBarrier)
+        if isinstance(o, ops.ClusterBarrier | ops.ClusterCopy) and not target.has("cluster"):
+            meet = isinstance(o, ops.ClusterBarrier)
             raise CompileError(
                 f"{target} has no clusters whose blocks could "
                 f"{'meet' if meet else 'copy to one another'}",
@@ -95,38 +61,38 @@ def group_threads(func: Func, target: Target) -> Func:
         """What TMA cannot bring the threads do; they meet, so that each may arrive for all. What
         the target does not do asynchronously has been done when the next op begins."""
         match o:
-            case TmaCopy():
-                copy = Copy(o.source, o.dest, loc=o.loc)
+            case ops.TmaCopy():
+                copy = ops.Copy(o.source, o.dest, loc=o.loc)
                 if engines.tma_may_load(copy, o.dest.dtype):
                     return None
-                return [copy, Barrier(loc=o.loc)]
-            case Copy(engine="cp_async") if not target.has("cp_async"):
+                return [copy, ops.Barrier(loc=o.loc)]
+            case ops.Copy(engine="cp_async") if not target.has("cp_async"):
                 return replace(o, engine="")
-            case Copy(engine="tma_store") if not target.has("tma"):
+            case ops.Copy(engine="tma_store") if not target.has("tma"):
                 return replace(o, engine="")
-            case Gemm(asynchronous=True) if not target.has("wgmma"):
+            case ops.Gemm(asynchronous=True) if not target.has("wgmma"):
                 return replace(o, asynchronous=False)
-            case WarpMma() if not target.has((row := find_instruction(o.instr)).feature):
+            case ops.WarpMma() if not target.has((row := find_instruction(o.instr)).feature):
                 if isinstance(row, MfmaInstruction):
                     raise _no_mfma(row, o, target)
                 return by_shuffles(o, target)
-            case LoadMatrices() if not target.has("ldmatrix"):
+            case ops.LoadMatrices() if not target.has("ldmatrix"):
                 return by_elements(o)
-            case CpAsyncCommit() | CpAsyncWait() if not target.has("cp_async"):
+            case ops.CpAsyncCommit() | ops.CpAsyncWait() if not target.has("cp_async"):
                 return []
-            case TmaStoreWait() if not target.has("tma"):
+            case ops.TmaStoreWait() if not target.has("tma"):
                 return []
-            case WgmmaWait() if not target.has("wgmma"):
+            case ops.WgmmaWait() if not target.has("wgmma"):
                 return []
-            case SetRegisters() if not target.has("setmaxnreg"):
+            case ops.SetRegisters() if not target.has("setmaxnreg"):
                 return []
         return None
 
     func = func.with_body(rewrite(func.body, visit))
-    return func.with_attrs(by_hand=True) if is_by_hand(func.body) else func
+    return func.with_attrs(by_hand=True) if ops.is_by_hand(func.body) else func
 
 
-def _no_mfma(row: MfmaInstruction, o: WarpMma, target: Target) -> CompileError:
+def _no_mfma(row: MfmaInstruction, o: ops.WarpMma, target: Target) -> CompileError:
     has = target.has("mfma")
     others = " or ".join(name for name, other in TARGETS.items() if other.has(row.feature))
     instead = "use tilec.intrinsics.TensorCoreIntrinEmitter, which every target has"
@@ -144,29 +110,35 @@ class _Groups:
 
     def block(self, block: Block, group: Any, inside: bool) -> Block:
         """`block`, which the threads of `group` (a mask; None: all) run; `inside`: a scope."""
-        ops: list[Op] = []
+        statements: list[Op] = []
         for o in block.ops:
-            if isinstance(o, If):
-                ops += self.branch(o, group, inside)
+            if isinstance(o, ops.If):
+                statements += self.branch(o, group, inside)
                 continue
             if o.region_fields:
                 inner = {n: self.block(getattr(o, n), group, inside) for n in o.region_fields}
                 if any(x is not getattr(o, n) for n, x in inner.items()):
                     o = replace(o, **inner)  # type: ignore[arg-type]
-            if isinstance(o, Barrier) and o.number is not None and not (self.numbered or inside):
+            if (
+                isinstance(o, ops.Barrier)
+                and o.number is not None
+                and not (self.numbered or inside)
+            ):
                 o = replace(o, threads=0, number=None)  # all meet who come, be it for several
-            if isinstance(o, For) and o.kind == "pipelined":
+            if isinstance(o, ops.For) and o.kind == "pipelined":
                 if (
                     inside
-                    or is_by_hand(o.body)
+                    or ops.is_by_hand(o.body)
                     or any(isinstance(x, _BARRIERS) for x in walk(o.body))
                 ):
                     o = replace(o, kind="serial", num_stages=0, order=(), stage=())
-            ops.append(o)
-        same = len(ops) == len(block.ops) and all(a is b for a, b in zip(ops, block.ops))
-        return block if same else replace(block, ops=tuple(ops))
+            statements.append(o)
+        same = len(statements) == len(block.ops) and all(
+            a is b for a, b in zip(statements, block.ops)
+        )
+        return block if same else replace(block, ops=tuple(statements))
 
-    def branch(self, o: If, group: Any, inside: bool) -> list[Op]:
+    def branch(self, o: ops.If, group: Any, inside: bool) -> list[Op]:
         mask = self.masks.mask(o.cond)
         whole = np.ones(self.masks.threads, bool) if group is None else group
         if mask is None or not (meets(o.then) or meets(o.orelse)):
@@ -175,31 +147,33 @@ class _Groups:
             return [o if same else replace(o, then=then, orelse=orelse)]
         mask = np.broadcast_to(mask, whole.shape)
         b = Builder(o.loc)
-        kept = [b.value(Alloc, BufferType((1,), r.dtype, "local"), name=r.name) for r in o.results]
+        kept = [
+            b.value(ops.Alloc, BufferType((1,), r.dtype, "local"), name=r.name) for r in o.results
+        ]
         for region, who in ((o.then, mask & whole), (o.orelse, ~mask & whole)):
             if not who.any():
                 continue
-            if all(isinstance(x, Yield) for x in region.ops) and not kept:
+            if all(isinstance(x, ops.Yield) for x in region.ops) and not kept:
                 continue
             body = self.block(region, who, True)
             inner = Builder(o.loc)
-            inner.ops += [x for x in body.ops if not isinstance(x, Yield)]
+            inner.ops += [x for x in body.ops if not isinstance(x, ops.Yield)]
             zero = inner.const(0) if kept else None
-            for place, v in zip(kept, yielded(body)):
-                inner.emit(Store, place, (zero,), v)
+            for place, v in zip(kept, ops.yielded(body)):
+                inner.emit(ops.Store, place, (zero,), v)
             if meets(region):
                 first, warps = self.warps(o, who)
                 name = f"threads_{first * self.size}"
-                b.emit(Scope, name, first, warps, inner.block())
+                b.emit(ops.Scope, name, first, warps, inner.block())
             else:
                 sides = (inner.ops, ()) if region is o.then else ((), inner.ops)
                 b.branch(o.cond, *sides)
         for place, r in zip(kept, o.results):
             zero = b.const(0)
-            b.ops.append(Load(place, (zero,), results=(r,), loc=o.loc))
+            b.ops.append(ops.Load(place, (zero,), results=(r,), loc=o.loc))
         return b.ops
 
-    def warps(self, o: If, who: Any) -> tuple[int, int]:
+    def warps(self, o: ops.If, who: Any) -> tuple[int, int]:
         """First warp and number of warps of the threads `who`."""
         found = np.flatnonzero(who)
         first, last = int(found[0]), int(found[-1]) + 1
@@ -238,20 +212,22 @@ def whole_warps(func: Func, target: Target) -> Func:
     behind its end; of tensors it is guarded, whatever the author says of his threads."""
     asked, size = int(func.attrs.get("threads") or 0), target.warp_size
     if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
-        shuffles = any(isinstance(o, Shuffle | ShuffleXor | WarpMma) for o in walk(func.body))
+        shuffles = any(
+            isinstance(o, ops.Shuffle | ops.ShuffleXor | ops.WarpMma) for o in walk(func.body)
+        )
         size = LANES if shuffles else 1
     threads = -(-asked // size) * size
     if threads == asked:
         return func
     facts = uniformity_of(func)
-    loops = (o for o in walk(func.body) if isinstance(o, Parallel))
+    loops = (o for o in walk(func.body) if isinstance(o, ops.Parallel))
     shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
 
     own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
     threads_own = varying(func.body, own, allocs=False)
 
     def visit(o: Op) -> Sequence[Op] | None:
-        if isinstance(o, Assume):  # what the author says of his threads
+        if isinstance(o, ops.Assume):  # what the author says of his threads
             return [] if o.lhs in threads_own or o.rhs in threads_own else None
         return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
@@ -260,40 +236,40 @@ def whole_warps(func: Func, target: Target) -> Func:
 
 def _is_threads_own(o: Op, facts: Uniformity) -> bool:
     """Whether `o` gives the thread's index, or what may have come of it in a variable."""
-    if isinstance(o, Load) and o.source.buffer.space == "local":
+    if isinstance(o, ops.Load) and o.source.buffer.space == "local":
         return facts.level(o.source) > Level.BLOCK
-    return isinstance(o, ThreadIndex)
+    return isinstance(o, ops.ThreadIndex)
 
 
 def _is_own(o: Op, facts: Uniformity) -> bool:
     """Whether each thread does `o` by itself, so that one too many would be noticed."""
     if o.pure or o.region_fields or meets(Block((), (o,))):
         return False
-    if isinstance(o, MbarrierArrive | MbarrierExpect | MbarrierExpectTx):
+    if isinstance(o, ops.MbarrierArrive | ops.MbarrierExpect | ops.MbarrierExpectTx):
         return True
     memory = [e for e in o.effects() if e.region and e.region.buffer.buffer.space in _MEMORY]
     if any(e.kind == "update" for e in memory):
         return True
     levels = [facts.level(v) for v in o.operands if isinstance(v.type, ScalarType)]
-    shows = isinstance(o, Print | DeviceAssert)
+    shows = isinstance(o, ops.Print | ops.DeviceAssert)
     if shows:
         levels.append(facts.around(o))
     if max(levels, default=Level.BLOCK) == Level.BLOCK:
         return False  # all do the same
-    reads_shared = isinstance(o, Load) and o.buffer.buffer.space == "shared"
+    reads_shared = isinstance(o, ops.Load) and o.buffer.buffer.space == "shared"
     return reads_shared or shows or any(e.writes for e in memory)
 
 
 def _guarded(o: Op, asked: int) -> list[Op]:
     b = Builder(o.loc)
-    inside = b.compare("lt", b.value(ThreadIndex), asked)
+    inside = b.compare("lt", b.value(ops.ThreadIndex), asked)
     return [*b.ops, or_zero(inside, o)]
 
 
 # --- products of a warp, by shuffles --------------------------------------------------------------
 
 
-def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
+def by_shuffles(o: ops.WarpMma, target: Target) -> list[Op]:
     """What `o` computes, for targets that lack it, each product and sum in float32, float64 or
     int32. Which lane holds which element, in which of its registers, is what the instruction's own
     layouts say (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane l has of C the rows l / 4 and
@@ -304,7 +280,7 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
     wide = dtype if dtype.bits == 64 else FLOAT32 if dtype.is_float else INT32
     halves = instr.m // 8
 
-    thread = b.value(ThreadIndex)
+    thread = b.value(ops.ThreadIndex)
     lane = b.binary("mod", thread, LANES)
     warp = LANES if target.max_threads == 1 else target.warp_size
     first = b.binary("sub", b.binary("mod", thread, warp), lane)
@@ -315,7 +291,7 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
 
     def sent(value: Value, place: Value) -> Value:
         """`value` as a lane of this thread's 32 has it."""
-        return b.cast(b.value(Shuffle, value, b.binary("add", first, place)), wide)
+        return b.cast(b.value(ops.Shuffle, value, b.binary("add", first, place)), wide)
 
     sums = [b.cast(v, wide) for v in o.c]
     for k in range(instr.k):
@@ -334,7 +310,7 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
         if result.dtype is wide:
             named[total] = result
         else:
-            b.ops.append(Cast(total, result.dtype, results=(result,), loc=o.loc))
+            b.ops.append(ops.Cast(total, result.dtype, results=(result,), loc=o.loc))
     return [
         replace(x, results=(named[x.result],)) if x.results and x.results[0] in named else x
         for x in b.ops

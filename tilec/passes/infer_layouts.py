@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import contiguous
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
@@ -37,15 +38,6 @@ from tilec.ir.layout import (
 )
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.loc import Loc
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
-    Copy,
-    ElementAccess,
-    Gemm,
-    Parallel,
-    Reduce,
-)
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
@@ -89,10 +81,10 @@ class _Inference:
         self.held_by = fragment_warps(func, target)
         self.ops = list(walk(func.body))
         self.layouts: dict[Value, Layout] = {}
-        self.loops: dict[Parallel, Layout] = {}
+        self.loops: dict[ops.Parallel, Layout] = {}
         self.reasons: list[str] = []
-        self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
-        self.reductions = [o for o in self.ops if isinstance(o, Reduce)]
+        self.parallels = [o for o in self.ops if isinstance(o, ops.Parallel)]
+        self.reductions = [o for o in self.ops if isinstance(o, ops.Reduce)]
         self.coalescing = Coalescing(func)
         self.alike = [*_fragments_alike(self.ops)]
         uniformity = uniformity_of(func)
@@ -112,7 +104,7 @@ class _Inference:
     def strict(self) -> None:
         """What the user annotated, then what instructions demand."""
         for o in self.ops:
-            if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout):
+            if isinstance(o, ops.AnnotateLayout) and isinstance(o.layout, Layout):
                 if o.layout.shape != o.dest.buffer.static_shape:
                     raise LayoutError(
                         f"a layout of shape {o.layout.shape} for {o.dest.name}: {o.dest.type}",
@@ -130,7 +122,7 @@ class _Inference:
             if p.wanted is not None and p.wanted.shape == p.extents and p not in self.by_each:
                 self.loops[p] = self._of_threads(p.wanted, self.warps(p), p.loc, "the loop")
         # What wgmma reads, every other instruction can read too, but not the other way round.
-        gemms = [o for o in self.ops if isinstance(o, Gemm)]
+        gemms = [o for o in self.ops if isinstance(o, ops.Gemm)]
         gemms.sort(key=lambda o: (not o.is_asynchronous, "simt" in o.instr))
         for o in gemms:
             self.set(
@@ -152,14 +144,14 @@ class _Inference:
             x.buffer: o for o in gemms for x in (o.a, o.b) if x.buffer.buffer.space == "fragment"
         }
         for o in self.ops:
-            if isinstance(o, Copy) and o.dest.buffer in feeds:
+            if isinstance(o, ops.Copy) and o.dest.buffer in feeds:
                 t, row = o.source.buffer.buffer, feeds[o.dest.buffer].instr
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
                     reason = f"strict: registers of {row} are read from it"
                     self.set(o.source.buffer, layout, reason)
         for o in self.ops:
-            if isinstance(o, AnnotateLayout) and isinstance(o.layout, LayoutRequest):
+            if isinstance(o, ops.AnnotateLayout) and isinstance(o.layout, LayoutRequest):
                 t = o.dest.buffer
                 layout = operand_shared_layout(t.static_shape, t.dtype.bits, "mma")
                 self.set(o.dest, layout, f"annotated: {o.layout.name}")
@@ -189,7 +181,7 @@ class _Inference:
                     self.set(y, self.layouts[x], f"common: {o.opname} with {x.name}")
             changed = len(self.layouts) + len(self.loops) != before
 
-    def _through_loop(self, p: Parallel) -> None:
+    def _through_loop(self, p: ops.Parallel) -> None:
         if p not in self.loops:
             for a in self.accesses[p]:
                 if a.buffer in self.layouts and len(a.dims) == len(p.extents):
@@ -229,9 +221,9 @@ class _Inference:
         for r in self.reductions:  # what they leave follows
             self._free_fragment(r.source.buffer)
         for o in self.ops:
-            if isinstance(o, Alloc) and o.type.space == "fragment":
+            if isinstance(o, ops.Alloc) and o.type.space == "fragment":
                 self._free_fragment(o.result)
-            elif isinstance(o, Alloc) and o.type.space == "shared":
+            elif isinstance(o, ops.Alloc) and o.type.space == "shared":
                 if o.result not in self.layouts:
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
 
@@ -278,7 +270,7 @@ class _Inference:
         shape = buffer.buffer.static_shape
         bits = buffer.dtype.bits
         if len(shape) > 1 and any(
-            isinstance(o, Copy)
+            isinstance(o, ops.Copy)
             and o.dest.buffer is buffer
             and self._is_narrow(o.source.buffer, bits)
             for o in self.ops
@@ -298,7 +290,7 @@ class _Inference:
         where wide accesses of whole rows save more than the walk pays."""
         held, moved = [], 0
         for o in self.ops:
-            if isinstance(o, Copy) and buffer in (o.source.buffer, o.dest.buffer):
+            if isinstance(o, ops.Copy) and buffer in (o.source.buffer, o.dest.buffer):
                 other = (o.source if o.dest.buffer is buffer else o.dest).buffer
                 layout = self.layouts.get(other)
                 moved += other.buffer.space == "global"
@@ -320,7 +312,7 @@ class _Inference:
 
     def rewrite(self) -> Func:
         def visit(o: Op) -> None | list[Op]:
-            return [] if isinstance(o, AnnotateLayout) else None
+            return [] if isinstance(o, ops.AnnotateLayout) else None
 
         func = self.func.with_body(_set_loops(self.func, self.loops))
         typed = {v: v.buffer.with_layout(layout) for v, layout in self.layouts.items()}
@@ -329,20 +321,20 @@ class _Inference:
         return func.with_attrs(layout_reasons=tuple(self.reasons))
 
 
-def _set_loops(func: Func, loops: dict[Parallel, Layout]) -> Block:
+def _set_loops(func: Func, loops: dict[ops.Parallel, Layout]) -> Block:
     by_args = {p.body.args: layout for p, layout in loops.items()}
 
     def visit(o: Op) -> None | Op:
-        if isinstance(o, Parallel) and o.body.args in by_args:
+        if isinstance(o, ops.Parallel) and o.body.args in by_args:
             return replace(o, layout=by_args[o.body.args], wanted=None)
         return None
 
     return rewrite(func.body, visit)
 
 
-def _fragments_alike(ops: Sequence[Op]) -> Iterator[tuple[Op, Value, Value]]:
+def _fragments_alike(statements: Sequence[Op]) -> Iterator[tuple[Op, Value, Value]]:
     """Each op that does one thing to the elements of several fragments, with two of one shape."""
-    for o in ops:
+    for o in statements:
         if type(o) in ELEMENTWISE:
             held = [r.buffer for r in boxes(o) if r.buffer.buffer.space == "fragment"]
             for x, y in permutations(held, 2):
@@ -355,7 +347,7 @@ def _widest(bits: int, rows: Sequence[Row]) -> int:
     return max(1, 128 // min([bits, *(r.bits for r in rows)]))
 
 
-def _narrowest(p: Parallel) -> int:
+def _narrowest(p: ops.Parallel) -> int:
     """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
     widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
     return max(8, min(widths, default=32))
@@ -380,14 +372,14 @@ class Coalescing:
         self.known = MemoryFacts(func)
         self.copied: dict[Value, list[Row]] = {}
         for o in walk(func.body):
-            if isinstance(o, Copy):
+            if isinstance(o, ops.Copy):
                 self._copy(o)
 
     def of_fragment(self, v: Value) -> list[Row]:
         """The rows that copies bring to a fragment or take from it."""
         return self.copied.get(v, [])
 
-    def of_loop(self, p: Parallel) -> list[Row]:
+    def of_loop(self, p: ops.Parallel) -> list[Row]:
         """The rows that a loop runs along, itself or by what is copied to and from its
         fragments."""
         rows: dict[Op | Value, list[Row]] = {}
@@ -397,11 +389,11 @@ class Coalescing:
             if t.space == "fragment" and a.dims[-1:] == (len(p.extents) - 1,):
                 rows[a.buffer] = self.of_fragment(a.buffer)
             elif t.space == "global" and self.known.facts.slope(a.indices[-1], last) == 1:
-                assert isinstance(o, ElementAccess)
+                assert isinstance(o, ops.ElementAccess)
                 rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]
 
-    def _copy(self, o: Copy) -> None:
+    def _copy(self, o: ops.Copy) -> None:
         for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
             t = r.buffer.buffer
             if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:

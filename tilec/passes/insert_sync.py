@@ -27,6 +27,7 @@ import operator
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
@@ -34,27 +35,6 @@ from tilec.ir.errors import CompileError
 from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    BarrierArrive,
-    ClusterBarrier,
-    ClusterCopy,
-    CpAsyncWait,
-    For,
-    Gemm,
-    GridSync,
-    If,
-    MbarrierArrive,
-    ProxyFence,
-    RingStage,
-    Scope,
-    TmaCopy,
-    TmaLoad,
-    WarpSync,
-    While,
-    constants,
-)
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, needs_all
 from tilec.passes.utils.accesses import together
@@ -191,7 +171,9 @@ class _Effects(_Known):
 
 def _syncs(blocks: Sequence[Block]) -> int:
     """Barriers and proxy fences in the blocks."""
-    return sum(isinstance(o, (Barrier, ProxyFence)) for block in blocks for o in walk(block))
+    return sum(
+        isinstance(o, (ops.Barrier, ops.ProxyFence)) for block in blocks for o in walk(block)
+    )
 
 
 def _overlap(xs: set[Span], ys: set[Span]) -> bool:
@@ -212,16 +194,16 @@ class _Placer:
         self.root: dict[Value, Value] = {}
         self.refilled: set[Value] = set()  # rings that TMA writes to
         self.sent: set[Value] = set()  # buffers that other blocks fill by asynchronous copies
-        self.numbers = constants(func.body)
+        self.numbers = ops.constants(func.body)
         self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[_Effects, _Known]] = {}
         read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
-            if isinstance(o, Alloc) and o.type.space == "shared":
+            if isinstance(o, ops.Alloc) and o.type.space == "shared":
                 size = stage_bytes(o.type) * o.type.stages
                 placed = o.address >= 0
                 memory, start = ("shared", o.address) if placed else (o.result, 0)
                 self.spans[o.result] = (memory, start, start + size)
-            if isinstance(o, RingStage):
+            if isinstance(o, ops.RingStage):
                 self.root[o.result] = o.root
                 if o.root in self.spans:
                     where, start, end = self.spans[o.root]
@@ -230,11 +212,11 @@ class _Placer:
                         start += int(self.numbers[o.stage]) * size
                         end = start + size
                     self.spans[o.result] = where, start, end
-            if isinstance(o, TmaLoad):
+            if isinstance(o, ops.TmaLoad):
                 self.refilled.add(self.root.get(o.dest, o.dest))
-            if isinstance(o, TmaCopy):
+            if isinstance(o, ops.TmaCopy):
                 self.refilled.add(o.dest.buffer)
-            if isinstance(o, ClusterCopy) and o.engine == "tma":
+            if isinstance(o, ops.ClusterCopy) and o.engine == "tma":
                 self.refilled.add(o.dest.buffer)
                 self.sent.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
@@ -265,9 +247,9 @@ class _Placer:
                 continue  # ops of single threads are in order by who made them
             v = done.region.buffer
             span = self.span(v)
-            if isinstance(x, TmaCopy) and done.writes:
+            if isinstance(x, ops.TmaCopy) and done.writes:
                 e.refills.add(v)
-            if isinstance(x, ClusterCopy) and done.writes:
+            if isinstance(x, ops.ClusterCopy) and done.writes:
                 continue  # that is in another block, which knows of it by other ways
             if done.private:
                 e.private |= span
@@ -281,7 +263,9 @@ class _Placer:
                 e.stored |= self.stored(v, x.loc)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
-        own = self.by_hand and isinstance(o, Gemm) and o.asynchronous  # waited for by its author
+        own = (
+            self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous
+        )  # waited for by its author
         e.waited = not own and waited_by_all(o, self.group[1] * self.size or self.threads)
         return e
 
@@ -291,7 +275,7 @@ class _Placer:
         used = {e.region.buffer for e in done if e.region and e.engine == "threads"}
         return {self.root.get(v, v) for v in used} & self.refilled
 
-    def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
+    def emptied(self, loop: ops.For, rings: set[Value]) -> set[Value]:
         """The rings of which every stage is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
         for o, e in effects_in(loop.body):
@@ -306,72 +290,74 @@ class _Placer:
         return set() if known else {(v, loc)}
 
     def block(self, block: Block, state: _State) -> Block:
-        ops: list[Op] = []
+        statements: list[Op] = []
         for o in block.ops:
             match o:
-                case Scope() if o.name in ("consumer", "producer"):
+                case ops.Scope() if o.name in ("consumer", "producer"):
                     self.in_role = True  # a barrier by hand is one of its threads
-                    ops.append(replace(o, body=self.block(o.body, _State())))
+                    statements.append(replace(o, body=self.block(o.body, _State())))
                     self.in_role = False
-                case Scope():
-                    self._enter(o, state, ops)
+                case ops.Scope():
+                    self._enter(o, state, statements)
                     outer, self.group = self.group, (o.first_warp, o.warps)
-                    ops.append(replace(o, body=self.block(o.body, state)))
+                    statements.append(replace(o, body=self.block(o.body, state)))
                     self.group = outer
-                case For() | While() | If() if not together(o, self.uniformity):
-                    self._before(o, state, ops)
-                    ops.append(o)
-                case For():
-                    ops.append(self._loop(o, state, ops))
-                case While():
-                    cond, body = self._repeated((o.cond, o.body), state, ops)
+                case ops.For() | ops.While() | ops.If() if not together(o, self.uniformity):
+                    self._before(o, state, statements)
+                    statements.append(o)
+                case ops.For():
+                    statements.append(self._loop(o, state, statements))
+                case ops.While():
+                    cond, body = self._repeated((o.cond, o.body), state, statements)
                     self.block(o.cond, state)
-                    ops.append(replace(o, cond=cond, body=body))
-                case If():
+                    statements.append(replace(o, cond=cond, body=body))
+                case ops.If():
                     other = state.copy()
                     then = self.block(o.then, state)
                     orelse = self.block(o.orelse, other)
                     state.merge(other)
-                    ops.append(replace(o, then=then, orelse=orelse))
-                case Barrier(number=Value(), threads=n) if n:
+                    statements.append(replace(o, then=then, orelse=orelse))
+                case ops.Barrier(number=Value(), threads=n) if n:
                     state.meet(self.group, self.by_threads)
-                    ops.append(o)
-                case Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
+                    statements.append(o)
+                case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
                     state.meet(self.group)
-                    ops.append(self.meeting(o.loc))
-                case Barrier():
+                    statements.append(self.meeting(o.loc))
+                case ops.Barrier():
                     state.meet(self.group)
-                    ops.append(o)
-                case GridSync():
+                    statements.append(o)
+                case ops.GridSync():
                     state.meet()
-                    ops.append(o)
-                case WarpSync() | MbarrierArrive() | ClusterBarrier() if self._must_fence(o, state):
+                    statements.append(o)
+                case ops.WarpSync() | ops.MbarrierArrive() | ops.ClusterBarrier() if (
+                    self._must_fence(o, state)
+                ):
                     # Each lane for itself, before one of them frees the stage for all.
-                    ops += [ProxyFence(loc=o.loc), o]
+                    statements += [ops.ProxyFence(loc=o.loc), o]
                     state.fence(self.group)
-                    if isinstance(o, ClusterBarrier) and not o.part:
+                    if isinstance(o, ops.ClusterBarrier) and not o.part:
                         state.meet()
-                case CpAsyncWait() if self.by_hand:
+                case ops.CpAsyncWait() if self.by_hand:
                     for g, known in state.groups.items():
                         if _within(g, self.group):
                             known.land(o.pending)
-                    ops.append(o)
-                case ClusterBarrier(part="") if self.by_hand:
+                    statements.append(o)
+                case ops.ClusterBarrier(part="") if self.by_hand:
                     state.meet()
-                    ops.append(o)
-                case ProxyFence():
+                    statements.append(o)
+                case ops.ProxyFence():
                     state.fence(self.group)
-                    ops.append(o)
+                    statements.append(o)
                 case _:
                     if not o.pure:
-                        self._before(o, state, ops)
-                    ops.append(o)
-        return block if tuple(ops) == block.ops else Block(block.args, tuple(ops))
+                        self._before(o, state, statements)
+                    statements.append(o)
+        return block if tuple(statements) == block.ops else Block(block.args, tuple(statements))
 
-    def meeting(self, loc: Loc) -> Barrier:
+    def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""
         if self.group == ALL:
-            return Barrier(*self.barrier, loc=loc)
+            return ops.Barrier(*self.barrier, loc=loc)
         number = self.numbers_of.get(self.group)
         if number is None and self.numbered is not None:
             raise CompileError(
@@ -386,18 +372,18 @@ class _Placer:
                 loc,
                 "use fewer groups, or move tile ops out of some of them",
             )
-        return Barrier(number, self.group[1] * self.size, loc=loc)
+        return ops.Barrier(number, self.group[1] * self.size, loc=loc)
 
     def _must_fence(self, o: Op, state: _State) -> bool:
         """Whether what these threads did must be before what asynchronous engines do for those who
         learn of it by `o`."""
         known = state.near(self.group)
-        if isinstance(o, ClusterBarrier):  # others learn that their copies may come
+        if isinstance(o, ops.ClusterBarrier):  # others learn that their copies may come
             return o.part != "wait" and not known.touched.isdisjoint(self.sent)
-        by_hand = isinstance(o, MbarrierArrive) and o.guard is None
+        by_hand = isinstance(o, ops.MbarrierArrive) and o.guard is None
         return bool(known.touched) or (by_hand and _overlap(known.unfenced, self.engine_reads))
 
-    def _enter(self, o: Scope, state: _State, ops: list[Op]) -> None:
+    def _enter(self, o: ops.Scope, state: _State, statements: list[Op]) -> None:
         """Let all threads meet in front of a group's code, where it touches what others than the
         group, be they more or fewer of its threads, have left."""
         group = o.first_warp, o.warps
@@ -407,22 +393,22 @@ class _Placer:
                 others.merge(known)
                 others.reads |= known.ended
         if _overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
-            ops.append(ProxyFence(loc=o.loc))
+            statements.append(ops.ProxyFence(loc=o.loc))
             state.fence(self.group)
         if _conflict(e, others):
-            ops.append(self.meeting(o.loc))
+            statements.append(self.meeting(o.loc))
             state.meet(self.group)
 
-    def _loop(self, o: For, state: _State, ops: list[Op]) -> For:
+    def _loop(self, o: ops.For, state: _State, statements: list[Op]) -> ops.For:
         rings = set()
         if o.kind == "pipelined":
-            rings = {x.root for x in walk(o.body) if isinstance(x, RingStage)} - self.own_rings
+            rings = {x.root for x in walk(o.body) if isinstance(x, ops.RingStage)} - self.own_rings
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         filled = kept - self.refilled  # what TMA fills its readers wait for by themselves
         written = set().union(*(self.span(v) for v in filled)) if filled else set()
         self.own_rings |= rings
-        (body,) = self._repeated((o.body,), state, ops)
+        (body,) = self._repeated((o.body,), state, statements)
         if runs(o, self.numbers):
             self.block(o.body, state)
         self.own_rings -= rings
@@ -430,7 +416,7 @@ class _Placer:
         return replace(o, body=body)
 
     def _repeated(
-        self, regions: tuple[Block, ...], state: _State, ops: list[Op]
+        self, regions: tuple[Block, ...], state: _State, statements: list[Op]
     ) -> Sequence[Block]:
         """The regions of a loop, one behind the other. `state` becomes what may be so whenever they
         begin. What no iteration needs but the first stands in front of the loop, in `ops`."""
@@ -438,7 +424,7 @@ class _Placer:
         loc = regions[-1].ops[-1].loc
         meeting = self.meeting(loc)
         front: tuple[Op, ...] = ()
-        for before in ((meeting,), (ProxyFence(loc=loc), meeting)):
+        for before in ((meeting,), (ops.ProxyFence(loc=loc), meeting)):
             if _syncs(done) == _syncs(regions):
                 break
             first = state.copy()
@@ -448,7 +434,7 @@ class _Placer:
             tried, then = self._fixed(regions, first)
             if _syncs(tried) < _syncs(done):
                 done, after, front = tried, then, before
-        ops += front
+        statements += front
         state.become(after)
         return done
 
@@ -462,7 +448,7 @@ class _Placer:
             if not state.merge(after):
                 return done, state
 
-    def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
+    def _before(self, o: Op, state: _State, statements: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
         key = o, self.group, frozenset(self.own_rings)
         if key not in self.done:  # loops are walked until nothing is new
@@ -471,10 +457,10 @@ class _Placer:
         e, left = self.done[key]
         known = state.near(self.group)
         if _overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
-            ops.append(ProxyFence(loc=o.loc))
+            statements.append(ops.ProxyFence(loc=o.loc))
             state.fence(self.group)
         if _conflict(e, known):
-            ops.append(self.meeting(o.loc))
+            statements.append(self.meeting(o.loc))
             state.meet(self.group)
         state.add(self.group, left)
 
@@ -505,17 +491,17 @@ def _conflict(e: _Effects, known: _Known) -> bool:
     )
 
 
-def _numbered(func: Func) -> Barrier | None:
+def _numbered(func: Func) -> ops.Barrier | None:
     """A barrier whose number is known at run time, if there is one."""
-    found = (o for o in walk(func.body) if isinstance(o, Barrier) and o.number is not None)
+    found = (o for o in walk(func.body) if isinstance(o, ops.Barrier) and o.number is not None)
     return next(found, None)
 
 
 def _barrier_numbers(func: Func) -> dict[Group, int]:
     """A named barrier for each group of threads, of those that the author does not use."""
-    scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
+    scopes = [o for o in walk(func.body) if isinstance(o, ops.Scope)]
     groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
-    taken = {o.id for o in walk(func.body) if isinstance(o, (Barrier, BarrierArrive))}
+    taken = {o.id for o in walk(func.body) if isinstance(o, (ops.Barrier, ops.BarrierArrive))}
     if _numbered(func) is not None:  # it may be any of them
         return {}
     free = (n for n in range(NAMED_BARRIERS - 1, 0, -1) if n not in taken)

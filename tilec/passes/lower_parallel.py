@@ -23,27 +23,11 @@ import functools
 import math
 from collections.abc import Iterable
 
+from tilec.ir import ops
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, leading_run
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateSafeValue,
-    Assume,
-    Binary,
-    ElementAccess,
-    For,
-    Load,
-    LoadMatrices,
-    Lookup,
-    Parallel,
-    RegRead,
-    RegWrite,
-    Store,
-    WarpSync,
-    Yield,
-)
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.loop_body import LoopBody
@@ -71,18 +55,18 @@ def lower_parallel(func: Func, target: Target) -> Func:
 
     def loops(o: Op) -> None | list[Op]:
         match o:
-            case Parallel():
+            case ops.Parallel():
                 return lowering.parallel(o)
-            case For(kind="vectorized", inits=()):
+            case ops.For(kind="vectorized", inits=()):
                 return lowering.vectorized(o)
         return None
 
     subst: Substitution = {}
 
     def others(o: Op) -> None | list[Op]:
-        if isinstance(o, AnnotateSafeValue):
+        if isinstance(o, ops.AnnotateSafeValue):
             return []
-        if isinstance(o, LoadMatrices):
+        if isinstance(o, ops.LoadMatrices):
             return lowering.matrices(o, subst)
         return lowering.scalar(o, subst) if in_memory(o) else None
 
@@ -106,7 +90,7 @@ class Lowering:
         LoopBody(self.known, b, None, 1, True, None).op(o, [subst])
         return b.ops
 
-    def vectorized(self, o: For) -> None | list[Op]:
+    def vectorized(self, o: ops.For) -> None | list[Op]:
         """A loop of a thread over neighbours, with accesses as wide as they may be; None where no
         access is wider than an element, one may leave its tensor, or an iteration may see what
         another does."""
@@ -115,12 +99,14 @@ class Lowering:
             return None
         count = len(indices)
         (arg,), every = o.body.args, o.body.ops
-        plain = [x for x in every if isinstance(x, Load | Store)]
-        known = (x.pure or isinstance(x, Assume | Load | Store | Yield) for x in every)
+        plain = [x for x in every if isinstance(x, ops.Load | ops.Store)]
+        known = (
+            x.pure or isinstance(x, ops.Assume | ops.Load | ops.Store | ops.Yield) for x in every
+        )
         if self.may_alias or not all(known):
             return None
-        read = {x.source for x in plain if isinstance(x, Load)}
-        stored = [x.dest for x in plain if isinstance(x, Store)]
+        read = {x.source for x in plain if isinstance(x, ops.Load)}
+        stored = [x.dest for x in plain if isinstance(x, ops.Store)]
         if read & {*stored} or len({*stored}) < len(stored):
             return None
         found = [self.known.memory(x, arg, count) for x in plain if in_memory(x)]
@@ -133,17 +119,17 @@ class Lowering:
             body.op(x, envs)
         return b.ops
 
-    def matrices(self, o: LoadMatrices, subst: Substitution) -> list[Op]:
+    def matrices(self, o: ops.LoadMatrices, subst: Substitution) -> list[Op]:
         """Matrices for the lanes of a warp."""
         whole = by_ldmatrix(o, self.known)
         if whole is not None:
             return whole
         each = [self.scalar(x, subst) if in_memory(x) else [x] for x in by_elements(o)]
-        return [x for ops in each for x in ops]
+        return [x for statements in each for x in statements]
 
     # --- parallel loops ---
 
-    def parallel(self, p: Parallel) -> list[Op]:
+    def parallel(self, p: ops.Parallel) -> list[Op]:
         layout = p.layout
         if layout is None:
             raise InternalError("a parallel loop without a layout", p.loc)
@@ -162,13 +148,13 @@ class Lowering:
         return _unless_one(factor, b.ops) if factor is not None else b.ops
 
     def _tested(
-        self, b: Builder, p: Parallel, layout: Layout, place: Place, replica: Value | None
+        self, b: Builder, p: ops.Parallel, layout: Layout, place: Place, replica: Value | None
     ) -> None:
         """The loop, in a fast and a guarded form where it may leave its tensors. `replica`: true
         in the threads that store for others that run the same iterations."""
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
-        accesses = [o for o in walk(p.body) if isinstance(o, ElementAccess) and in_memory(o)]
+        accesses = [o for o in walk(p.body) if isinstance(o, ops.ElementAccess) and in_memory(o)]
         flat = all(self.known.one_branch(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
@@ -190,7 +176,7 @@ class Lowering:
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
-    def _batch(self, p: Parallel, groups: int, most: int) -> int:
+    def _batch(self, p: ops.Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and
         where there are fewer elements than the layout covers, what comes from shared memory,
         unguarded, is asked for before it is stored."""
@@ -202,7 +188,7 @@ class Lowering:
     def _emit(
         self,
         b: Builder,
-        p: Parallel,
+        p: ops.Parallel,
         place: Place,
         replica: Value | None,
         width: int,
@@ -240,64 +226,70 @@ class Lowering:
             first_of_all = unique_register(inner, p.layout, first)
             inside += [] if first_of_all is None else [first_of_all]
         for o in p.body.ops:
-            if batch > 1 and isinstance(o, ElementAccess) and not isinstance(o, Load):
-                work.emit(WarpSync)  # LLVM would move each load into the branch of its store
+            if batch > 1 and isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load):
+                work.emit(ops.WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
         if not nearest:
             inner.branch(inner.conjunction(inside), work.ops)
-        inner.emit(Yield)
+        inner.emit(ops.Yield)
         groups, block = registers // (width * batch), inner.block([group])
-        selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
+        selects = any(isinstance(o, (ops.RegRead, ops.RegWrite, ops.Lookup)) for o in walk(block))
         short = groups <= MOST_WRITTEN and not _is_long(p, most)
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.const(n) for n in (0, groups, 1))
-        b.emit(For, kind, zero, count, one, (), block)
+        b.emit(ops.For, kind, zero, count, one, (), block)
 
 
-def _factor(p: Parallel) -> Value | None:
+def _factor(p: ops.Parallel) -> Value | None:
     """The fragment, if all that a loop does is to multiply another's elements by one of its."""
     made = {r: o for o in p.body.ops for r in o.results}
-    acts = [o for o in p.body.ops if isinstance(o, ElementAccess) and not isinstance(o, Load)]
-    if len(acts) != 1 or not isinstance(acts[0], Store) or any(o.regions for o in p.body.ops):
+    acts = [
+        o for o in p.body.ops if isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load)
+    ]
+    if len(acts) != 1 or not isinstance(acts[0], ops.Store) or any(o.regions for o in p.body.ops):
         return None
     store = acts[0]
     product = made.get(store.value)
-    if not isinstance(product, Binary) or product.kind != "mul" or store.dest.dtype.kind != "float":
+    if (
+        not isinstance(product, ops.Binary)
+        or product.kind != "mul"
+        or store.dest.dtype.kind != "float"
+    ):
         return None
     for x, y in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
         old, factor = made.get(x), made.get(y)
-        if isinstance(old, Load) and isinstance(factor, Load) and old.source is store.dest:
+        if isinstance(old, ops.Load) and isinstance(factor, ops.Load) and old.source is store.dest:
             fragments = {v.buffer.space for v in (old.source, factor.source)} == {"fragment"}
             if fragments and old.indices == store.indices and factor.source is not old.source:
                 return factor.source
     return None
 
 
-def _unless_one(factor: Value, ops: list[Op]) -> list[Op]:
+def _unless_one(factor: Value, statements: list[Op]) -> list[Op]:
     """A loop that multiplies by a fragment's elements, for threads that have one other than 1."""
     layout = factor.buffer.layout
     assert layout is not None
-    b = Builder(ops[0].loc)
+    b = Builder(statements[0].loc)
     one = b.const(1.0, factor.dtype)
     held = (b.const(r) for r in range(layout.size("reg")))
-    tests = [b.compare("ne", b.value(RegRead, factor, r), one) for r in held]
-    b.branch(functools.reduce(lambda x, y: b.binary("or", x, y), tests), ops)
+    tests = [b.compare("ne", b.value(ops.RegRead, factor, r), one) for r in held]
+    b.branch(functools.reduce(lambda x, y: b.binary("or", x, y), tests), statements)
     return b.ops
 
 
-def _partial(p: Parallel) -> list[int]:
+def _partial(p: ops.Parallel) -> list[int]:
     """The dimensions along which the layout covers more than there is."""
     assert p.layout is not None
     return [d for d, (own, all) in enumerate(zip(p.extents, p.layout.shape)) if all > own]
 
 
-def _inside(b: Builder, p: Parallel, coords: list[Value]) -> list[Value]:
+def _inside(b: Builder, p: ops.Parallel, coords: list[Value]) -> list[Value]:
     """That the loop has the element at `coords`, by the dimensions of which the layout covers
     more."""
     return [b.compare("lt", coords[d], p.extents[d]) for d in _partial(p)]
 
 
-def _move_inside(b: Builder, p: Parallel, coords: list[Value], width: int, dim: int) -> None:
+def _move_inside(b: Builder, p: ops.Parallel, coords: list[Value], width: int, dim: int) -> None:
     """Bring `coords`, of the first of `width` neighbours along `dim`, to the nearest that are
     elements of the loop."""
     for d in _partial(p):
@@ -306,7 +298,7 @@ def _move_inside(b: Builder, p: Parallel, coords: list[Value], width: int, dim: 
 
 
 def _neighbours(
-    b: Builder, p: Parallel, coords: list[Value], width: int, dim: int
+    b: Builder, p: ops.Parallel, coords: list[Value], width: int, dim: int
 ) -> list[Substitution]:
     """The loop's arguments at each of the `width` elements from `coords` on along `dim`."""
     envs: list[Substitution] = [dict(zip(p.body.args, coords))]
@@ -316,23 +308,24 @@ def _neighbours(
     return envs
 
 
-def _leaves_shared(p: Parallel) -> bool:
+def _leaves_shared(p: ops.Parallel) -> bool:
     """Whether all that the loop does is to read what is in shared memory, and to store what it
     makes of it elsewhere."""
-    sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
+    sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, ops.Load)}
     plain = all(
-        isinstance(o, (ElementAccess, Yield)) or (o.pure and not o.regions) for o in p.body.ops
+        isinstance(o, (ops.ElementAccess, ops.Yield)) or (o.pure and not o.regions)
+        for o in p.body.ops
     )
     return plain and sources == {"shared"} and not changes_memory(p)
 
 
-def _nearest(p: Parallel) -> bool:
+def _nearest(p: ops.Parallel) -> bool:
     """Whether threads that have none of the elements load the nearest ones, and store nothing:
     loads that are under no condition can be asked for together."""
     return bool(_partial(p)) and _leaves_shared(p) and not fragment_accesses(p)
 
 
-def _is_long(p: Parallel, most: int) -> bool:
+def _is_long(p: ops.Parallel, most: int) -> bool:
     """Whether what a thread does in the loop is more than `most` operations, and none of them
     selects a register."""
     assert p.layout is not None
@@ -342,9 +335,9 @@ def _is_long(p: Parallel, most: int) -> bool:
     return count * p.layout.size("reg") > most * together and not fragment_accesses(p)
 
 
-def _registers_left(p: Parallel) -> set[Value]:
+def _registers_left(p: ops.Parallel) -> set[Value]:
     """The registers that outlive the loop and that it writes."""
-    own = {o.result for o in walk(p.body) if isinstance(o, Alloc)}
+    own = {o.result for o in walk(p.body) if isinstance(o, ops.Alloc)}
     written = buffers_written(e for _, e in effects_in(p.body))
     return {v for v in written if v not in own and v.buffer.space in ("fragment", "local")}
 
@@ -358,14 +351,14 @@ def held_once(func: Func) -> set[Value]:
     the one that stores for the others.
 
     A sum of rows of shared memory is taken by a warp, then, where all would read the same."""
-    loops = [o for o in walk(func.body) if isinstance(o, Parallel)]
+    loops = [o for o in walk(func.body) if isinstance(o, ops.Parallel)]
     read = {p: _registers(buffers_read(p.effects())) for p in loops}
     written = {p: _registers(buffers_written(p.effects())) for p in loops}
     inside = {o for p in loops for o in walk(p.body)}
     once = {
         o.result
         for o in walk(func.body)
-        if isinstance(o, Alloc) and o not in inside and o.type.space == "fragment"
+        if isinstance(o, ops.Alloc) and o not in inside and o.type.space == "fragment"
     }
     once -= {v for o in walk(func.body) if o not in inside for v in o.operands}
     for p in loops:

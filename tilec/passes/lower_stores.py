@@ -15,27 +15,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
-from tilec.ir.ops import (
-    Barrier,
-    ClusterBarrier,
-    Copy,
-    For,
-    GridSync,
-    Lookup,
-    MemStore,
-    ProxyFence,
-    RingStage,
-    Scope,
-    Stmatrix,
-    TmaStore,
-    TmaStoreCommit,
-    TmaStoreWait,
-    WarpSync,
-    Yield,
-)
 from tilec.ir.types import DType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
@@ -46,28 +29,28 @@ from tilec.target import Target
 
 def lower_stores(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    if not any(isinstance(o, Copy) and o.engine == "tma_store" for o in walk(func.body)):
+    if not any(isinstance(o, ops.Copy) and o.engine == "tma_store" for o in walk(func.body)):
         return func
-    staged = any(isinstance(o, Copy) and o.staging is not None for o in walk(func.body))
+    staged = any(isinstance(o, ops.Copy) and o.staging is not None for o in walk(func.body))
     maps = TensorMaps(func)
     late = _Late(func)
 
     def visit(o: Op) -> None | Op | list[Op]:
         match o:
-            case Copy(engine="tma_store", staging=None):
+            case ops.Copy(engine="tma_store", staging=None):
                 return _boxes(o, maps, o not in late.copies)
-            case Barrier() if o in late.barriers:
+            case ops.Barrier() if o in late.barriers:
                 return [*_read(o), o]
-            case For() if o.body.args[0] in late.loops:
+            case ops.For() if o.body.args[0] in late.loops:
                 return [o, *_read(o)]
-            case Copy(engine="tma_store"):
+            case ops.Copy(engine="tma_store"):
                 return _store(o, maps, target)
-            case Scope(name="consumer"):
+            case ops.Scope(name="consumer"):
                 return replace(o, body=_drained(o.body, func, staged))
         return None
 
     body = rewrite(func.body, visit)
-    if not any(isinstance(o, Scope) for o in body.ops):
+    if not any(isinstance(o, ops.Scope) for o in body.ops):
         body = _drained(body, func, staged)
     return maps.added(body)
 
@@ -78,8 +61,8 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
         return body
     b = Builder(func.loc)
     with b.when(b.compare("eq", Place(b).lane, 0)) as wait:
-        wait.emit(TmaStoreWait, 0, True)
-    end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
+        wait.emit(ops.TmaStoreWait, 0, True)
+    end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], ops.Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
 
@@ -89,56 +72,56 @@ class _Late:
     and behind the loop if that is in the next iteration."""
 
     def __init__(self, func: Func) -> None:
-        self.copies: set[Copy] = set()
-        self.barriers: set[Barrier] = set()
+        self.copies: set[ops.Copy] = set()
+        self.barriers: set[ops.Barrier] = set()
         self.loops: set[Value] = set()  # by their indices: their bodies change
         if func.attrs.get("by_hand"):
             return  # the author's barriers may free a tile for other threads than they join
-        stages = {o.result for o in walk(func.body) if isinstance(o, RingStage)}
+        stages = {o.result for o in walk(func.body) if isinstance(o, ops.RingStage)}
         for loop in walk(func.body):
-            if not isinstance(loop, For):
+            if not isinstance(loop, ops.For):
                 continue
-            ops = loop.body.ops
-            for at, o in enumerate(ops):
-                if not isinstance(o, Copy) or o.engine != "tma_store" or o.staging is not None:
+            statements = loop.body.ops
+            for at, o in enumerate(statements):
+                if not isinstance(o, ops.Copy) or o.engine != "tma_store" or o.staging is not None:
                     continue
-                meets = (x for x in (*ops[at + 1 :], *ops[:at]) if _meets(x))
+                meets = (x for x in (*statements[at + 1 :], *statements[:at]) if _meets(x))
                 first = next(meets, None)
-                if o.source.buffer in stages or not isinstance(first, Barrier):
+                if o.source.buffer in stages or not isinstance(first, ops.Barrier):
                     continue
                 self.copies.add(o)
                 self.barriers.add(first)
-                if ops.index(first) < at:
+                if statements.index(first) < at:
                     self.loops.add(loop.body.args[0])
 
 
 def _meets(o: Op) -> bool:
-    return any(isinstance(x, Barrier | GridSync | ClusterBarrier) for x in walk(o))
+    return any(isinstance(x, ops.Barrier | ops.GridSync | ops.ClusterBarrier) for x in walk(o))
 
 
 def _read(o: Op) -> list[Op]:
     """The thread that started shared tiles waits until TMA has read them."""
     b = Builder(o.loc)
     with b.when(elected(b)) as wait:
-        wait.emit(TmaStoreWait, 0, True)
+        wait.emit(ops.TmaStoreWait, 0, True)
     return b.ops
 
 
-def _boxes(o: Copy, maps: TensorMaps, wait: bool) -> list[Op]:
+def _boxes(o: ops.Copy, maps: TensorMaps, wait: bool) -> list[Op]:
     """One thread starts the boxes of a shared tile, and may `wait` until TMA has read them, so that
     the next barrier gives the tile free."""
     b, tile = Builder(o.loc), o.source.buffer
     how = (None, o.eviction_policy, o.reduction)
     with b.when(elected(b)) as send:
         for descriptor, at, offset in maps.boxes(send, tile, o.dest, dtype=_map_dtype(o)):
-            send.emit(TmaStore, descriptor, at, tile, send.const(offset), *how)
-        send.emit(TmaStoreCommit)
+            send.emit(ops.TmaStore, descriptor, at, tile, send.const(offset), *how)
+        send.emit(ops.TmaStoreCommit)
         if wait:
-            send.emit(TmaStoreWait, 0, True)
+            send.emit(ops.TmaStoreWait, 0, True)
     return b.ops
 
 
-def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
+def _store(o: ops.Copy, maps: TensorMaps, target: Target) -> list[Op]:
     b = Builder(o.loc)
     layout = o.source.buffer.buffer.layout
     assert layout is not None and o.staging is not None
@@ -165,33 +148,33 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     row = x.op("add", own_rows, row)
     count = len(found.origins)
     with counted(b, count, "chunk") as (c, inner):
-        inner.emit(TmaStoreWait, 0, True)
-        inner.emit(WarpSync)
+        inner.emit(ops.TmaStoreWait, 0, True)
+        inner.emit(ops.WarpSync)
         y = Numbers(inner)
         for access, (at_row, at_column) in enumerate(found.places):
             own = y.op("add", row, at_row), y.op("add", column, at_column)
             offset = shared_offset(inner, staging, own)
             values = _values(inner, o, c, [chunk[access] for chunk in found.registers], found.run)
             if found.matrices:
-                inner.emit(Stmatrix, o.staging, offset, values, found.transposed)
+                inner.emit(ops.Stmatrix, o.staging, offset, values, found.transposed)
             else:
-                inner.emit(MemStore, o.staging, offset, values[0], found.run * bits // 8)
-        inner.emit(ProxyFence)
-        inner.emit(WarpSync)
+                inner.emit(ops.MemStore, o.staging, offset, values[0], found.run * bits // 8)
+        inner.emit(ops.ProxyFence)
+        inner.emit(ops.WarpSync)
         at = []
         for d in (1, 0):
-            step = inner.value(Lookup, tuple(corner[d] for corner in found.origins), c)
+            step = inner.value(ops.Lookup, tuple(corner[d] for corner in found.origins), c)
             start = y.op("add", narrow(inner, o.dest.offsets[d - 2]), origin[d])
             at.append(y.op("add", start, step))
         at += [narrow(inner, v) for v in reversed(o.dest.offsets[:-2])]
         # Without a branch: nothing that is computed for later chunks moves past it.
         sent = (o.staging, own_offset, first_lane, o.eviction_policy, o.reduction)
-        inner.emit(TmaStore, descriptor, tuple(at), *sent)
-        inner.emit(TmaStoreCommit)
+        inner.emit(ops.TmaStore, descriptor, tuple(at), *sent)
+        inner.emit(ops.TmaStoreCommit)
     return b.ops
 
 
-def _map_dtype(o: Copy) -> DType:
+def _map_dtype(o: ops.Copy) -> DType:
     """The dtype by which the tensor's descriptor names its elements."""
     dtype = tma_reduces(o.reduction, o.dest.dtype) if o.reduction else o.dest.dtype
     assert dtype is not None
@@ -199,7 +182,7 @@ def _map_dtype(o: Copy) -> DType:
 
 
 def _values(
-    b: Builder, o: Copy, chunk: Value, registers: list[tuple[int, ...]], run: int
+    b: Builder, o: ops.Copy, chunk: Value, registers: list[tuple[int, ...]], run: int
 ) -> tuple[Value, ...]:
     """The registers of one access (of each chunk), converted, in vectors of `run`."""
     tables = list(zip(*registers))
@@ -207,7 +190,7 @@ def _values(
         read_packed(
             b,
             o.source.buffer,
-            (b.value(Lookup, t, chunk) for t in tables[start : start + run]),
+            (b.value(ops.Lookup, t, chunk) for t in tables[start : start + run]),
             o.dest.dtype,
         )
         for start in range(0, len(tables), run)

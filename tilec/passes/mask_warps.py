@@ -18,24 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, users_of, walk
-from tilec.ir.ops import (
-    Alloc,
-    For,
-    If,
-    Load,
-    Shuffle,
-    ShuffleXor,
-    Store,
-    Unary,
-    WarpMma,
-    WarpSync,
-    While,
-    Yield,
-    decides,
-    yielded,
-)
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
@@ -46,18 +31,22 @@ def mask_warps(func: Func, target: Target) -> Func:
     if not asks_for_threads(func):
         return func
     level = uniformity_of(func).level
-    if not any(_has_cut(o) and max(map(level, decides(o))) > Level.BLOCK for o in walk(func.body)):
+    if not any(
+        _has_cut(o) and max(map(level, ops.decides(o))) > Level.BLOCK for o in walk(func.body)
+    ):
         return func
     masks = _Masks(func)
-    masks.b.emit(Yield, tuple(masks.block(func.body, None)))
+    masks.b.emit(ops.Yield, tuple(masks.block(func.body, None)))
     return func.with_body(replace(func.body, ops=tuple(masks.b.ops)))
 
 
-_TOGETHER = (WarpSync, Shuffle, ShuffleXor, WarpMma)
+_TOGETHER = (ops.WarpSync, ops.Shuffle, ops.ShuffleXor, ops.WarpMma)
 
 
 def _has_cut(o: Op) -> bool:
-    return isinstance(o, For | While | If) and any(isinstance(x, _TOGETHER) for x in walk(o))
+    return isinstance(o, ops.For | ops.While | ops.If) and any(
+        isinstance(x, _TOGETHER) for x in walk(o)
+    )
 
 
 class _Masks:
@@ -75,53 +64,57 @@ class _Masks:
         """Copy the ops of a block; what it yields."""
         run: list[Op] = []
         for o in block.ops:
-            if isinstance(o, Yield):
+            if isinstance(o, ops.Yield):
                 break
-            if isinstance(o, (*_TOGETHER, Alloc)) or _has_cut(o):
+            if isinstance(o, (*_TOGETHER, ops.Alloc)) or _has_cut(o):
                 self.run(run, mask)
                 run = []
                 self.op(o, mask)
             else:
                 run.append(o)
         self.run(run, mask)
-        return [self.copy(v) for v in yielded(block)]
+        return [self.copy(v) for v in ops.yielded(block)]
 
     def copy(self, v: Value) -> Value:
         return self.subst.get(v, v)
 
-    def run(self, ops: Sequence[Op], mask: Value | None) -> None:
+    def run(self, statements: Sequence[Op], mask: Value | None) -> None:
         """Copy ops that each thread does by itself, under the mask where they are more than
         arithmetic."""
-        if mask is None or all(o.pure for o in ops):
-            for o in ops:
+        if mask is None or all(o.pure for o in statements):
+            for o in statements:
                 self.b.ops.append(clone(o, self.subst))
                 if not self.masked.isdisjoint(self.b.ops[-1].operands):
                     self.masked.update(self.b.ops[-1].results)
             return
-        inside = {x for o in ops for x in walk(o)}
-        made = [r for o in ops for r in o.results]
+        inside = {x for o in statements for x in walk(o)}
+        made = [r for o in statements for r in o.results]
         needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
-        then, orelse = Builder(ops[0].loc), Builder(ops[0].loc)
-        then.ops += [clone(o, self.subst) for o in ops]
-        then.emit(Yield, tuple(self.copy(r) for r in needed))
+        then, orelse = Builder(statements[0].loc), Builder(statements[0].loc)
+        then.ops += [clone(o, self.subst) for o in statements]
+        then.emit(ops.Yield, tuple(self.copy(r) for r in needed))
         zeros = (orelse.zero(r.dtype) for r in needed)
-        orelse.emit(Yield, tuple(zeros))
+        orelse.emit(ops.Yield, tuple(zeros))
         types = tuple(r.type for r in needed)
-        done = self.b.emit(If, mask, then.block(), orelse.block(), types, loc=ops[0].loc)
+        done = self.b.emit(ops.If, mask, then.block(), orelse.block(), types, loc=statements[0].loc)
         self.subst.update(zip(needed, done.results))
         self.masked.update(done.results)
 
     def op(self, o: Op, mask: Value | None) -> None:
         self.b.loc = o.loc
-        if not isinstance(o, For | While | If):
+        if not isinstance(o, ops.For | ops.While | ops.If):
             self.b.ops.append(clone(o, self.subst))
             self.masked.update(self.b.ops[-1].results if mask is not None else ())
             return
-        parts = any(self.level(v) > Level.BLOCK or self.copy(v) in self.masked for v in decides(o))
+        parts = any(
+            self.level(v) > Level.BLOCK or self.copy(v) in self.masked for v in ops.decides(o)
+        )
         match o:
-            case If() if parts:
+            case ops.If() if parts:
                 results = self.parted(o, mask)
-            case For() | While() if parts or (isinstance(o, While) and mask is not None):
+            case ops.For() | ops.While() if parts or (
+                isinstance(o, ops.While) and mask is not None
+            ):
                 results = self.stepped(o, mask)
             case _:
                 results = self.whole(o, mask)
@@ -140,9 +133,9 @@ class _Masks:
             args = tuple(Value(a.type, a.name) for a in region.args)
             self.subst.update(zip(region.args, args))
             if mask is not None:
-                self.masked.update(args[isinstance(o, For) :])
+                self.masked.update(args[isinstance(o, ops.For) :])
             self.b = Builder(o.loc)
-            self.b.emit(Yield, tuple(self.block(region, mask)))
+            self.b.emit(ops.Yield, tuple(self.block(region, mask)))
             changed[name] = self.b.block(args)
         self.b = outer
         bare: dict[str, Any] = {n: Block((), ()) for n in o.region_fields}
@@ -150,46 +143,46 @@ class _Masks:
         self.b.ops.append(made)
         return made.results
 
-    def parted(self, o: If, mask: Value | None) -> Sequence[Value]:
+    def parted(self, o: ops.If, mask: Value | None) -> Sequence[Value]:
         """Both branches, one after the other."""
         cond = self.copy(o.cond)
         then = self.block(o.then, self.both(mask, cond))
-        orelse = self.block(o.orelse, self.both(mask, self.b.value(Unary, "not", cond)))
+        orelse = self.block(o.orelse, self.both(mask, self.b.value(ops.Unary, "not", cond)))
         return [self.b.select(cond, x, y) for x, y in zip(then, orelse)]
 
     def both(self, mask: Value | None, cond: Value) -> Value:
         return cond if mask is None else self.b.binary("and", mask, cond)
 
-    def stepped(self, o: For | While, mask: Value | None) -> Sequence[Value]:
+    def stepped(self, o: ops.For | ops.While, mask: Value | None) -> Sequence[Value]:
         """A loop as long as any thread has an iteration left, under a mask of those that have."""
         outer = self.b
-        left = outer.value(Alloc, BufferType((1,), INT32, "shared"), name="left")
+        left = outer.value(ops.Alloc, BufferType((1,), INT32, "shared"), name="left")
         zero, one = outer.const(0), outer.const(1)
-        first = () if isinstance(o, While) else (self.copy(o.lo),)
+        first = () if isinstance(o, ops.While) else (self.copy(o.lo),)
         inits = (*first, *map(self.copy, o.inits))
-        outer.emit(Store, left, (zero,), zero)
+        outer.emit(ops.Store, left, (zero,), zero)
         inits = (self.vote(o, inits, mask, left, zero, one), *inits)
         cond = Builder(o.loc)
-        going = cond.compare("ne", cond.value(Load, left, (zero,)), zero)
-        cond.emit(Yield, (going,))
+        going = cond.compare("ne", cond.value(ops.Load, left, (zero,)), zero)
+        cond.emit(ops.Yield, (going,))
         mine, *args = before = tuple(Value(v.type, v.name) for v in inits)
         self.masked.update(before)
         self.b = Builder(o.loc)
         self.subst.update(zip(o.body.args, args))
         after = self.block(o.body, mine)
-        if isinstance(o, For):
+        if isinstance(o, ops.For):
             after.insert(0, self.b.binary("add", args[0], self.copy(o.step)))
         after = [self.b.select(mine, new, old) for new, old in zip(after, args)]
-        self.b.emit(Store, left, (zero,), zero)
-        self.b.emit(Yield, (self.vote(o, after, mine, left, zero, one), *after))
+        self.b.emit(ops.Store, left, (zero,), zero)
+        self.b.emit(ops.Yield, (self.vote(o, after, mine, left, zero, one), *after))
         body, self.b = self.b.block(before), outer
         asked = (Value(v.type, v.name) for v in inits)
-        done = outer.emit(While, inits, cond.block(asked), body)
-        return done.results[1 + isinstance(o, For) :]
+        done = outer.emit(ops.While, inits, cond.block(asked), body)
+        return done.results[1 + isinstance(o, ops.For) :]
 
     def vote(
         self,
-        o: For | While,
+        o: ops.For | ops.While,
         carried: Sequence[Value],
         mask: Value | None,
         left: Value,
@@ -197,12 +190,12 @@ class _Masks:
         one: Value,
     ) -> Value:
         """Whether this thread has an iteration left; `left` is 1 where any has."""
-        if isinstance(o, For):
+        if isinstance(o, ops.For):
             again = self.b.compare("lt", carried[0], self.copy(o.hi))
         else:
             self.subst.update(zip(o.cond.args, carried))
             (again,) = self.block(o.cond, mask)
         mine = self.both(mask, again)
-        self.b.branch(mine, [Store(left, (zero,), one, loc=o.loc)])
-        self.b.emit(WarpSync)
+        self.b.branch(mine, [ops.Store(left, (zero,), one, loc=o.loc)])
+        self.b.emit(ops.WarpSync)
         return mine

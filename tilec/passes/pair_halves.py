@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.core import (
     Block,
     Builder,
@@ -31,21 +32,6 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.fold import Number, fold
-from tilec.ir.ops import (
-    Alloc,
-    AndOr,
-    Binary,
-    Bitcast,
-    Cast,
-    Const,
-    Extract,
-    Fma,
-    For,
-    Load,
-    Pack,
-    Store,
-    constants,
-)
 from tilec.ir.types import FLOAT16, UINT16, UINT32, ScalarType
 from tilec.passes.utils.building import iteration
 from tilec.passes.utils.dce import sweep
@@ -58,10 +44,10 @@ _PAIRED = ("add", "sub", "mul")
 def pair_halves(func: Func, target: Target) -> Func:
     """See the module's opening."""
     every = list(walk(func.body))
-    arrays = {o.result for o in every if isinstance(o, Alloc) and o.type.space == "local"}
+    arrays = {o.result for o in every if isinstance(o, ops.Alloc) and o.type.space == "local"}
     if not arrays or not any(_is_half(o) for o in every):
         return func
-    numbers: dict[Value, Number] = dict(constants(func.body))
+    numbers: dict[Value, Number] = dict(ops.constants(func.body))
     subst: Substitution = {}
     body = rewrite(func.body, lambda o: _written_out(o, arrays, numbers, subst), subst)
     paired = _Straight(arrays, numbers).block(body)
@@ -70,7 +56,7 @@ def pair_halves(func: Func, target: Target) -> Func:
 
 def _is_half(o: Op) -> bool:
     """Whether GPUs do two such ops at once."""
-    kind = isinstance(o, Fma) or (isinstance(o, Binary) and o.kind in _PAIRED)
+    kind = isinstance(o, ops.Fma) or (isinstance(o, ops.Binary) and o.kind in _PAIRED)
     return kind and o.result.type == ScalarType(FLOAT16)
 
 
@@ -81,7 +67,7 @@ def _written_out(
     o: Op, arrays: set[Value], numbers: dict[Value, Number], subst: Substitution
 ) -> None | list[Op]:
     """The iterations of a short loop that names elements of local arrays by its index."""
-    if not isinstance(o, For) or not _names_elements(o, arrays):
+    if not isinstance(o, ops.For) or not _names_elements(o, arrays):
         return None
     indices = o.indices(numbers.get)
     if not indices or len(indices) > MOST_WRITTEN:
@@ -91,8 +77,8 @@ def _written_out(
     for i in indices:
         at = b.const(i, o.lo.dtype)
         numbers[at] = i
-        ops, carried = iteration(o, at, carried)
-        b.ops += [_folded(x, numbers) for x in ops]
+        statements, carried = iteration(o, at, carried)
+        b.ops += [_folded(x, numbers) for x in statements]
     subst.update(zip(o.results, carried))
     return b.ops
 
@@ -102,25 +88,25 @@ def _folded(o: Op, numbers: dict[Value, Number]) -> Op:
     if known is None:
         return o
     numbers[o.result] = known
-    return Const(known, o.result.dtype, results=o.results, loc=o.loc)
+    return ops.Const(known, o.result.dtype, results=o.results, loc=o.loc)
 
 
-def _names_elements(o: For, arrays: set[Value]) -> bool:
+def _names_elements(o: ops.For, arrays: set[Value]) -> bool:
     """Whether there are no regions in the loop, and its index selects elements of arrays."""
     moved = {o.body.args[0]}
     found = False
     for x in o.body.ops:
         if x.region_fields:
             return False
-        if isinstance(x, Load | Store) and _buffer(x) in arrays:
+        if isinstance(x, ops.Load | ops.Store) and _buffer(x) in arrays:
             found = found or bool(moved & {*x.indices})
         elif x.pure and moved & {*x.operands}:
             moved.update(x.results)
     return found
 
 
-def _buffer(o: Load | Store) -> Value:
-    return o.source if isinstance(o, Load) else o.dest
+def _buffer(o: ops.Load | ops.Store) -> Value:
+    return o.source if isinstance(o, ops.Load) else o.dest
 
 
 # --- blocks without branches ----------------------------------------------------------------------
@@ -144,12 +130,12 @@ class _Straight:
     def _block(self, block: Block, subst: Substitution) -> Block:
         stored: dict[tuple[Value, tuple[Number, ...]], Value] = {}
         partner: dict[Value, Value] = {}
-        ops: list[Op] = []
+        statements: list[Op] = []
         for o in block.ops:
             o = substitute(o, subst)
-            if isinstance(o, Load | Store) and _buffer(o) in self.arrays:
+            if isinstance(o, ops.Load | ops.Store) and _buffer(o) in self.arrays:
                 place = self._place(o)
-                if isinstance(o, Load):
+                if isinstance(o, ops.Load):
                     if place is not None and place in stored:
                         subst[o.result] = stored[place]
                         continue
@@ -169,28 +155,30 @@ class _Straight:
                 _forget(stored, {*inputs(o)})
             else:
                 _forget(stored, {*o.operands} & self.arrays)
-            ops.append(o)
-        return replace(block, ops=tuple(self._pairs(_whole_words(ops, self.numbers), partner)))
+            statements.append(o)
+        return replace(
+            block, ops=tuple(self._pairs(_whole_words(statements, self.numbers), partner))
+        )
 
-    def _place(self, o: Load | Store) -> tuple[Value, tuple[Number, ...]] | None:
+    def _place(self, o: ops.Load | ops.Store) -> tuple[Value, tuple[Number, ...]] | None:
         """Which element it is; None where its index is not a number."""
         at = tuple(self.numbers[i] for i in o.indices if i in self.numbers)
         return (_buffer(o), at) if len(at) == len(o.indices) else None
 
-    def _pairs(self, ops: list[Op], partner: dict[Value, Value]) -> list[Op]:
+    def _pairs(self, statements: list[Op], partner: dict[Value, Value]) -> list[Op]:
         """The ops with pairs of halves as vectors, each where the first of the two stood."""
-        halves = [o for o in ops if _is_half(o)]
+        halves = [o for o in statements if _is_half(o)]
         if len(halves) < 2:
-            return ops
-        made = {r: o for o in ops for r in o.results}
+            return statements
+        made = {r: o for o in statements for r in o.results}
         words: dict[Value, Value] = {}  # of the lower half
-        for low, high, word in _halves_of_words(ops, made, self.numbers):
+        for low, high, word in _halves_of_words(statements, made, self.numbers):
             partner[low], words[low] = high, word
             found = _masked(made.get(word), made, self.numbers)
             if found is not None:
                 made[word] = found
         masked = {*words.values()}
-        ops = [made[o.result] if masked & {*o.results} else o for o in ops]
+        statements = [made[o.result] if masked & {*o.results} else o for o in statements]
         by_operands = {_key(o, o.operands, self.numbers): o for o in reversed(halves)}
         vectors: dict[Value, Value] = {}
         out: list[Op] = []
@@ -206,12 +194,12 @@ class _Straight:
         def vector(b: Builder, low: Value, high: Value) -> Value:
             if low not in vectors:
                 if low in words:
-                    vectors[low] = b.value(Bitcast, words[low], FLOAT16)
+                    vectors[low] = b.value(ops.Bitcast, words[low], FLOAT16)
                 else:
-                    vectors[low] = b.value(Pack, (low, high))
+                    vectors[low] = b.value(ops.Pack, (low, high))
             return vectors[low]
 
-        for o in ops:
+        for o in statements:
             if o in gone:
                 continue
             other = self._other(o, partner, by_operands) if _is_half(o) else None
@@ -227,7 +215,7 @@ class _Straight:
             both = Value(given[0].type, o.result.name)
             b.ops.append(replace(o, results=(both,), **fields))
             for e, x in enumerate((o, other)):
-                b.ops.append(Extract(both, e, results=x.results, loc=x.loc))
+                b.ops.append(ops.Extract(both, e, results=x.results, loc=x.loc))
                 gone.add(x)
             partner[o.result], vectors[o.result] = other.result, both
             for x in b.ops:
@@ -251,7 +239,7 @@ def _forget(stored: dict[Any, Value], changed: set[Value]) -> None:
 
 
 def _key(o: Op, operands: Any, numbers: Mapping[Value, Number]) -> Any:
-    kind = o.kind if isinstance(o, Binary) else ""
+    kind = o.kind if isinstance(o, ops.Binary) else ""
     return type(o), kind, *(repr(numbers[v]) if v in numbers else v for v in operands)
 
 
@@ -262,20 +250,20 @@ def _missing(o: Op, made: Mapping[Value, Op], there: set[Value]) -> list[Op] | N
 
 
 def _halves_of_words(
-    ops: list[Op], made: Mapping[Value, Op], numbers: Mapping[Value, Number]
+    statements: list[Op], made: Mapping[Value, Op], numbers: Mapping[Value, Number]
 ) -> list[tuple[Value, Value, Value]]:
     """(lower half, upper half, word) of the words that are taken for two float16."""
     low: dict[Value, Value] = {}
     high: dict[Value, Value] = {}
-    for o in ops:
-        if not isinstance(o, Bitcast) or o.result.type != ScalarType(FLOAT16):
+    for o in statements:
+        if not isinstance(o, ops.Bitcast) or o.result.type != ScalarType(FLOAT16):
             continue
         cut = made.get(o.operand)
-        if not isinstance(cut, Cast) or cut.dtype != UINT16 or cut.operand.dtype != UINT32:
+        if not isinstance(cut, ops.Cast) or cut.dtype != UINT16 or cut.operand.dtype != UINT32:
             continue
         low[cut.operand] = o.result
         shift = made.get(cut.operand)
-        if isinstance(shift, Binary) and shift.kind == "shr" and numbers.get(shift.rhs) == 16:
+        if isinstance(shift, ops.Binary) and shift.kind == "shr" and numbers.get(shift.rhs) == 16:
             high[shift.lhs] = o.result
     return [(low[word], high[word], word) for word in low if word in high]
 
@@ -283,29 +271,29 @@ def _halves_of_words(
 def _masked(o: Op | None, made: Mapping[Value, Op], numbers: Mapping[Value, Number]) -> Op | None:
     """(x & mask) | bits, of numbers, as one op."""
     match o:
-        case Binary(kind="or", lhs=lhs, rhs=bits) if bits in numbers:
+        case ops.Binary(kind="or", lhs=lhs, rhs=bits) if bits in numbers:
             inner = made.get(lhs)
-            if isinstance(inner, Binary) and inner.kind == "and" and inner.rhs in numbers:
+            if isinstance(inner, ops.Binary) and inner.kind == "and" and inner.rhs in numbers:
                 mask, added = int(numbers[inner.rhs]), int(numbers[bits])
-                return AndOr(inner.lhs, mask, added, results=o.results, loc=o.loc)
+                return ops.AndOr(inner.lhs, mask, added, results=o.results, loc=o.loc)
     return None
 
 
 # --- words made of bytes --------------------------------------------------------------------------
 
 
-def _whole_words(ops: list[Op], numbers: Mapping[Value, Number]) -> list[Op]:
+def _whole_words(statements: list[Op], numbers: Mapping[Value, Number]) -> list[Op]:
     """Four bytes, shifted and put together, are the bits of a vector: so LLVM sees one load."""
-    made = {r: o for o in ops for r in o.results}
+    made = {r: o for o in statements for r in o.results}
     out: list[Op] = []
-    for o in ops:
-        parts = _bytes_of(o.result, made, numbers) if isinstance(o, Binary) else {}
+    for o in statements:
+        parts = _bytes_of(o.result, made, numbers) if isinstance(o, ops.Binary) else {}
         if sorted(parts) != [0, 8, 16, 24]:
             out.append(o)
             continue
         b = Builder(o.loc)
-        packed = b.value(Pack, tuple(parts[k] for k in sorted(parts)))
-        out += [*b.ops, Bitcast(packed, UINT32, results=o.results, loc=o.loc)]
+        packed = b.value(ops.Pack, tuple(parts[k] for k in sorted(parts)))
+        out += [*b.ops, ops.Bitcast(packed, UINT32, results=o.results, loc=o.loc)]
     return out
 
 
@@ -316,11 +304,11 @@ def _bytes_of(
     anything else."""
     o = made.get(v)
     match o:
-        case Binary(kind="or", lhs=lhs, rhs=rhs) if v.dtype == UINT32:
+        case ops.Binary(kind="or", lhs=lhs, rhs=rhs) if v.dtype == UINT32:
             left, right = (_bytes_of(x, made, numbers, by) for x in (lhs, rhs))
             return {} if not left or not right or {*left} & {*right} else {**left, **right}
-        case Binary(kind="shl", lhs=lhs, rhs=rhs) if rhs in numbers and v.dtype == UINT32:
+        case ops.Binary(kind="shl", lhs=lhs, rhs=rhs) if rhs in numbers and v.dtype == UINT32:
             return _bytes_of(lhs, made, numbers, by + int(numbers[rhs]))
-        case Cast(operand=byte) if byte.dtype.kind == "uint" and byte.dtype.bits == 8:
+        case ops.Cast(operand=byte) if byte.dtype.kind == "uint" and byte.dtype.bits == 8:
             return {by: byte}
     return {}

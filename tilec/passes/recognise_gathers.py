@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.copy_engines import CP_ASYNC
 from tilec.ir.core import (
     Block,
@@ -25,18 +26,6 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.effects import is_clonable
-from tilec.ir.ops import (
-    Assume,
-    Copy,
-    For,
-    Gather,
-    Load,
-    Parallel,
-    Places,
-    Select,
-    Store,
-    Yield,
-)
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.masked_loads import Mask, masked_loads
@@ -51,17 +40,17 @@ def recognise_gathers(func: Func, target: Target) -> Func:
     known = MemoryFacts(func)
 
     def visit(o: Op) -> list[Op] | None:
-        if not isinstance(o, For) or not has_stages(o):
+        if not isinstance(o, ops.For) or not has_stages(o):
             return None
-        found = {x: _Tile(x, o, known) for x in o.body.ops if isinstance(x, Parallel)}
+        found = {x: _Tile(x, o, known) for x in o.body.ops if isinstance(x, ops.Parallel)}
         copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
         if not copies:
             return None
         before = [gather for x, (gather, _) in copies.items()]
-        ops: list[Op] = []
+        statements: list[Op] = []
         for x in o.body.ops:
-            ops += copies[x][1] if isinstance(x, Parallel) and x in copies else [x]
-        body = Block(o.body.args, tuple(ops))
+            statements += copies[x][1] if isinstance(x, ops.Parallel) and x in copies else [x]
+        body = Block(o.body.args, tuple(statements))
         return [*before, replace(o, body=body)]
 
     return func.with_body(rewrite(func.body, visit))
@@ -70,14 +59,14 @@ def recognise_gathers(func: Func, target: Target) -> Func:
 class _Tile:
     """One `parallel` of a loop with stages, and the tile that it may fill."""
 
-    def __init__(self, p: Parallel, loop: For, known: MemoryFacts) -> None:
+    def __init__(self, p: ops.Parallel, loop: ops.For, known: MemoryFacts) -> None:
         self.p = p
         self.loop = loop
         self.known = known
         self.made = {r: o for o in p.body.ops for r in o.results}
         acts = [o for o in p.body.ops if not is_clonable(o, known.written)]
-        acts = [o for o in acts if not isinstance(o, Assume | Yield)]
-        self.store = acts[0] if len(acts) == 1 and isinstance(acts[0], Store) else None
+        acts = [o for o in acts if not isinstance(o, ops.Assume | ops.Yield)]
+        self.store = acts[0] if len(acts) == 1 and isinstance(acts[0], ops.Store) else None
         self.around = {r: o for o in loop.body.ops for r in o.results}
 
     def width(self) -> int:
@@ -103,14 +92,14 @@ class _Tile:
             width //= 2
         return width if width * bits // 8 in CP_ASYNC else 0
 
-    def element(self, store: Store) -> tuple[Load | None, Mask | None]:
+    def element(self, store: ops.Store) -> tuple[ops.Load | None, Mask | None]:
         """The load of a tensor's element that is stored, and what else may be there."""
         value = self.made.get(store.value)
         mask = None
-        if isinstance(value, Select):
+        if isinstance(value, ops.Select):
             mask = masked_loads(self.p.body.ops, self.known).get(value)
             value = None if mask is None else mask.load
-        if not isinstance(value, Load) or value.source.buffer.space != "global":
+        if not isinstance(value, ops.Load) or value.source.buffer.space != "global":
             return None, None
         uses = [o for o in self.p.body.ops if {value.result, store.value} & {*o.operands}]
         alone = len(uses) == (1 if mask is None else 2)
@@ -118,7 +107,9 @@ class _Tile:
 
     def needed(self) -> list[Op]:
         """What the places are computed by: in the loop with stages, and in the tile's own."""
-        inside = [o for o in self.p.body.ops if o is not self.store and not isinstance(o, Yield)]
+        inside = [
+            o for o in self.p.body.ops if o is not self.store and not isinstance(o, ops.Yield)
+        ]
         own = {r for o in inside for r in o.results} | {*self.p.body.args}
         used = [v for o in inside for v in inputs(o) if v not in own]
         return [*upstream(used, self.around), *inside]
@@ -126,7 +117,7 @@ class _Tile:
     def can_be_made_before(self) -> bool:
         """Whether the places can be computed in another iteration, of the loop's index alone."""
         return not any(
-            o.regions or not (is_clonable(o, self.known.written) or isinstance(o, Assume))
+            o.regions or not (is_clonable(o, self.known.written) or isinstance(o, ops.Assume))
             for o in self.needed()
         ) and not {*self.loop.body.args[1:]} & {v for o in self.needed() for v in inputs(o)}
 
@@ -143,12 +134,12 @@ class _Tile:
         subst = dict(zip(args, fresh))
         body = [clone(o, subst) for o in needed]
         value = subst[self.store.value]
-        places = Places(Block(fresh, (*body, Yield((value,), loc=self.store.loc))))
+        places = ops.Places(Block(fresh, (*body, ops.Yield((value,), loc=self.store.loc))))
         bytes = self.width() * load.source.dtype.bits // 8
         shape = (MOST_NARROW, *self.p.extents)
         t = BufferType(shape, load.source.dtype, "global", align=bytes)
         b = Builder(self.p.loc)
-        made = b.emit(Gather, load.source, captured, places, t, name=load.source.name)
+        made = b.emit(ops.Gather, load.source, captured, places, t, name=load.source.name)
         return made, self.copy(made.result, index)
 
     def copy(self, tensor: Value, index: Value) -> list[Op]:
@@ -156,24 +147,24 @@ class _Tile:
         b = Builder(self.p.loc)
         zeros = tuple(b.const(0) for _ in self.p.extents)
         source = Region(tensor, (index, *zeros), (1, *self.p.extents))
-        b.emit(Copy, source, Region(self.store.dest, zeros, self.p.extents))
+        b.emit(ops.Copy, source, Region(self.store.dest, zeros, self.p.extents))
         return b.ops
 
 
 def with_places(body: Block) -> Block:
     """`body` where elements of gathers are loaded from where they are."""
-    gathers = {o.result: o for o in walk(body) if isinstance(o, Gather)}
+    gathers = {o.result: o for o in walk(body) if isinstance(o, ops.Gather)}
     subst: dict[Value, Value] = {}
 
     def visit(o: Op) -> list[Op] | None:
-        if isinstance(o, Gather):
+        if isinstance(o, ops.Gather):
             return []
-        if not isinstance(o, Load) or o.source not in gathers:
+        if not isinstance(o, ops.Load) or o.source not in gathers:
             return None
         gather = gathers[o.source]
         own = dict(zip(gather.places.body.args, (*gather.captured, *o.indices)))
         *made, last = [clone(x, own) for x in gather.places.body.ops]
-        assert isinstance(last, Yield)
+        assert isinstance(last, ops.Yield)
         subst[o.result] = last.values[0]
         return made
 

@@ -35,26 +35,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
-from tilec.ir.ops import (
-    Alloc,
-    Copy,
-    For,
-    Gemm,
-    Load,
-    MbarrierArrive,
-    MbarrierInit,
-    MbarrierWait,
-    ProxyFence,
-    Scope,
-    SetRegisters,
-    Store,
-    TmaCopy,
-    WgmmaWait,
-    Yield,
-)
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
@@ -96,21 +80,23 @@ class _Roles(Cut):
         self.choose()
         top = Builder(self.func.loc)
         for o in self.func.body.ops:
-            if o in self.scalars or (isinstance(o, Alloc) and o.result in self.kept):
+            if o in self.scalars or (isinstance(o, ops.Alloc) and o.result in self.kept):
                 top.ops.append(o)
         for v in (*self.own, *self.new):
-            top.ops.append(Alloc(v.buffer, results=(v,), loc=top.loc))
+            top.ops.append(ops.Alloc(v.buffer, results=(v,), loc=top.loc))
         for v, count in self.barriers.values():
-            top.ops.append(Alloc(v.buffer, results=(v,), loc=top.loc))
+            top.ops.append(ops.Alloc(v.buffer, results=(v,), loc=top.loc))
             for slot in range(v.buffer.size):
-                top.emit(MbarrierInit, v, count, slot)
+                top.emit(ops.MbarrierInit, v, count, slot)
         n = Numbers(top)
         trips = n.op("sub", self.loop.hi, self.loop.lo)
         self.trips = top.binary("max", trips, n.const(0), name="trips")
-        top.emit(Scope, "first", 0, GROUP_WARPS, self._first())
+        top.emit(ops.Scope, "first", 0, GROUP_WARPS, self._first())
         for part in range(LAST_GROUPS):
-            top.emit(Scope, f"last_{part}", GROUP_WARPS * (part + 1), GROUP_WARPS, self._last(part))
-        top.emit(Yield)
+            top.emit(
+                ops.Scope, f"last_{part}", GROUP_WARPS * (part + 1), GROUP_WARPS, self._last(part)
+            )
+        top.emit(ops.Yield)
         func = self.func.with_body(top.block())
         threads = (1 + LAST_GROUPS) * GROUP_WARPS * self.target.warp_size
         return func.with_attrs(by_hand=True, threads=threads)
@@ -120,15 +106,15 @@ class _Roles(Cut):
     def _registers_of(self, b: Builder, count: int) -> None:
         launched = at_launch((1 + LAST_GROUPS) * GROUP_WARPS * 32, self.target)
         if count != launched and self.target.has("setmaxnreg"):
-            b.emit(SetRegisters, count, count > launched)
+            b.emit(ops.SetRegisters, count, count > launched)
 
     def _arrive(self, b: Builder, name: str, stage: Value) -> None:
         """All threads arrive: one for each warp, behind a meeting of its lanes, takes as long, and
         racecheck reports what the others have written."""
-        b.emit(MbarrierArrive, self.barriers[name][0], stage)
+        b.emit(ops.MbarrierArrive, self.barriers[name][0], stage)
 
     def _wait(self, b: Builder, name: str, at: tuple[Value, Value]) -> None:
-        b.emit(MbarrierWait, self.barriers[name][0], *at)
+        b.emit(ops.MbarrierWait, self.barriers[name][0], *at)
 
     def _count(self, b: Builder, body: Callable[[Builder, Value, At, At], None]) -> At:
         """A loop over the iterations' numbers: a `body` for one, at its stage and before the next
@@ -141,19 +127,19 @@ class _Roles(Cut):
         slot = inner.select(wraps, m.const(0), more)
         following = slot, m.op("xor", at[1], inner.cast(wraps, INT32))
         body(inner, t, (at[0], at[1]), following)
-        inner.emit(Yield, following)
+        inner.emit(ops.Yield, following)
         none, block = n.const(0), inner.block([t, *at])
-        done = b.emit(For, "serial", none, self.trips, n.const(1), (none, none), block)
+        done = b.emit(ops.For, "serial", none, self.trips, n.const(1), (none, none), block)
         return done.results[0], done.results[1]
 
-    def _scalars(self, b: Builder, ops: Sequence[Op], t: Value) -> Substitution:
+    def _scalars(self, b: Builder, statements: Sequence[Op], t: Value) -> Substitution:
         """What `ops` of the loop need of iteration number `t`, computed at `b`."""
-        needed = Slice(self.loop.body, ops).needed
+        needed = Slice(self.loop.body, statements).needed
         index = self.loop.body.args[0]
         subst: Substitution = {index: Numbers(b).op("add", self.loop.lo, t)}
         for o in self.loop.body.ops:
             if o not in self.statements and any(r in needed for r in o.results):
-                if not isinstance(o, Alloc):
+                if not isinstance(o, ops.Alloc):
                     b.ops.append(clone(o, subst))
         return subst
 
@@ -164,7 +150,7 @@ class _Roles(Cut):
         vectors = [v for v in self.crossing if v.buffer.space == "fragment"]
         takes = [v for v in vectors if any(v in self.uses[o] for o in self.late)]
         makers = [o for o in self.early if any(writes(o, v) for v in self.crossing)]
-        products = [o for o in self.early if isinstance(o, Gemm)]
+        products = [o for o in self.early if isinstance(o, ops.Gemm)]
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
             subst = self._scalars(b, self.early, t)
@@ -172,22 +158,22 @@ class _Roles(Cut):
             flying = False
             for o in self.early:
                 b.loc = o.loc
-                if flying and not isinstance(o, Gemm):
-                    b.emit(WgmmaWait, 0, ())
+                if flying and not isinstance(o, ops.Gemm):
+                    b.emit(ops.WgmmaWait, 0, ())
                     flying = False
-                if isinstance(o, Gemm):
+                if isinstance(o, ops.Gemm):
                     b.ops += self._pieces(o, subst, at[0])
                     flying = True
                 else:
                     b.ops += restaged(clone(o, subst), self.staged, at[0], self.refuse_at)
                 if products and o is products[-1]:
-                    b.emit(WgmmaWait, 0, ())
+                    b.emit(ops.WgmmaWait, 0, ())
                     flying = False
                     self._arrive(b, "scored", at[0])
                 if makers and o is makers[-1]:
                     for v in takes:
                         self._hand_on(b, v, at[0])
-                    b.emit(ProxyFence)  # products read what these threads wrote
+                    b.emit(ops.ProxyFence)  # products read what these threads wrote
                     self._arrive(b, "ready", at[0])
 
         stage, parity = self._count(b, body)
@@ -204,7 +190,7 @@ class _Roles(Cut):
         return b.block()
 
     def _hand_on(self, b: Builder, v: Value, stage: Value) -> None:
-        b.emit(Copy, whole(b, v), self._slot(b, v, stage))
+        b.emit(ops.Copy, whole(b, v), self._slot(b, v, stage))
 
     def _slot(self, b: Builder, v: Value, stage: Value) -> Region:
         ring = self.ring[v]
@@ -223,7 +209,7 @@ class _Roles(Cut):
         vectors = {v: like(v, v.buffer.static_shape, v.name) for v in self.crossing}
         vectors = {v: x for v, x in vectors.items() if x.buffer.space == "fragment"}
         for x in (*own.values(), *vectors.values()):
-            b.ops.append(Alloc(x.buffer, results=(x,), loc=b.loc))
+            b.ops.append(ops.Alloc(x.buffer, results=(x,), loc=b.loc))
         tiles = {v: parts[part] for v, parts in self.parts.items()}
         columns = ColumnPart(part, LAST_GROUPS, own, tiles, self.refuse_at)
         for o in self.before:
@@ -246,18 +232,18 @@ class _Roles(Cut):
             self._wait(b, "ready", at)
             for v in vectors:
                 if any(v in self.uses[o] for o in self.late):
-                    b.emit(Copy, self._slot(b, v, at[0]), whole(b, vectors[v]))
+                    b.emit(ops.Copy, self._slot(b, v, at[0]), whole(b, vectors[v]))
             gated = False
             for o in self.late:
                 b.loc = o.loc
-                if isinstance(o, Gemm) and not gated:
+                if isinstance(o, ops.Gemm) and not gated:
                     self._wait(b, "scored", following)
                     gated = True
                 for x in columns.statement(o, {**subst, **vectors}):
                     for y in restaged(x, self.staged, at[0], self.refuse_at):
-                        if isinstance(y, Gemm):
+                        if isinstance(y, ops.Gemm):
                             b.ops.append(replace(y, asynchronous=True, policy="square"))
-                            b.emit(WgmmaWait, 0, ())
+                            b.emit(ops.WgmmaWait, 0, ())
                         else:
                             b.ops.append(y)
             self._arrive(b, "free", at[0])
@@ -270,16 +256,16 @@ class _Roles(Cut):
 
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)
-        inner.emit(Yield)
-        b.emit(For, "serial", n.const(0), ahead, n.const(1), (), inner.block([first]))
+        inner.emit(ops.Yield)
+        b.emit(ops.For, "serial", n.const(0), ahead, n.const(1), (), inner.block([first]))
         at = self._count(b, body)
         if vectors:
             self._wait(b, "ready", at)
             for v, x in vectors.items():
-                b.emit(Copy, self._slot(b, v, at[0]), whole(b, x))
+                b.emit(ops.Copy, self._slot(b, v, at[0]), whole(b, x))
         for o in self.after:
             if self.is_late(o):
-                by_tma = isinstance(o, Copy) and self.engines.tma_may_store(o)
+                by_tma = isinstance(o, ops.Copy) and self.engines.tma_may_store(o)
                 for y in columns.statement(o, dict(vectors)):
                     b.ops += self._through_a_tile(y, part) if by_tma else [y]
         return b.block()
@@ -287,7 +273,7 @@ class _Roles(Cut):
     def _through_a_tile(self, o: Op, part: int) -> list[Op]:
         """What a copy of a group's columns to a tensor becomes: through the first stage of a tile
         alike that is the group's, from where TMA takes it. All has been read there by now."""
-        if not isinstance(o, Copy):
+        if not isinstance(o, ops.Copy):
             return [o]
         kind = o.source.buffer.buffer.static_shape, o.dest.dtype
         own = [x[part] for x in self.parts.values() if kind_of(x[part]) == kind]
@@ -295,8 +281,8 @@ class _Roles(Cut):
             return [o]
         b = Builder(o.loc)
         tile = self._slot(b, own[0], Numbers(b).const(0))
-        b.emit(Copy, o.source, tile)
-        b.emit(Copy, tile, o.dest, engine="tma_store")
+        b.emit(ops.Copy, o.source, tile)
+        b.emit(ops.Copy, tile, o.dest, engine="tma_store")
         return b.ops
 
     # --- tiles ---
@@ -312,14 +298,14 @@ class _Roles(Cut):
         """Start to bring what this group brings of an iteration into a stage."""
         full = self.barriers["full"][0]
         for x in self._brought_by(part):
-            assert isinstance(x, Copy)
+            assert isinstance(x, ops.Copy)
             b.loc = x.loc
             source = clone(x, dict(subst)).source  # type: ignore[attr-defined]
             tile = x.dest.buffer
             if tile in self.parts:
                 tile = self.parts[tile][part]
                 source = self._share(b, source, part, LAST_GROUPS)
-            b.emit(TmaCopy, source, self._slot(b, tile, stage), full, stage, x.eviction_policy)
+            b.emit(ops.TmaCopy, source, self._slot(b, tile, stage), full, stage, x.eviction_policy)
         self._arrive(b, "full", stage)
 
     def _bring_once(self, b: Builder) -> None:
@@ -334,7 +320,7 @@ class _Roles(Cut):
                 shares = (self._share(b, o.source, i, len(held)) for i in range(len(held)))
                 sides = [(x, self._slot(b, v, last)) for x, v in zip(shares, held)]
             for source, dest in sides:
-                b.emit(TmaCopy, source, dest, self.barriers["came"][0], none, o.eviction_policy)
+                b.emit(ops.TmaCopy, source, dest, self.barriers["came"][0], none, o.eviction_policy)
         if self.once:
             self._arrive(b, "came", none)
         awaited = {o.dest.buffer for o in self.once}
@@ -344,7 +330,7 @@ class _Roles(Cut):
             if any(v in awaited for v in modref(x, covered)):
                 self._wait(b, "came", (none, none))
                 awaited = set()
-            if isinstance(x, Copy) and x.dest.buffer in self.promoted:
+            if isinstance(x, ops.Copy) and x.dest.buffer in self.promoted:
                 b.ops += self.promoted[x.dest.buffer].filled(x)
             else:
                 b.ops.append(clone(x, {}))
@@ -356,7 +342,7 @@ class _Roles(Cut):
             width = v.buffer.static_shape[-1] // len(held)
             for part, lo, hi in self.promoted[v].parts():
                 slot, at = self._slot(b, held[lo // width], last), lo % width
-                b.emit(Copy, _columns(b, slot, at, at + hi - lo), whole(b, part))
+                b.emit(ops.Copy, _columns(b, slot, at, at + hi - lo), whole(b, part))
         if self.lent:
             self._arrive(b, "taken", none)
 
@@ -365,7 +351,7 @@ class _Roles(Cut):
         width = r.extents[-1] // parts
         return _columns(b, r, part * width, (part + 1) * width)
 
-    def _pieces(self, o: Gemm, subst: Substitution, stage: Value) -> list[Op]:
+    def _pieces(self, o: ops.Gemm, subst: Substitution, stage: Value) -> list[Op]:
         """A product of the first group, k by k where its operands lie in several buffers."""
         b = Builder(o.loc)
         o = clone(o, subst)  # type: ignore[assignment]
@@ -417,9 +403,9 @@ def restaged(
 
     def visit(x: Op) -> None | Op:
         match x:
-            case Load(source=v) if v in ring:
+            case ops.Load(source=v) if v in ring:
                 return replace(x, source=ring[v], indices=(stage, *x.indices))
-            case Store(dest=v) if v in ring:
+            case ops.Store(dest=v) if v in ring:
                 return replace(x, dest=ring[v], indices=(stage, *x.indices))
         changed: dict[str, Any] = {}
         for name in x.operand_fields:

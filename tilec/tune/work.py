@@ -14,27 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.fold import fold
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    BlockIndex,
-    For,
-    Gather,
-    Gemm,
-    GridSize,
-    If,
-    Load,
-    Parallel,
-    Store,
-    Unary,
-    While,
-    yielded,
-)
 from tilec.ir.types import BufferType, ScalarType
 from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE, SECTOR
@@ -64,7 +49,7 @@ Env = dict[Value, bool | int | float]
 class Product:
     """One `gemm`: its op, how it stands in the loops, and whether in a pipelined one."""
 
-    op: Gemm
+    op: ops.Gemm
     loops: tuple[int, ...]
 
     @property
@@ -162,7 +147,7 @@ class Work:
     products: list[Product] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     vector: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
-    loops: list[For | While] = field(default_factory=list)
+    loops: list[ops.For | ops.While] = field(default_factory=list)
     steps: list[Op] = field(default_factory=list)
     elements: int = 0
 
@@ -184,7 +169,9 @@ class Work:
             return None
         blocks = math.prod(extents)
         trips = [0.0] * len(self.loops)
-        samples = _SAMPLES if any(isinstance(o, BlockIndex) for o in self.steps) else _SAMPLES[1:2]
+        samples = (
+            _SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else _SAMPLES[1:2]
+        )
         for part in samples:
             for i, n in enumerate(self._trips(dict(base), extents, _index(extents, part))):
                 trips[i] += n / len(samples)
@@ -199,9 +186,9 @@ class Work:
         outside: dict[frozenset[int], float] = {}
         stored = fetched = scattered = mixed_stored = 0.0
         results = 1.0
-        mixed = {i for i, o in enumerate(self.loops) if isinstance(o, For) and is_mixed(o)}
+        mixed = {i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and is_mixed(o)}
         pipelined = {
-            i for i, o in enumerate(self.loops) if isinstance(o, For) and o.kind == "pipelined"
+            i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and o.kind == "pipelined"
         }
         for t in self.transfers:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
@@ -269,22 +256,22 @@ class Work:
         trips: list[float] = []
         for o in self.steps:
             match o:
-                case BlockIndex(dim=d):
+                case ops.BlockIndex(dim=d):
                     env[o.result] = index[d] if d < len(index) else 0
-                case GridSize(dim=d):
+                case ops.GridSize(dim=d):
                     env[o.result] = extents[d] if d < len(extents) else 1
-                case For():
+                case ops.For():
                     lo, hi, step = (env.get(v) for v in (o.lo, o.hi, o.step))
                     if lo is None or hi is None or not step:
                         trips.append(UNKNOWN_TRIPS)
                         continue
                     trips.append(max(0.0, math.ceil((hi - lo) / step)))
                     env[o.body.args[0]] = int(lo + hi) // 2
-                case While():
+                case ops.While():
                     trips.append(UNKNOWN_TRIPS)
                 case _:
                     value = fold(o, env.get)
-                    if value is None and isinstance(o, Binary):
+                    if value is None and isinstance(o, ops.Binary):
                         value = _supposed(o, env)
                     if value is not None:
                         env[o.result] = value
@@ -304,17 +291,17 @@ class Work:
 
     def fragment_bits(self) -> list[int]:
         """Bits of each fragment."""
-        allocs = (o for o in walk(self.func.body) if isinstance(o, Alloc))
+        allocs = (o for o in walk(self.func.body) if isinstance(o, ops.Alloc))
         return [o.type.size * o.type.dtype.bits for o in allocs if o.type.space == "fragment"]
 
 
-def is_mixed(loop: For) -> bool:
+def is_mixed(loop: ops.For) -> bool:
     """Whether a pipelined loop holds several tile products, and threads compute there with what one
     of them gives."""
-    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
-    if loop.kind != "pipelined" or sum(isinstance(o, Gemm) for o in loop.body.ops) < 2:
+    sums = {o.c for o in loop.body.ops if isinstance(o, ops.Gemm)}
+    if loop.kind != "pipelined" or sum(isinstance(o, ops.Gemm) for o in loop.body.ops) < 2:
         return False
-    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
+    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, ops.Gemm)))
     return any(e.buffer in sums for _, e in effects_in(others))
 
 
@@ -322,12 +309,12 @@ def read_work(func: Func) -> Work:
     """The work of `func` (TILE)."""
     work = Work(func)
     _Reader(work).block(func.body, ())
-    needed = {v for o in work.loops if isinstance(o, For) for v in (o.lo, o.hi, o.step)}
+    needed = {v for o in work.loops if isinstance(o, ops.For) for v in (o.lo, o.hi, o.step)}
     kept: list[Op] = []
     for o in reversed(list(walk(func.body))):
         if o in work.loops:
             kept.append(o)
-        elif isinstance(o, (BlockIndex, GridSize)) or (o.pure and len(o.results) == 1):
+        elif isinstance(o, (ops.BlockIndex, ops.GridSize)) or (o.pure and len(o.results) == 1):
             if o.result in needed:
                 needed.update(o.operands)
                 kept.append(o)
@@ -341,26 +328,26 @@ class _Reader:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.origins = facts_of(work.func).origins
-        self.gathers = {o.result: o for o in walk(work.func.body) if isinstance(o, Gather)}
+        self.gathers = {o.result: o for o in walk(work.func.body) if isinstance(o, ops.Gather)}
 
     def block(self, block: Block, loops: tuple[int, ...]) -> None:
         work = self.work
         for o in block.ops:
             match o:
-                case For() | While():
+                case ops.For() | ops.While():
                     work.loops.append(o)
                     inside = (*loops, len(work.loops) - 1)
                     for region in o.regions:
                         self.block(region, inside)
-                case If():
+                case ops.If():
                     for region in o.regions:
                         self.block(region, loops)
-                case Parallel():
+                case ops.Parallel():
                     self._elements(o.body, loops, o.extents)
-                case Load() | Store():
+                case ops.Load() | ops.Store():
                     self._elements(Block((), (o,)), loops, ())
                 case _:
-                    if isinstance(o, Gemm):
+                    if isinstance(o, ops.Gemm):
                         work.products.append(Product(o, loops))
                     for r, is_store in _accesses(o):
                         work.transfers.append(self._tile(r, loops, is_store))
@@ -386,9 +373,9 @@ class _Reader:
                 along = self.origins.grid_dims(r.offsets)
                 work.transfers.append(Transfer(r.buffer, (count,), loops, is_store, row, along))
             match o:
-                case Binary() if o.result.dtype.is_float:
+                case ops.Binary() if o.result.dtype.is_float:
                     arithmetic += 1
-                case Unary() if o.result.dtype.is_float:
+                case ops.Unary() if o.result.dtype.is_float:
                     arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
         if arithmetic:
             work.vector.append((float(arithmetic * count), loops))
@@ -419,19 +406,19 @@ def _index(extents: Sequence[int], part: float) -> list[int]:
     return index
 
 
-def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
+def _run(statements: Sequence[Op], env: Env) -> list[int] | None:
     """What a block of scalar ops yields, None where it cannot be known."""
-    for o in ops:
+    for o in statements:
         if o.results:
             value = fold(o, env.get)
             if value is not None:
                 env[o.result] = value
-    found = [env.get(v) for v in yielded(Block((), tuple(ops)))]
+    found = [env.get(v) for v in ops.yielded(Block((), tuple(statements)))]
     numbers = [int(v) for v in found if v is not None]
     return numbers if numbers and len(numbers) == len(found) else None
 
 
-def _supposed(o: Binary, env: Env) -> bool | int | float | None:
+def _supposed(o: ops.Binary, env: Env) -> bool | int | float | None:
     """What an op counts as whose operand is only known on the device: the least of that and of a
     number, whole tiles of a length; None where nothing is known."""
     if o.kind == "min":
