@@ -39,7 +39,7 @@ SCATTERED = 0.95
 ROW_ADDRESS, ROW_ACCESS = 8, 2.5
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
 _PLAIN_UNARY = ("neg", "abs", "not")
-_SAMPLES = (1 / 6, 3 / 6, 5 / 6)  # blocks, as parts of the grid, that stand for all
+SAMPLES = 8  # blocks that stand for all
 
 Values = Callable[[str, str, int], int | None]  # of a parameter: its role, argument and dimension
 Env = dict[Value, bool | int | float]
@@ -169,12 +169,11 @@ class Work:
             return None
         blocks = math.prod(extents)
         trips = [0.0] * len(self.loops)
-        samples = (
-            _SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else _SAMPLES[1:2]
-        )
-        for part in samples:
-            for i, n in enumerate(self._trips(dict(base), extents, _index(extents, part))):
-                trips[i] += n / len(samples)
+        samples = SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else 1
+        for number in range(samples):
+            index = _sample(extents, number, samples)
+            for i, n in enumerate(self._trips(dict(base), extents, index)):
+                trips[i] += n / samples
 
         def times(loops: tuple[int, ...]) -> float:
             return math.prod(trips[i] for i in loops)
@@ -396,14 +395,13 @@ def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
                 yield e.region, True
 
 
-def _index(extents: Sequence[int], part: float) -> list[int]:
-    """The indices of the block that stands `part` of the way through the grid."""
-    position = int(math.prod(extents) * part)
-    index = []
-    for extent in extents:
-        index.append(position % max(extent, 1))
-        position //= max(extent, 1)
-    return index
+def _sample(extents: Sequence[int], number: int, of: int) -> list[int]:
+    """The indices of one `of` so many blocks that stand for all of a grid: along each dimension
+    they are spread evenly, in another order along each, so that no two go together."""
+    return [
+        int(extent * ((number * (2 * dim + 1)) % of + 0.5) / of)
+        for dim, extent in enumerate(extents)
+    ]
 
 
 def _run(statements: Sequence[Op], env: Env) -> list[int] | None:
