@@ -28,6 +28,8 @@ def test_short_loops_over_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.spilled_bytes == 0 and found.buffers["q"] == 2 * 64 * 64 * 2
     split = re.findall(r"setmaxnreg\.(\w+)\.\S+ (\d+);", made.stages["ptx"])
     assert split == [("inc", "120"), ("dec", "40")] and 128 * (120 + 40) <= 65536 // 3
+    q, kv = (tilec.spec((1, 4096, heads, 64), "float16") for heads in (64, 8))
+    specs = [q, kv, kv, tilec.spec((64,), "float32"), q, tilec.spec((1, 64, 4096), "float32")]
     made = example.sink(64).compile(*specs, target=SM90)
     assert made.plan.residents > 1 and made.plan.persistent
     assert "atomic %tiles_taken" in str(made.stages["insert_sync"])
