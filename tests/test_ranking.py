@@ -20,12 +20,10 @@ from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
 from tilec.ir.schedule import Plan
 from tilec.jit import attempts
-from tilec.jit.build import trace_variant
 from tilec.jit.choose import Choices
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.jit.specialise import Chosen
 from tilec.tune.choose import _near
-from tilec.tune.work import UNKNOWN_LENGTH, read_work
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "attention"))
 SM90 = "cuda:sm_90a"
@@ -402,51 +400,3 @@ def test_what_is_held_at_once_must_fit() -> None:
     others = (r for r in found if not r.estimate and r.plan.residents == 1)
     refused = {r.plan.threads: r.reason for r in others if "split" not in r.reason}
     assert fits == {256} and "accumulators take 384 registers" in refused[128]
-
-
-@pytest.mark.parametrize("target", [SM90, "cuda:sm_80", "hip:gfx942"])
-def test_what_leaves_in_a_loop_is_no_result_to_wait_for(target: str) -> None:
-    example = importlib.import_module("mha_bwd")
-    x, dq = tilec.spec((1, 512, 1, 64), "float16"), tilec.spec((1, 512, 1, 64), "float32")
-    sums = tilec.spec((1, 1, 512), "float32")
-    asked = example.by_keys(64).described(
-        [x, x, x, x, sums, sums, dq, x, x], target, {"BM": 64, "BN": 64}
-    )
-    work = read_work(trace_variant(asked.signature, asked.key()))
-    numbers = work.at(lambda role, arg, dim: (1, 512, 1, 64)[dim] if role == "size" else None)
-    assert numbers is not None
-    assert numbers.results == 1 and numbers.mixed.waited == 5 * numbers.iterations
-    assert 0 < numbers.mixed.stored < numbers.stored
-    assert numbers.mixed.stored == 4 * 64 * 64 * numbers.iterations
-    assert numbers.vector - numbers.mixed.vector == 64 * 64, "dK is scaled behind the loop"
-    assert numbers.mixed.vector > 0
-
-
-@pytest.mark.parametrize("bn", [32, 64, 128])
-def test_what_is_loaded_counts_as_much_as_it_can_be(bn: int) -> None:
-    """The keys of a sequence are min(lengths[b], N). Their loop had counted as 8 iterations of any
-    block, so that the narrowest moved the least: on an H200 8 x 8192 keys of 64 in two parts took
-    82 us in blocks of 32 keys, 35 in blocks of 128."""
-    example = importlib.import_module("flash_decoding")
-    asked = example.decode(64).described(example.specs(64, 8, 8192, 2), SM90, {"BM": 16, "BN": bn})
-    sizes = {("Q", 0): 8, ("Q", 1): 64, ("K", 1): 8192, ("K", 2): 8, ("Parts", 1): 2}
-    work = read_work(trace_variant(asked.signature, asked.key()))
-    numbers = work.at(lambda role, arg, dim: sizes.get((arg, dim)) if role == "size" else None)
-    assert numbers is not None and numbers.iterations == 4096 / bn
-
-
-def test_a_length_that_is_not_known_is_divided_into_tiles() -> None:
-    """MLA's loop over `ceildiv(lengths[b], BN)` had counted as 8 iterations for any BN, so that 32
-    keys moved half of what 64 do; on an H200 32 take 267 us where 64 take 229 (64x8192)."""
-    example = importlib.import_module("mla_decode")
-    kernel, arrays, _ = example.SPECS[0]
-    iterations = []
-    for bn in (32, 64):
-        asked = kernel.described(arrays, SM90, {"BM": 64, "BN": bn})
-        work = read_work(trace_variant(asked.signature, asked.key()))
-        numbers = work.at(lambda role, arg, dim: 1 if (arg, dim) == ("Parts", 1) else 64, None)
-        assert numbers is not None
-        iterations.append(numbers.iterations)
-    assert iterations == [UNKNOWN_LENGTH / 32, UNKNOWN_LENGTH / 64]
-    first = kernel.recommend(*arrays, target=SM90, topk=1)[0]
-    assert first.constants["BN"] == 64 and first.plan is not None and first.plan.roles

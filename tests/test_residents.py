@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +21,18 @@ def test_short_loops_over_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     there; all keys: tiles of different length, which blocks take as they come."""
     monkeypatch.syspath_prepend("examples/attention")
     example = importlib.import_module("attention_sink")
-    q, kv = (tilec.spec((1, 8192, heads, 64), "float16") for heads in (64, 8))
-    specs = [q, kv, kv, tilec.spec((64,), "float32"), q, tilec.spec((1, 64, 8192), "float32")]
-    made = example.sink(64, 128).compile(*specs, target=SM90)
+
+    def specs(keys: int) -> list[Any]:
+        q, kv = (tilec.spec((1, keys, heads, 64), "float16") for heads in (64, 8))
+        return [q, kv, kv, tilec.spec((64,), "float32"), q, tilec.spec((1, 64, keys), "float32")]
+
+    made = example.sink(64, 128).compile(*specs(8192), target=SM90)
     plan, found = made.plan, made.resources
     assert plan.persistent and plan.residents == found.blocks_per_sm == 3
     assert found.spilled_bytes == 0 and found.buffers["q"] == 2 * 64 * 64 * 2
     split = re.findall(r"setmaxnreg\.(\w+)\.\S+ (\d+);", made.stages["ptx"])
     assert split == [("inc", "120"), ("dec", "40")] and 128 * (120 + 40) <= 65536 // 3
-    q, kv = (tilec.spec((1, 4096, heads, 64), "float16") for heads in (64, 8))
-    specs = [q, kv, kv, tilec.spec((64,), "float32"), q, tilec.spec((1, 64, 4096), "float32")]
-    made = example.sink(64).compile(*specs, target=SM90)
+    made = example.sink(64).compile(*specs(4096), target=SM90)
     assert made.plan.residents > 1 and made.plan.persistent
     assert "atomic %tiles_taken" in str(made.stages["insert_sync"])
 

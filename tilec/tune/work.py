@@ -39,7 +39,7 @@ SCATTERED = 0.95
 ROW_ADDRESS, ROW_ACCESS = 8, 2.5
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
 _PLAIN_UNARY = ("neg", "abs", "not")
-SAMPLES = 8  # blocks that stand for all
+_SAMPLES = 8  # blocks that stand for all of a grid
 
 Values = Callable[[str, str, int], int | None]  # of a parameter: its role, argument and dimension
 Env = dict[Value, bool | int | float]
@@ -169,7 +169,7 @@ class Work:
             return None
         blocks = math.prod(extents)
         trips = [0.0] * len(self.loops)
-        samples = SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else 1
+        samples = _SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else 1
         for number in range(samples):
             index = _sample(extents, number, samples)
             for i, n in enumerate(self._trips(dict(base), extents, index)):
@@ -396,8 +396,8 @@ def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
 
 
 def _sample(extents: Sequence[int], number: int, of: int) -> list[int]:
-    """The indices of one `of` so many blocks that stand for all of a grid: along each dimension
-    they are spread evenly, in another order along each, so that no two go together."""
+    """The indices of one `of` so many blocks that stand for all of a grid: spread evenly along
+    each of its dimensions, along each in another order."""
     return [
         int(extent * ((number * (2 * dim + 1)) % of + 0.5) / of)
         for dim, extent in enumerate(extents)
