@@ -25,7 +25,9 @@ class Speeds:
     multiprocessor and clock: `l2` bytes from the L2 cache, `shared` bytes that matrix instructions
     read from shared memory, `vector` multiply-adds and the like, `special` exponentials, roots and
     reciprocals, `products` flops of matrix instructions, by the feature that a row needs and the
-    bits of its inputs ("wgmma.16"). `latency`: seconds from asking for a tile to having it.
+    bits of its inputs ("wgmma.16"), `fill` bytes into shared memory from the cache, whoever asked
+    for them, `outside` bytes of zeros there for what a tile has beyond its tensor. `latency`:
+    seconds from asking for a tile to having it.
     `launch`: seconds that an empty kernel takes."""
 
     clock: float = 2e9
@@ -36,6 +38,8 @@ class Speeds:
     vector: float = 16.0
     special: float = 16.0
     products: tuple[tuple[str, float], ...] = ()
+    fill: float = 128.0
+    outside: float = 25.0
     latency: float = 1e-7
     launch: float = 5e-6
 
@@ -46,7 +50,9 @@ class Speeds:
 
 
 # NVIDIA H200: 989 TFLOP/s of dense float16 at 1.83 GHz is 4096 a clock; long products run at about
-# 1.45 GHz (power). A100: 312 TFLOP/s at 1.41 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
+# 1.45 GHz (power). TMA writes 128 bytes of shared memory a clock, and about 25 of zeros: 16 rows in
+# a tile of 256 (docs/decisions.md, "Bytes outside of a tensor are not free"). A100: 312 TFLOP/s at
+# 1.41 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
 _H200 = Speeds(
     clock=1.45e9,
     dram=4.1e12,
@@ -61,6 +67,8 @@ _H200 = Speeds(
         ("mma_sp.8", 7600.0), ("mma_sp_fp8.8", 7600.0), ("mma_sp.16", 3800.0),
         ("mma_sp.32", 1900.0),
     ),
+    fill=128.0,
+    outside=25.0,
     latency=0.7e-6,
     launch=1.2e-6,
 )  # fmt: skip

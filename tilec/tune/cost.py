@@ -32,7 +32,6 @@ OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
 IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
-ONE_GROUP = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
@@ -48,11 +47,6 @@ NARROW_TURN, NARROW_WARP, NARROW_WAIT = 380, 16, 3.5
 WAITING = 1.33  # registers that a thread takes for one that waits: guards, masks, addresses
 SQUEEZED = 0.75  # of the registers that a thread takes do, where that makes room for another block
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
-FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
-OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
-# Of the latency, until a slot is full again: what is on its way is close behind. Neighbours of a
-# cluster wait until all of them have read a slot.
-REFILL, REFILL_CLUSTER = 1.0, 1.4
 # Clocks of an iteration that the matrix unit stands still; in a cluster, if the block has no second
 # warpgroup that goes on while neighbours free a slot.
 WAIT, WAIT_CLUSTER = 16, 70
@@ -67,13 +61,13 @@ SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
 WARP_START = 100  # clocks that a warp issues what it does once, where it brings tiles
-SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
-PARTS = 1.8e-6  # seconds: a part on its way to global memory, and the news of it to the last block
+# Seconds until blocks that share a sum add up: those of a cluster wait for one another, the last
+# one for parts on their way to global memory and the news of them.
+SHARED_SUM = 1.8e-6
 PARTED = 1.02  # how much longer the whole takes: parts are worth it where they gain more than that
 # Clusters up to a size, and the part of the multiprocessors that they can fill: those of a cluster
 # are neighbours, and some neighbourhoods are smaller than others.
 CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
-CLUSTER = 0.7e-6  # seconds: barriers at both ends
 LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
 # The more where threads work beside products, which nothing hides then: five kernels of attention
 # that wait for no tile took 1.02 to 1.09 times as long in clusters (an H100).
@@ -255,16 +249,15 @@ def _loop(
             turn = (turn + NARROW_WAIT * made.waiting) / min(resident, waves)
         compute += (NARROW_ACCESS * made.narrow / target.warp_size + turn) * n.iterations
         compute *= 1 + SPILLED * max(0, made.lacking)
-    asked = max(from_l2 / s.l2, n.loaded / FILL)
+    asked = max(from_l2 / s.l2, n.loaded / s.fill)
     if made.narrow and not plan.specialise:
         asked = 0.0  # the cache keeps up with them
     if plan.specialise:
-        asked += outside / OUTSIDE
+        asked += outside / s.outside
         # A slot is free one iteration after it was read, and full again a latency later; where
         # products overlap, as soon as its own one has read it.
-        refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
         held = (EARLY if plan.overlap else 2) * compute
-        turn = held + asked + refill * s.latency * s.clock * n.iterations
+        turn = held + asked + s.latency * s.clock * n.iterations
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
     flight = max(made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1), threads * 64)
@@ -315,12 +308,12 @@ def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
 def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
     """Seconds that blocks take for what they share: those of a cluster wait for one another, the
     last one of a sum brings in all its parts."""
-    ends = CLUSTER * (plan.cluster != (1, 1, 1))
+    ends = s.latency * (plan.cluster != (1, 1, 1))  # barriers at both ends
     sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
     if plan.split > 1:
-        ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
+        ends += SHARED_SUM + sums * (plan.split - 1) / (s.l2 * s.clock)
     if plan.parts > 1:
-        ends += PARTS + sums * (plan.parts + 1) / (s.l2 * s.clock)
+        ends += SHARED_SUM + sums * (plan.parts + 1) / (s.l2 * s.clock)
     return ends
 
 
@@ -362,7 +355,7 @@ def _efficiency(
 ) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     if plan.consumer_groups > 1:
-        found *= PING_PONG if results > 1 else ONE_GROUP
+        found *= PING_PONG if results > 1 else 1.0  # else the other has no tile
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits

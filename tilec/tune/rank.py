@@ -50,7 +50,6 @@ EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
-UNEVEN = 0.75  # of what the spread of the tiles' lengths says, since blocks do not wait
 # Seconds until a block has the number of its next tile, where several share a multiprocessor: their
 # rings are too short to hide all of it.
 TAKE = 0.17e-6
@@ -285,7 +284,7 @@ class Candidate:
             if runs.persistent and numbers.growing and len(numbers.grid) > 1:
                 alone = plan.residents == 1  # measured; others are `TAKE` behind
                 uneven = self._uneven(plan, numbers, plan.raster_group, ahead=alone)
-                seconds = best.seconds * (1 + UNEVEN * (uneven - 1))
+                seconds = best.seconds * uneven
                 if plan.residents > 1 and self._as_they_come(plan):
                     seconds += TAKE * best.waves / (plan.residents - 1)  # the others hide it
                 best = replace(best, seconds=seconds)

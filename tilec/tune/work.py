@@ -31,9 +31,6 @@ UNKNOWN_LENGTH = 4096
 SPLIT_ROW, INSIDE = 0.75, 0.65
 LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
-# Bytes a clock that a multiprocessor writes in pieces of eight rows, for each byte that a thread
-# stores at once: 25 MB took 59 us on an H200, two bytes at once.
-SCATTERED = 0.95
 # Clocks of one for a row that begins anywhere, and for each access by which 32 threads write a part
 # of it: 543x999x1 in tiles of 32x32 to 128x64.
 ROW_ADDRESS, ROW_ACCESS = 8, 2.5
@@ -286,7 +283,8 @@ class Work:
         if leaves_by_rows(t.tensor, t.row, vector, ragged):
             row = ROW_ADDRESS + ROW_ACCESS * math.ceil(t.row / (32 * vector))
             return row / (t.row * t.bits / 8)
-        return 1 / (SCATTERED * vector * t.bits / 8)
+        # As many bytes a clock as a thread stores at once: 25 MB took 59 us on an H200, by two.
+        return 1 / (vector * t.bits / 8)
 
     def fragment_bits(self) -> list[int]:
         """Bits of each fragment."""
