@@ -27,6 +27,7 @@ from tilec.ir.types import DType
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
+_FEW = 32  # iterations, of a loop that blocks do not share where there is another
 _FLAT = 256  # rows that are shorter than this are gone along together with those beside them
 _ATOMICS = [getattr(T, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")]
 _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compares: word, operator
@@ -66,13 +67,19 @@ class Folds(Rows):
         return found
 
     def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
-        """The loops around tiles, those that a tile goes along as one, and about how long these
-        are together: 0, longer than any known length."""
+        """The loops around tiles, of few iterations last, as blocks share the first; those that a
+        tile goes along as one, and about how long these are together: 0, longer than any known
+        length."""
         flat, size = 1, self._length(chain[-1])
         while 0 < size < _FLAT and flat < len(chain):
             flat += 1
             size *= self._length(chain[-flat])
-        return [*chain[:-flat]], [*chain[-flat:]], size
+        around = sorted(chain[:-flat], key=self._has_few)
+        return around, [*chain[-flat:]], size
+
+    def _has_few(self, loop: ast.For) -> bool:
+        known = self.known(self._extent(loop))
+        return known is not None and known < _FEW
 
     def _extent(self, loop: ast.For) -> ast.expr:
         extent = counted(loop.iter, self.named)

@@ -24,6 +24,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from tilec.frontend.whole_loop_order import in_order
 from tilec.frontend.whole_loop_rows import indices_of, tensor_of
 from tilec.frontend.whole_loop_tile_loops import TileLoops, elements_of
 from tilec.frontend.whole_loops import counted, names_in
@@ -64,6 +65,9 @@ class Tiles(TileLoops):
 
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
+        self.nest = in_order(
+            self.nest, self.dtype_of, lambda value: self._dtype(value, ()), self.language
+        )
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
@@ -126,10 +130,18 @@ class Tiles(TileLoops):
         return True if last and all(names == {self.nest.indices[-1]} for names in last) else None
 
     def _reads_what_it_writes(self) -> bool:
-        """Which would be other threads' elements, in another loop."""
-        found = [e for s in self.nest.body for e in elements_of(s)]
-        written = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
-        return not written.isdisjoint(tensor_of(n) for n in found if isinstance(n.ctx, ast.Load))
+        """Which would be other threads' elements, but where one statement out of loops does both,
+        at one place."""
+        by_statement = [[*elements_of(s)] for s in self.nest.body]
+        found = [e for elements in by_statement for e in elements]
+        both = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
+        both &= {tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
+        for s, elements in zip(self.nest.body, by_statement):
+            places = {name: {ast.unparse(e) for e in elements if tensor_of(e) == name} for name in both}
+            alone = {name for name in both if len(places[name]) == 1}
+            alone -= {tensor_of(e) for e in found if e not in elements}
+            both -= set() if isinstance(s, ast.For) else alone
+        return bool(both)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
         """How many blocks share iterations, of `most`: where one loop folds all that there is, in

@@ -25,6 +25,7 @@ from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
 from tilec.passes.claim_blocks import claim_blocks
 from tilec.passes.cluster_split_k import cluster_split_k
+from tilec.passes.collect_atomics import collect_atomics
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
 from tilec.passes.early_loads import early_loads
@@ -88,6 +89,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (check_barriers, "TILE"),
     (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
+    (collect_atomics, "TILE"),  # guards are not split yet: a loop has its atomics once
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),
     (stage_reductions, "TILE"),

@@ -1,0 +1,137 @@
+"""What the loops inside of a whole loop are, in the form that tiles read (`whole_loop_folds`).
+
+    for h in range(H):                          for c in range(3):  # as X lies in memory
+        for w in range(W):                          for h in range(H):
+            for c in range(3):                          for w in range(W):
+                if X[b, c, h, w] > 0:      ->               if X[b, c, h, w] > 0:
+                    total += X[b, c, h, w]                      total += X[b, c, h, w]
+                    count += 1                              if X[b, c, h, w] > 0:
+                else:                                           count += 1
+                    other -= X[b, c, h, w]                  if not X[b, c, h, w] > 0:
+                                                                other += -X[b, c, h, w]
+
+Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
+indices name; who reads this form asks for that (`Rows._read`).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tilec.frontend.whole_loops import Nest, names_in
+from tilec.ir.types import DType
+
+DtypeOf = Callable[[ast.expr], DType | None]
+
+
+def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
+    """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
+    that of an expression, where it is known; `language` stands for `tilec.language`."""
+    kept = {
+        s.target.id: s.annotation
+        for s in nest.body
+        if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+    }
+    simple = _Simple(kept, dtype_of, dtype, language)
+    return replace(nest, body=tuple(map(simple.statement, nest.body)))
+
+
+class _Simple:
+    """`kept`: the variables that loops may fold into, with their dtypes."""
+
+    def __init__(
+        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeOf, language: str
+    ) -> None:
+        self.kept, self.dtype_of, self.dtype, self.language = kept, dtype_of, dtype, language
+
+    def statement(self, s: ast.stmt) -> ast.stmt:
+        match s:
+            case ast.For():
+                return self.loop(s)
+            case ast.AugAssign(ast.Subscript() as place, op, value):
+                own = ast.copy_location(ast.Subscript(place.value, place.slice, ast.Load()), place)
+                made = ast.copy_location(ast.BinOp(own, op, value), s)
+                return ast.copy_location(ast.Assign([place], made), s)
+        return s
+
+    def loop(self, s: ast.For) -> ast.For:
+        chain = [s]
+        while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], ast.For):
+            chain.append(inner)
+        body = [x for t in chain[-1].body for x in self.parts(t)]
+        if not any(c.orelse for c in chain):
+            chain = _as_in_memory(chain)
+        for c in reversed(chain):
+            made = copy.copy(c)
+            made.body = body
+            body = [made]
+        return made
+
+    def parts(self, s: ast.stmt, tests: Sequence[ast.expr] = ()) -> list[ast.stmt]:
+        """A statement; of a condition around folds alone, one around each."""
+        if isinstance(s, ast.If):
+            if not all(map(self._folds, ast.walk(s))):
+                return [s]
+            other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
+            sides = ((s.test, s.body), (other, s.orelse))
+            return [x for test, body in sides for t in body for x in self.parts(t, [*tests, test])]
+        s = self._sum(s)
+        if not tests:
+            return [s]
+        if isinstance(s, ast.Pass):
+            return []
+        test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
+        return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+
+    def _folds(self, n: ast.AST) -> bool:
+        """Whether a statement, or what is none, is a fold or has some under a condition."""
+        match n:
+            case ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub()):
+                return name in self.kept
+            case ast.Assign([ast.Name(name)], value):
+                return name in self.kept and name in {n.id for n in names_in(value)}
+        return isinstance(n, ast.If | ast.Pass) or not isinstance(n, ast.stmt)
+
+    def _sum(self, s: ast.stmt) -> ast.stmt:
+        """A difference as the sum that it is."""
+        match s:
+            case ast.AugAssign(ast.Name(name), ast.Sub(), value):
+                pass
+            case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(old), ast.Sub(), value)):
+                if old != name:
+                    return s
+            case _:
+                return s
+        dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
+        if dtype is None or (dtype.is_int and not self._is_int(value)):
+            return s
+        text = f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})"
+        (made,) = ast.parse(text).body
+        for n in ast.walk(made):
+            if hasattr(n, "lineno"):
+                ast.copy_location(n, s)
+        return made
+
+
+    def _is_int(self, value: ast.expr) -> bool:
+        """Whether it is known to be: the negative of what is cut off is another number."""
+        if isinstance(value, ast.Constant):
+            return isinstance(value.value, int)
+        found = self.dtype(value)
+        return found is not None and found.is_int
+
+
+def _as_in_memory(chain: list[ast.For]) -> list[ast.For]:
+    """Loops in one another in the order of the indices of the element that names most of them."""
+    targets = [c.target.id for c in chain if isinstance(c.target, ast.Name)]
+    most: list[str] = []
+    for n in ast.walk(chain[-1]):
+        if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple):
+            named = [i.id for i in n.slice.elts if isinstance(i, ast.Name) and i.id in targets]
+            most = named if len({*named}) > len(most) else most
+    if len(targets) < len(chain) or {*most} != {*targets}:
+        return chain
+    return [chain[targets.index(name)] for name in most]
