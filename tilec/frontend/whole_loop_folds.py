@@ -94,8 +94,12 @@ class Folds(Rows):
             case ast.If(test, [inner], []):
                 found = super()._fold(inner)
             case _:
-                return super()._fold(s)
-        if found is None or not self._is_pure(test):
+                test, found = None, super()._fold(s)
+        if found is None or self._is_cut_off(*found):
+            return None
+        if test is None:
+            return found
+        if not self._is_pure(test):
             return None
         name, word, value = found
         nothing = "0" if word == "sum" else self._least(word, self.sums[name])
@@ -105,6 +109,12 @@ class Folds(Rows):
             f"{self.language}.if_then_else({ast.unparse(test)}, {ast.unparse(value)}, {nothing})"
         )
         return name, word, ast.parse(chosen, mode="eval").body
+
+    def _is_cut_off(self, name: str, word: str, value: ast.expr) -> bool:
+        """Whether a sum of ints is known to have floats added, whose order counts."""
+        given, kept = self._dtype(value, ()), self.dtype_of(self.sums[name])
+        ours = kept is not None and kept.is_int and word == "sum"
+        return ours and given is not None and given.is_float
 
     def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
         match s:
@@ -170,6 +180,8 @@ class Folds(Rows):
                 return None if a is None or b is None else common_dtype(a, b)
             case ast.Call(ast.Attribute(_, "astype"), [dtype], []):
                 return self.dtype_of(dtype)
+            case ast.Call(ast.Attribute(ast.Name(module)), _) if module == self.language:
+                return None  # what this module has written
             case ast.Call(func, [given, *others], []):
                 found = self.named(func)
                 if isinstance(found, DType):

@@ -115,7 +115,6 @@ class _Simple:
                 ast.copy_location(n, s)
         return made
 
-
     def _is_int(self, value: ast.expr) -> bool:
         """Whether it is known to be: the negative of what is cut off is another number."""
         if isinstance(value, ast.Constant):

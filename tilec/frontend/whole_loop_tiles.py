@@ -132,15 +132,16 @@ class Tiles(TileLoops):
     def _reads_what_it_writes(self) -> bool:
         """Which would be other threads' elements, but where one statement out of loops does both,
         at one place."""
-        by_statement = [[*elements_of(s)] for s in self.nest.body]
-        found = [e for elements in by_statement for e in elements]
+        found = [e for s in self.nest.body for e in elements_of(s)]
         both = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
         both &= {tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
-        for s, elements in zip(self.nest.body, by_statement):
-            places = {name: {ast.unparse(e) for e in elements if tensor_of(e) == name} for name in both}
-            alone = {name for name in both if len(places[name]) == 1}
-            alone -= {tensor_of(e) for e in found if e not in elements}
-            both -= set() if isinstance(s, ast.For) else alone
+        for s in self.nest.body:
+            own = [*elements_of(s)]
+            elsewhere = {tensor_of(e) for e in found if e not in own}
+            for name in {tensor_of(e) for e in own} - elsewhere:
+                places = {ast.unparse(e) for e in own if tensor_of(e) == name}
+                if len(places) == 1 and not isinstance(s, ast.For):
+                    both.discard(name)
         return bool(both)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import (
@@ -27,7 +28,6 @@ from tilec.ir.core import (
     Builder,
     Func,
     Op,
-    Region,
     Substitution,
     Value,
     clone,
@@ -39,9 +39,8 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.effects import effects_in
-from tilec.ir.element_loops import each_element
-from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel
-from tilec.ir.types import INT32, BufferType, DType
+from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel, Yield
+from tilec.ir.types import INT32, BufferType, DType, ScalarType
 from tilec.passes.utils.building import whole
 from tilec.target import Target
 
@@ -99,11 +98,15 @@ class _Scopes:
                 ops += made
                 continue
             if isinstance(o, If) or (isinstance(o, For) and o.kind in ("serial", "unroll")):
-                inner = {name: self.block(getattr(o, name)) for name in o.region_fields}
-                if any(new is not getattr(o, name) for name, new in inner.items()):
-                    o = replace(o, **inner)
+                o = self.inside(o)
             ops.append(o)
         return block if ops == [*block.ops] else replace(block, ops=tuple(ops))
+
+    def inside(self, o: Op) -> Op:
+        """What stands around scopes."""
+        inner: dict[str, Any] = {name: self.block(getattr(o, name)) for name in o.region_fields}
+        same = all(new is getattr(o, name) for name, new in inner.items())
+        return o if same else replace(o, **inner)
 
     def collected(self, o: Op) -> list[Op] | None:
         """What stands for a scope; None where it stays as it is."""
@@ -148,7 +151,8 @@ class _Scopes:
         dtype = a.dest.dtype
         known = kind in _NOTHING or kind in ("max", "min")
         able = dtype.bits >= 32 and (dtype.is_int or (dtype.is_float and kind == "add"))
-        return a.kind == kind and known and able and self.is_tensor(a) and not self.users.get(a.result)
+        quiet = a.kind == kind and not self.users.get(a.result)
+        return quiet and known and able and self.is_tensor(a)
 
     def is_tensor(self, a: Atomic) -> bool:
         return any(p.value is a.dest and p.role == "tensor" for p in self.func.params)
@@ -162,7 +166,7 @@ class _Scopes:
         window: list[Value | int | str] = []
         for d, extent in enumerate(atomics[0].dest.buffer.shape):
             at = {self.before(a.indices[d], inside, b, subst) for a in atomics}
-            (same, *others) = at
+            same, *others = at
             window.append(extent if others or same is None else same)
         varying = [d for d, x in enumerate(window) if not isinstance(x, Value)]
         if not varying:
@@ -170,9 +174,7 @@ class _Scopes:
         read = any(self.is_read(a.indices[varying[-1]], inside) for a in atomics)
         return window if read else None
 
-    def before(
-        self, v: Value, inside: set[Value], b: Builder, subst: Substitution
-    ) -> Value | None:
+    def before(self, v: Value, inside: set[Value], b: Builder, subst: Substitution) -> Value | None:
         """An index as it is before the scope; None where it is not the same all over."""
         if v not in inside:
             return v
@@ -252,14 +254,17 @@ class _Scopes:
         return rewrite(Block((), (o,)), visit).ops
 
     def handed_on(self, b: Builder, found: _Bins, shape: Sequence[int], own: Value) -> None:
-        """The atomics of the tensor, for what has come together."""
-        with each_element(b, shape) as (inner, at):
-            value = inner.value(Load, own, at)
-            nothing = inner.const(_nothing(found.kind, own.dtype), own.dtype)
-            with inner.when(inner.compare("ne", value, nothing)) as some:
-                left = iter(at)
-                places = tuple(x if isinstance(x, Value) else next(left) for x in found.window)
-                some.emit(Atomic, found.tensor, places, value, found.kind)
+        """The atomics of the tensor, for what has come together: those of neighbouring places are
+        neighbours', as memory takes them together."""
+        at = [Value(ScalarType(INT32), f"i{d}") for d in range(len(shape))]
+        inner, left = Builder(b.loc), iter(at)
+        value = inner.value(Load, own, tuple(at))
+        nothing = inner.const(_nothing(found.kind, own.dtype), own.dtype)
+        with inner.when(inner.compare("ne", value, nothing)) as some:
+            places = tuple(x if isinstance(x, Value) else next(left) for x in found.window)
+            some.emit(Atomic, found.tensor, places, value, found.kind)
+        inner.emit(Yield)
+        b.emit(Parallel, tuple(shape), inner.block(at), coalesced_width=1)
 
 
 def _nothing(kind: str, dtype: DType) -> int | float:

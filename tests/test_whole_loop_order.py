@@ -1,0 +1,204 @@
+"""Loops of folds in another order than memory's, with conditions that choose between folds, and
+elements that are changed in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+pytestmark = pytest.mark.usefixtures("unassembled")
+
+B, C, H, W, M, N = T.dynamic("B, C, H, W, M, N")
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
+SIZES = ((5, 300), (1, 1), (3, 0), (0, 4), (130, 37))
+
+
+@tilec.kernel
+def weighted(X: T.Tensor((B, 3, H, W), "float32"), Y: T.Tensor((B,), "float32")):
+    for b in T.Parallel(B):
+        s: T.float32 = 0
+        for w in range(W):
+            for h in range(H):
+                for c in range(3):
+                    s += X[b, c, h, w] * (c + 1)
+        Y[b] = s
+
+
+@tilec.kernel
+def scaled(X: T.Tensor((B, H, W), "float32"), Y: T.Tensor((B, H, W), "float32")):
+    for b in T.Parallel(B):
+        s: T.float32 = 0
+        for w in range(W):
+            for h in range(H):
+                s += X[b, h, w]
+        for w in range(W):
+            for h in range(H):
+                Y[b, h, w] = X[b, h, w] - s
+
+
+@tilec.kernel
+def by_sign(
+    X: T.Tensor((M, N), "float32"), P: T.Tensor((M,), "float32"),
+    Q: T.Tensor((M,), "float32"), K: T.Tensor((M,), "int32"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        p: T.float32 = 0
+        q: T.float32 = 1
+        k: T.int32 = 0
+        for j in range(N):
+            if X[i, j] > 0:
+                p += X[i, j]
+                k += 1
+            else:
+                q -= X[i, j]
+        P[i] = p
+        Q[i] = q
+        K[i] = k
+
+
+@tilec.kernel
+def narrow(
+    X: T.Tensor((M, N), "int32"), Y: T.Tensor((M,), "int16"), Z: T.Tensor((M,), "int32"),
+    F: T.Tensor((M,), "float32"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        s: T.int32 = 0
+        u: T.uint32 = 7
+        f: T.float32 = 1
+        n: T.int8 = 3
+        for j in range(N):
+            if X[i, j] > 2:
+                s -= X[i, j]
+                if X[i, j] > 4:
+                    n -= 1
+                else:
+                    f = f - 0.5
+            elif X[i, j] < -2:
+                u -= 1
+            else:
+                pass
+        Y[i] -= s
+        Z[i] = Z[i] * 3 + T.cast(u, "int32") + n
+        F[i] *= f
+
+
+@tilec.kernel
+def running(
+    X: T.Tensor((B, C, N), "float32"), R: T.Tensor((C,), "float32"),
+    Y: T.Tensor((B, C, N), "float32"),
+):  # fmt: skip
+    for c in T.Parallel(C):
+        s: T.float32 = 0
+        for b in range(B):
+            for n in range(N):
+                s += X[b, c, n]
+        mean = s / (B * N)
+        R[c] = 0.75 * R[c] + 0.25 * mean
+        for b in range(B):
+            for n in range(N):
+                Y[b, c, n] = X[b, c, n] - mean
+
+
+@tilec.kernel
+def old_and_new(X: T.Tensor((M, N), "float32"), R: T.Tensor((M,), "float32")):
+    for i in T.Parallel(M):
+        s: T.float32 = 0
+        for j in range(N):
+            s += X[i, j]
+        old = R[i]
+        R[i] = s
+        R[i] = R[i] * 2 + old
+
+
+@tilec.kernel
+def whole_number(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "int32")):
+    for i in T.Parallel(M):
+        s: T.int32 = 0
+        for j in range(N):
+            s -= X[i, j]
+        Y[i] = s
+
+
+def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, list[Any], list[Any]]:
+    """A kernel, what it is given, and what it must leave in the last ones."""
+    x = rng.standard_normal((m, n)).astype(np.float32)
+    r = rng.standard_normal(m).astype(np.float32)
+    row = np.full(m, np.nan, np.float32)
+    if name == "weighted":
+        x = rng.standard_normal((m, 3, n, 5)).astype(np.float32)
+        return weighted, [x, row], [np.einsum("bchw,c->b", x.astype(float), [1, 2, 3])]
+    if name == "scaled":
+        x = rng.standard_normal((m, n, 7)).astype(np.float32)
+        return scaled, [x, x * np.nan], [x - x.astype(float).sum((1, 2), keepdims=True)]
+    if name == "by_sign":
+        x[:, ::40] = np.nan  # which is not more than 0
+        want = [np.where(x > 0, x, 0).sum(1), 1 - np.where(x > 0, 0, x).sum(1), (x > 0).sum(1)]
+        return by_sign, [x, row, row.copy(), np.zeros(m, np.int32)], want
+    if name == "narrow":
+        k = rng.integers(-6, 7, (m, n)).astype(np.int32)
+        y = rng.integers(-100, 100, m).astype(np.int16)
+        s = np.where(k > 2, -k, 0).sum(1)
+        few = (3 - (k > 4).sum(1)).astype(np.int8)
+        u = 7 - (k < -2).sum(1)
+        z = rng.integers(-9, 9, m).astype(np.int32)
+        want = [
+            (y - s).astype(np.int16),
+            z * 3 + u + few,
+            r * (1 - 0.5 * ((k > 2) & (k <= 4)).sum(1)),
+        ]
+        return narrow, [k, y, z, r], want
+    if name == "running":
+        x = rng.standard_normal((4, m, n)).astype(np.float32)
+        with np.errstate(all="ignore"):
+            mean = x.astype(float).sum((0, 2)) / (4 * n)
+        return running, [x, r, x * np.nan], [0.75 * r + 0.25 * mean, x - mean[:, None]]
+    if name == "old_and_new":
+        return old_and_new, [x, r], [x.astype(float).sum(1) * 2 + r]
+    want = np.zeros(m, np.int32)
+    for i, row in enumerate(x * 3):
+        for v in row:
+            want[i] = int(np.float32(want[i]) - v)
+    return whole_number, [x * 3, np.zeros(m, np.int32)], [want]
+
+
+NAMES = ("weighted", "scaled", "by_sign", "narrow", "running", "old_and_new", "whole_number")
+
+
+@pytest.mark.parametrize("m, n", SIZES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers(name: str, target: str, m: int, n: int, rng: np.random.Generator) -> None:
+    kernel, arrays, want = given(name, m, n, rng)
+    if target == "cpu":
+        kernel(*arrays)
+    else:
+        report = tilec.simulate(kernel, *arrays, target=target)
+        assert not report.findings, str(report)
+    for got, expected in zip(arrays[-len(want) :], want):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES[:-2])
+def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
+    kernel, arrays, _ = given(name, 5, 300, rng)
+    text = kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+    assert "reduce" in text and "alloc fragment" in text
+
+
+@pytest.mark.parametrize("name", NAMES[-2:])
+def test_what_is_read_before_or_cut_off_is_done_by_one(name: str, rng: np.random.Generator) -> None:
+    """A name for an element that changes later; a sum of floats in an int, whose order counts."""
+    kernel, arrays, _ = given(name, 5, 300, rng)
+    assert "alloc fragment" not in kernel.compile(*arrays, target="cuda:sm_90a").stages["tile"]
+
+
+def test_loops_go_as_memory_lies(rng: np.random.Generator) -> None:
+    """Neighbours load neighbours, of rows that are no multiple of a tile."""
+    kernel, arrays, _ = given("scaled", 5, 300, rng)
+    wide = [rng.standard_normal((5, 300, 256)).astype(np.float32) for _ in range(2)]
+    assert "ld.global.nc.v4" in kernel.compile(*wide, target="cuda:sm_90a").stages["ptx"]
