@@ -7,27 +7,52 @@ and computes with them, as in
         for v in T.vectorized(8): a[v] = A[k * 256 + tx * 8 + v]
         …
 
+or one that stores, or does something on a condition, in each iteration, by what it has from those
+before, as in
+
+    for i in T.serial(n):
+        s = 0.9 * s + X[i, j]
+        Y[i, j] = s
+
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
-order, and each number, is what it was. (`batch_loads` does it for loops over tiles, LLVM for bodies
-that are short: `codegen.gpu`.)"""
+order, and each number, is what it was. Loads do not go over stores by themselves: those of tensors
+that the kernel does not write, at places that no iteration tells the next, stand first. (What
+`batch_loads` does is for loops over tiles, LLVM's for bodies that are short: `codegen.gpu`.)"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    rewrite,
+    upstream,
+    walk,
+)
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     CheckIndex,
+    Compare,
     Const,
     For,
+    If,
     Load,
     MemLoad,
+    MemStore,
     Store,
     Yield,
     constants,
+    yielded,
 )
+from tilec.ir.types import BOOL
 from tilec.passes.utils.building import iteration
 from tilec.target import Target
 
@@ -35,12 +60,16 @@ MOST_TOGETHER = 8  # iterations
 BYTES_TOGETHER = 192  # of a thread, on their way at once
 MOST_OPS = 2048
 MOST_WITHIN = 16  # iterations of a loop inside
+MOST_AHEAD = 32  # iterations, of such as follow from one another
+BYTES_AHEAD = 128  # of a thread
+LEAST_AHEAD = 4
 
 
 def unroll_loads(func: Func, target: Target) -> Func:
     """See the module's opening."""
     numbers = constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
+    overlapping = bool(func.attrs.get("may_alias"))
     subst: Substitution = {}
 
     def visit(o: Op) -> None | list[Op]:
@@ -49,7 +78,11 @@ def unroll_loads(func: Func, target: Target) -> Func:
         if o.lo.dtype.kind != "int":
             return None
         count = _together(o, numbers, written)
-        return _unrolled(o, count, numbers, subst) if count > 1 else None
+        if count > 1:
+            return _unrolled(o, count, numbers, subst)
+        ahead = None if overlapping else _Ahead(o, written)
+        count = ahead.count(numbers) if ahead else 1
+        return _unrolled(o, count, numbers, subst, ahead) if count > 1 else None
 
     return func.with_body(rewrite(func.body, visit, subst))
 
@@ -99,7 +132,86 @@ class _Work:
         return isinstance(o, Const | CheckIndex | Yield) or (o.pure and not o.region_fields)
 
 
-def _unrolled(o: For, count: int, numbers: Mapping[Value, Number], subst: Substitution) -> list[Op]:
+class _Ahead:
+    """The loads of an iteration that can stand before those of earlier ones, with what computes
+    their places (`first`); `inside`: conditions that say no more than that it is one."""
+
+    def __init__(self, o: For, written: set[object]) -> None:
+        self.loop = o
+        self.inside = {x.result for x in o.body.ops if isinstance(x, Compare) and _asks(x, o)}
+        made = {r: x for x in o.body.ops for r in x.results}
+        carried = {*o.body.args[1:]}
+        self.first: set[Op] = set()
+        self.loads: list[MemLoad] = []
+        for x in o.body.ops:
+            if not isinstance(x, MemLoad) or not self.is_ready(x, written):
+                continue
+            behind = [*upstream([x.result], made)]
+            if not all(y.pure and not y.regions or y in self.first or y is x for y in behind):
+                continue
+            if carried.isdisjoint(v for y in behind for v in y.operands):
+                self.first |= {*behind}
+                self.loads.append(x)
+
+    def is_ready(self, o: MemLoad, written: set[object]) -> bool:
+        sure = o.guard is None or o.guard in self.inside
+        return sure and o.source.buffer.space == "global" and o.source not in written
+
+    def count(self, numbers: Mapping[Value, Number]) -> int:
+        """How many iterations are worth it."""
+        body = self.loop.body
+        inside = [*walk(body)]
+        if not self.loads or not all(map(_is_plain, inside)):
+            return 1
+        if not any(isinstance(x, MemStore | If) for x in inside):
+            return 1  # LLVM does it
+        size = sum(max(x.lanes * x.source.dtype.bits // 8, 4) for x in self.loads)
+        most = min(MOST_AHEAD, BYTES_AHEAD // size, MOST_OPS // len(inside))
+        indices = self.loop.indices(numbers.get)
+        if indices is not None:
+            most = min(most, len(indices))
+        return 1 << most.bit_length() - 1 if most >= LEAST_AHEAD else 1
+
+    def iterations(
+        self, b: Builder, indices: Sequence[Value], values: tuple[Value, ...]
+    ) -> tuple[Value, ...]:
+        """Those at `indices`, and what they hand on."""
+        yes = b.const(True, BOOL)
+        own = [dict.fromkeys(self.inside, yes) | {self.loop.body.args[0]: at} for at in indices]
+        ops = [x for x in self.loop.body.ops if self.inside.isdisjoint(x.results)]
+        for subst in own:
+            b.ops += [clone(self.sure(x), subst) for x in ops if x in self.first]
+        for subst in own:
+            subst.update(zip(self.loop.body.args[1:], values))
+            late = (x for x in ops if x not in self.first and not isinstance(x, Yield))
+            b.ops += [clone(self.sure(x), subst) for x in late]
+            values = tuple(subst.get(v, v) for v in yielded(self.loop.body))
+        return values
+
+    def sure(self, x: Op) -> Op:
+        known = isinstance(x, MemLoad | MemStore) and x.guard in self.inside
+        return replace(x, guard=None) if known else x
+
+
+def _asks(x: Compare, o: For) -> bool:
+    """Whether a condition is whether the loop goes on."""
+    return x.kind == "lt" and x.lhs is o.body.args[0] and x.rhs is o.hi
+
+
+def _is_plain(o: Op) -> bool:
+    """Whether it is one thread's alone, and not a loop."""
+    if isinstance(o, MemLoad | MemStore | If | Yield | CheckIndex):
+        return True
+    return o.pure and not o.region_fields
+
+
+def _unrolled(
+    o: For,
+    count: int,
+    numbers: Mapping[Value, Number],
+    subst: Substitution,
+    ahead: _Ahead | None = None,
+) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
     indices = o.indices(numbers.get)
@@ -112,10 +224,14 @@ def _unrolled(o: For, count: int, numbers: Mapping[Value, Number], subst: Substi
         end = b.const(indices.stop - known, o.lo.dtype) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
-    for number in range(count):
-        at = inner.binary("add", first, number) if number else first
-        ops, values = iteration(o, at, values)
-        inner.ops += ops
+    if ahead is None:
+        for number in range(count):
+            at = inner.binary("add", first, number) if number else first
+            ops, values = iteration(o, at, values)
+            inner.ops += ops
+    else:
+        places = [inner.binary("add", first, n) if n else first for n in range(count)]
+        values = ahead.iterations(inner, places, values)
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
     done = b.emit(For, "serial", o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
