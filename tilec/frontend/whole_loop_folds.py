@@ -90,11 +90,10 @@ class Folds(Rows):
         return self.magnitude(self._extent(loop))[0]
 
     def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
-        match s:
-            case ast.If(test, [inner], []):
-                found = super()._fold(inner)
-            case _:
-                test, found = None, super()._fold(s)
+        test: ast.expr | None = None
+        if isinstance(s, ast.If) and len(s.body) == 1 and not s.orelse:
+            test, s = s.test, s.body[0]
+        found = super()._fold(s)
         if found is None or self._is_cut_off(*found):
             return None
         if test is None:

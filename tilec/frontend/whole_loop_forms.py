@@ -13,6 +13,7 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
+from tilec.frontend.whole_loop_order import across_rows
 from tilec.frontend.whole_loops import Named, Product, is_elementwise, nest_of, product_of
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 
@@ -50,6 +51,9 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
+            nest = across_rows(nest)
+            extents = [self.expression(e) for e in nest.extents]
+            blocks = Blocks(node, nest, self.frame.source.used_names())
             last = static_int(extents[-1])
             columns = COLUMNS if last is None else min(COLUMNS, 1 << max(0, last - 1).bit_length())
             made = blocks.elements(

@@ -126,11 +126,33 @@ class _Simple:
 def _as_in_memory(chain: list[ast.For]) -> list[ast.For]:
     """Loops in one another in the order of the indices of the element that names most of them."""
     targets = [c.target.id for c in chain if isinstance(c.target, ast.Name)]
-    most: list[str] = []
-    for n in ast.walk(chain[-1]):
-        if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple):
-            named = [i.id for i in n.slice.elts if isinstance(i, ast.Name) and i.id in targets]
-            most = named if len({*named}) > len(most) else most
-    if len(targets) < len(chain) or {*most} != {*targets}:
+    found = [x for x in _plain_indices(chain[-1].body) if {*x} >= {*targets}]
+    if len(targets) < len(chain) or not found:
         return chain
-    return [chain[targets.index(name)] for name in most]
+    return [chain[targets.index(name)] for name in found[0] if name in targets]
+
+
+def across_rows(nest: Nest) -> Nest:
+    """Iterations whose last index is the last one of no element, where another one is: in the order
+    of the indices of the first element that names them all."""
+    found = [x for x in _plain_indices(nest.body) if {*x} >= {*nest.indices}]
+    last = {x[-1] for x in _plain_indices(nest.body)}
+    if not found or nest.indices[-1] in last or found[0][-1] not in nest.indices:
+        return nest
+    order = [nest.indices.index(name) for name in found[0] if name in nest.indices]
+    return replace(
+        nest,
+        indices=tuple(nest.indices[k] for k in order),
+        extents=tuple(nest.extents[k] for k in order),
+    )
+
+
+def _plain_indices(body: Sequence[ast.stmt]) -> list[list[str]]:
+    """The indices of elements of matrices, "" for what is no name; no name stands there twice."""
+    found = []
+    for n in (n for s in body for n in ast.walk(s)):
+        if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple):
+            names = [i.id if isinstance(i, ast.Name) else "" for i in n.slice.elts]
+            if len({*names} - {""}) == sum(map(bool, names)):
+                found.append(names)
+    return found

@@ -23,7 +23,6 @@ that the kernel does not write, at places that no iteration tells the next, stan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilec.ir.core import (
     Block,
@@ -53,7 +52,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import BOOL
-from tilec.passes.utils.building import iteration
+from tilec.passes.utils.building import iteration, updated
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
@@ -189,8 +188,9 @@ class _Ahead:
         return values
 
     def sure(self, x: Op) -> Op:
-        known = isinstance(x, MemLoad | MemStore) and x.guard in self.inside
-        return replace(x, guard=None) if known else x
+        if isinstance(x, MemLoad | MemStore) and x.guard in self.inside:
+            return updated(x, guard=None)
+        return x
 
 
 def _asks(x: Compare, o: For) -> bool:

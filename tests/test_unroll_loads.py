@@ -1,0 +1,143 @@
+"""Iterations that follow from one another: the loads of many stand before the first of them."""
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+pytestmark = pytest.mark.usefixtures("unassembled")
+
+M, N, K = T.dynamic("M, N, K")
+GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+
+
+@tilec.kernel
+def smoothed(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+    for j in T.Parallel(N):
+        s: T.float32 = 0
+        for i in range(M):
+            s = 0.75 * s + X[i, j]
+            Y[i, j] = s
+
+
+@tilec.kernel
+def largest_so_far(
+    X: T.Tensor((M, N), "int8"), V: T.Tensor((M, N), "int16"), A: T.Tensor((M, N), "int32")
+):
+    for i in T.Parallel(M):
+        best: T.int16 = -200
+        at: T.int32 = -1
+        for j in range(N):
+            if X[i, j] >= best:
+                best = X[i, j]
+                at = j
+            V[i, j] = best
+            A[i, j] = at
+
+
+@tilec.kernel
+def kept(
+    X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32"), C: T.Tensor((M,), "int32")
+):
+    for i in T.Parallel(M):
+        c: T.int32 = 0
+        for j in range(N):
+            if X[i, j] > 0:
+                Y[i, c] = X[i, j]
+                c += 1
+        C[i] = c
+
+
+@tilec.kernel
+def by_index(X: T.Tensor((K,), "float32"), I: T.Tensor((M, N), "int64"),  # noqa: E741
+             Y: T.Tensor((M, N), "float32")):  # fmt: skip
+    for i in T.Parallel(M):
+        s: T.float32 = 1
+        for j in range(N):
+            s = s - X[I[i, j]] * s
+            Y[i, j] = s
+
+
+@tilec.kernel
+def chased(X: T.Tensor((N,), "int32"), Y: T.Tensor((M, N), "int32")):
+    for i in T.Parallel(M):
+        at: T.int32 = 0
+        for j in range(N):
+            at = X[at]
+            Y[i, j] = at
+
+
+@tilec.kernel
+def in_place(X: T.Tensor((M, N), "float32")):
+    for j in T.Parallel(N):
+        s: T.float32 = 0
+        for i in range(M):
+            s = 0.75 * s + X[i, j]
+            X[i, j] = s
+
+
+def run(kernel: tilec.Kernel, arrays: list[np.ndarray], target: str) -> None:
+    if target == "cpu":
+        kernel(*arrays)
+        return
+    report = tilec.simulate(kernel, *arrays, target=target)
+    assert not report.findings, str(report)
+
+
+def decayed(x: np.ndarray) -> np.ndarray:
+    made, s = np.zeros(x.shape), np.zeros(x.shape[1])
+    for i, row in enumerate(x.astype(float)):
+        made[i] = s = 0.75 * s + row
+    return made
+
+
+@pytest.mark.parametrize("m, n", [(0, 5), (1, 1), (31, 3), (32, 1), (33, 40), (100, 7)])
+@pytest.mark.parametrize("target", [*GPUS, "cpu"])
+def test_numbers(target: str, m: int, n: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((m, n)).astype(np.float32)
+    x[5:6, :1] = np.nan
+    y = np.full_like(x, 7)
+    run(smoothed, [x, y], target)
+    np.testing.assert_allclose(y, decayed(x), rtol=1e-5, atol=1e-5)
+    b = rng.integers(-128, 128, (n, m)).astype(np.int8)
+    v, a = np.full((n, m), 99, np.int16), np.full((n, m), 99, np.int32)
+    run(largest_so_far, [b, v, a], target)
+    top = np.maximum.accumulate(b, 1)
+    np.testing.assert_array_equal(v, top)
+    last = np.maximum.accumulate(np.where(b == top, np.arange(m), -1), 1)
+    np.testing.assert_array_equal(a, last)
+    x, y, c = np.ascontiguousarray(x.T), np.full((n, m), 7, np.float32), np.zeros(n, np.int32)
+    run(kept, [x, y, c], target)
+    np.testing.assert_array_equal(c, (x > 0).sum(1))
+    for got, row, count in zip(y, x, c):
+        np.testing.assert_array_equal(got, [*row[row > 0], *[7] * (m - count)])
+    index, z = rng.integers(0, 9, (n, m)), rng.random(9).astype(np.float32)
+    run(by_index, [z, index, y], target)
+    np.testing.assert_allclose(y, np.cumprod(1 - z[index].astype(float), 1), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_memory_that_is_written_is_read_in_turn(target: str, rng: np.random.Generator) -> None:
+    """One tensor, or two that share memory."""
+    for kernel in (in_place, smoothed):
+        x = rng.standard_normal((100, 5)).astype(np.float32)
+        want = decayed(x)
+        run(kernel, [x] if kernel is in_place else [x, x], target)
+        np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-5)
+
+
+def stage(kernel: tilec.Kernel, *specs: tuple[tuple[int, ...], str]) -> str:
+    given = [tilec.spec(*s) for s in specs]
+    return str(kernel.compile(*given, target="cuda:sm_90a").stages["unroll_loads"])
+
+
+def test_loads_stand_first() -> None:
+    text = stage(smoothed, ((100, 70), "float32"), ((100, 70), "float32"))
+    assert text.count("mem_load") == text.count("mem_store") == 32 + 1
+    ahead = text[: text.index("mem_store")]
+    assert ahead.count("mem_load") == 32 and "guard" not in ahead
+    assert stage(in_place, ((100, 70), "float32")).count("mem_load") == 1
+    text = stage(by_index, ((9,), "float32"), ((10, 70), "int64"), ((10, 70), "float32"))
+    assert text[: text.index("guard")].count("mem_load") == 16 + 1  # what asks for its index waits
+    assert stage(chased, ((70,), "int32"), ((10, 70), "int32")).count("mem_load") == 1
