@@ -77,7 +77,8 @@ def tiny_cases() -> dict[str, Case]:
 def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
     """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
     monkeypatch.setenv("TILEC_TARGET", "cpu")
-    monkeypatch.setattr(products, "module_of", lambda peer: None)
+    for by in (products, memory):
+        monkeypatch.setattr(by, "module_of", lambda peer: None)
     monkeypatch.setattr(peers, "module_of", lambda peer, subject="gemm": None)
     case = tiny_cases()[name]
     tensors = case.make("cpu")

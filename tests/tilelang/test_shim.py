@@ -116,7 +116,8 @@ def test_eager_program(shape: tuple[int, int]) -> None:
     assert np.array_equal(eager_sum(a, b, block_m=4, block_n=4), a + b)
 
 
-def test_eager_program_compiled_by_its_sizes() -> None:
+def test_eager_program_compiled_by_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_TARGET", "cpu")
     kernel = eager_sum.compile(M=40, N=24, block_m=8)
     a = numbers(40, 24)
     assert np.array_equal(kernel(a, a), 2 * a)

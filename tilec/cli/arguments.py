@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -239,6 +240,8 @@ class _Arrays:
         rng = np.random.default_rng([self.seed, self.number[p.name]])
         kind = numpy_dtype(array_dtype(dtype, self.target))
         try:
+            if math.prod(shape) * np.dtype(kind).itemsize > _memory():
+                raise MemoryError  # systems may promise more than they have
             values = _content(p.name, content or "random", shape, kind, rng)
             return values if p.strides is None else self._strided(p, values)
         except (MemoryError, OverflowError) as e:
@@ -326,6 +329,11 @@ class _Arrays:
         """The strides that the annotation asks for, in elements."""
         given = zip(p.strides or (), contiguous_strides(shape))
         return tuple(d if s is None else self._extent(p, s) for s, d in given)
+
+
+def _memory() -> int:
+    """How many bytes of memory the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _content(name: str, content: str, shape: tuple[int, ...], dtype: Any, rng: Any) -> Array:

@@ -101,6 +101,9 @@ def opaque(function: Callable[_P, _R]) -> Callable[_P, _R]:
     no meaning for a tensor that is being traced. It breaks the graph there, or says why it will
     not."""
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_WHY_OPAQUE)
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None and hasattr(function, "__code__"):
+        # A graph that is there already calls it without having met it: its frame is to be skipped.
+        dynamo.eval_frame.skip_code(function.__code__)
     return function
 
 
