@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tilec.frontend.statement_order import BadOrder, arrange
-from tilec.ir.core import OPS, Effect, Effects, Func, Op, Region, Value, op, walk
+from tilec.ir.core import OPS, Effect, Effects, Func, Op, Region, Value, altered, op, walk
 from tilec.ir.effects import is_clonable, is_seen, written_tensors
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Barrier, If
@@ -55,6 +55,15 @@ def test_a_class_without_a_statement_cannot_be_defined() -> None:
             value: Value
 
     assert "silent" not in OPS
+
+
+def test_an_altered_op_says_anew_what_it_does() -> None:
+    func = func_of("%s = alloc shared<64xf16> %f = alloc fragment<64xf16> negate %s")
+    *_, other, negate = (o for o in func.body.ops if not o.pure)
+    assert negate.effects()[0].buffer.name == "s" and negate.effects() is negate.effects()
+    made = altered(negate, dest=other.result)
+    assert made.effects()[0].buffer.name == "f" and made.loc == negate.loc
+    assert negate.effects()[0].buffer.name == "s"
 
 
 def test_threads_meet_around_an_op_that_changes_shared_memory() -> None:

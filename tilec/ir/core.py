@@ -36,7 +36,17 @@ class Block:
     ops: tuple[Op, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+_T = TypeVar("_T", bound=type)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)
+def base(cls: _T) -> _T:
+    """Frozen for type checkers alone: where each field is guarded when a program runs, an op takes
+    three times as long to make, and nothing is made as often."""
+    return dataclass(eq=False, kw_only=True)(cls)  # type: ignore[return-value]
+
+
+@base
 class Op:
     """Base of all ops; see the module's opening. `results` are filled by `Builder.emit`."""
 
@@ -48,6 +58,7 @@ class Op:
     region_fields: ClassVar[tuple[str, ...]] = ()
     attribute_fields: ClassVar[tuple[str, ...]] = ()
     pure: ClassVar[bool] = False
+    kept_effects: ClassVar[Effects | None] = None  # of one op, see `_once`
 
     @property
     def result(self) -> Value:
@@ -90,8 +101,7 @@ class Op:
 
     @property
     def regions(self) -> tuple[Block, ...]:
-        if not self.region_fields:
-            return ()
+        """The blocks inside of it (likewise)."""
         return tuple(getattr(self, name) for name in self.region_fields)
 
 
@@ -102,8 +112,9 @@ _OPERANDS_OF = {  # a field of each kind, as the items of a tuple
     "tuple[Value, ...]": "*{0}",
     "Region": "{0}.buffer, *{0}.offsets",
     "Region | None": "*(() if {0} is None else ({0}.buffer, *{0}.offsets))",
+    "Block": "{0}",
 }
-_T = TypeVar("_T", bound=type[Op])
+_O = TypeVar("_O", bound=type[Op])
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -117,7 +128,7 @@ def op(
     engine: str = "threads",
     effects: Effects | None = None,
     result: DType | str | None = None,
-) -> Callable[[_T], _T]:
+) -> Callable[[_O], _O]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
     repeated. `reads`, `writes`, `updates`: the operands, by the names of their fields, to which
     `engine` does that; `effects`: what every op of the class does besides, whatever its fields.
@@ -134,17 +145,17 @@ def op(
         regions = [(kind, r) for kind, field in touched for r in _boxes(getattr(o, field))]
         return (*(Effect(kind, r, engine) for kind, r in regions), *(effects or ()))
 
-    def make(cls: _T) -> _T:
-        cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
-        operands, regions, attributes = dict[str, str](), [], []
+    def make(cls: _O) -> _O:
+        cls = dataclass(eq=False)(cls)  # type: ignore[assignment]
+        operands, regions, attributes = dict[str, str](), dict[str, str](), []
         for f in dataclasses.fields(cls):
             if f.name in ("results", "loc"):
                 continue
             kind = str(f.type)
-            if kind in _OPERANDS_OF:
+            if kind == "Block":
+                regions[f.name] = kind
+            elif kind in _OPERANDS_OF:
                 operands[f.name] = kind
-            elif kind == "Block":
-                regions.append(f.name)
             else:
                 attributes.append(f.name)
         if touched:
@@ -165,7 +176,8 @@ def op(
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)
         cls.attribute_fields = tuple(attributes)
-        setattr(cls, "operands", _operands(operands))  # noqa: B010
+        setattr(cls, "operands", _all_of(operands))  # noqa: B010
+        setattr(cls, "regions", _all_of(regions))  # noqa: B010
         OPS[name] = cls
         return cls
 
@@ -184,17 +196,19 @@ def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
 
     @functools.wraps(effects)
     def kept(o: Op) -> Effects:
-        found: Effects | None = o.__dict__.get("_effects")
+        found = o.kept_effects
         if found is None:
-            found = o.__dict__["_effects"] = effects(o)
+            found = o.kept_effects = effects(o)  # type: ignore[misc]
         return found
 
     return kept
 
 
-def _operands(kinds: Mapping[str, str]) -> property:
-    """`Op.operands` for a class whose operand fields have these kinds."""
-    if len(kinds) > 1 and {*kinds.values()} == {"Value"}:
+def _all_of(kinds: Mapping[str, str]) -> Any:
+    """`Op.operands` or `Op.regions` for a class whose fields of that sort have these kinds."""
+    if not kinds:
+        return ()
+    if len(kinds) > 1 and {*kinds.values()} <= {"Value", "Block"}:
         return property(operator.attrgetter(*kinds))
     parts = (_OPERANDS_OF[kind].format(f"o.{name}") + ", " for name, kind in kinds.items())
     return property(eval(f"lambda o: ({''.join(parts)})"))
@@ -257,7 +271,7 @@ class Builder:
         made = cls(*args, loc=loc or self.loc, **kwargs)
         types = made.infer()
         if types:
-            object.__setattr__(made, "results", tuple(Value(t, name) for t in types))
+            made.results = tuple([Value(t, name) for t in types])  # type: ignore[misc]
         self.ops.append(made)
         return made
 
@@ -407,6 +421,15 @@ def _push(
 # --- changing ---
 
 Substitution = dict[Value, Value]
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+def altered(o: AnyOp, **fields: Any) -> AnyOp:
+    """`o` with other fields, as `dataclasses.replace` has it, which takes four times as long."""
+    made = object.__new__(type(o))
+    made.__dict__.update(o.__dict__, **fields)
+    made.__dict__.pop("kept_effects", None)
+    return made
 
 
 def _map_operand(got: Any, subst: Substitution) -> Any:
@@ -435,7 +458,7 @@ def substitute(o: Op, subst: Substitution) -> Op:
         new = _map_operand(got, subst)
         if new is not got:
             changed[name] = new
-    return replace(o, **changed) if changed else o
+    return altered(o, **changed) if changed else o
 
 
 Replacement = None | Op | Sequence[Op]
@@ -459,7 +482,7 @@ def rewrite(
             if done is not region:
                 inner[name] = done
         if inner:
-            new = replace(new, **inner)
+            new = altered(new, **inner)
         got = visit(new)
         if got is None:
             ops.append(new)
@@ -470,7 +493,7 @@ def rewrite(
         else:
             ops.extend(got)
             same = False
-    return block if same else replace(block, ops=tuple(ops))
+    return block if same else Block(block.args, tuple(ops))
 
 
 def clone(o: Op, subst: Substitution) -> Op:
@@ -486,7 +509,7 @@ def clone(o: Op, subst: Substitution) -> Op:
         fresh = Value(r.type, r.name)
         subst[r] = fresh
         results.append(fresh)
-    return replace(o, results=tuple(results), **changed)
+    return altered(o, results=tuple(results), **changed)
 
 
 def clone_block(block: Block, subst: Substitution) -> Block:

@@ -249,7 +249,7 @@ class _Parser:
         results = []
         for (where, name), t in zip(names, types):
             results.append(self.define(name, t, where, self.called(name, made)))
-        object.__setattr__(made, "results", tuple(results))
+        made.results = tuple(results)  # type: ignore[misc]
         return made
 
     def called(self, name: str, o: Op) -> str | None:

@@ -20,7 +20,7 @@ What a loop or branch with a cut inside hands on lies in such a buffer, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
@@ -31,6 +31,7 @@ from tilec.ir.core import (
     Op,
     Substitution,
     Value,
+    base,
     clone,
     inputs,
     made_in,
@@ -84,7 +85,7 @@ def _ask_once(func: Func) -> Func:
     return func.with_body(replace(body, ops=(first, *body.ops)))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@base
 class _Threads(Op):
     """A stretch of ops between two cuts; stands in the new body until its loop is built."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.core import Effect, Op, Value, op
+from tilec.ir.core import Effect, Op, Value, base, op
 from tilec.ir.errors import CompileError
 from tilec.ir.semantics import Array, array, np
 from tilec.ir.types import DType, Type, scalar_type
@@ -26,7 +26,7 @@ class Meaning:
         return str(getattr(self.function, "__name__", "a function"))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@base
 class _Foreign(Op):
     """What the ops of this module have in common."""
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.core import (
+    AnyOp,
+    Block,
+    Builder,
+    Op,
+    Region,
+    Substitution,
+    Value,
+    altered,
+    clone,
+    rewrite,
+)
 from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
-
-AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 def whole(b: Builder, v: Value) -> Region:
@@ -59,7 +68,7 @@ def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op],
 def updated(o: AnyOp, **fields: Any) -> AnyOp:
     """`o` with these fields; `o` itself where they are what it has."""
     same = all(getattr(o, name) is value for name, value in fields.items())
-    return o if same else replace(o, **fields)
+    return o if same else altered(o, **fields)
 
 
 def with_types(block: Block, types: Mapping[Value, BufferType]) -> Block:
