@@ -116,6 +116,30 @@ def test_a_kernel_is_traced_once_for_its_choice_and_its_code(
     assert [c["BN"] for c in traced[2:]] == [32]
 
 
+def test_what_is_traced_serves_all_who_know_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets whose warps have as many lanes, and rows of any length; not other alignments."""
+    build = importlib.import_module("tilec.jit.build")
+    trace, known = build.trace, []
+    monkeypatch.setattr(build, "trace", lambda s, k: known.append(k) or trace(s, k))
+
+    @tilec.kernel
+    def scale(A: T.Tensor((N, T.dynamic("M")), "float32"), BN: T.constexpr = T.auto(64, 128)):
+        with T.Kernel(T.ceildiv(N, BN), threads=128) as b:
+            for i in T.Parallel(BN):
+                A[b * BN + i, 0] *= 2.0
+
+    def compiled(pitch: int, length: int, target: str) -> Any:
+        return scale.compile(tilec.spec((64, length), "float32", (pitch, 1)), target=target)
+
+    made = [compiled(1008, n, f"cuda:{sm}") for sm in ("sm_90a", "sm_80") for n in (1008, 1001)]
+    assert [dict(m.lowered.attrs).get("ragged") for m in made] == [None, ("A",), None, None]
+    assert len(known) == 2, "of each of the tiles"
+    compiled(1007, 1007, "cuda:sm_80")
+    assert len(known) == 4
+    compiled(1008, 1008, "hip:gfx942")
+    assert len(known) == 6
+
+
 def test_operands_of_every_op_are_those_of_its_fields() -> None:
     generic = Op.__dict__["operands"].fget
     for cls in OPS.values():

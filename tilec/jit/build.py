@@ -8,8 +8,8 @@ program whose kernels all come from the disk cache never loads LLVM for a GPU ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
 
 from tilec import passes
 from tilec.builtins.choices import Auto
@@ -49,8 +49,11 @@ class OnlySimulated(CompileError):
     """The target cannot do what the simulator can do for it."""
 
 
-def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
-    """The kernel's TILE form under `key`. Raises CompileError."""
+def trace_variant(
+    signature: Signature, key: SpecialisationKey, kept: dict[Hashable, Func] | None = None
+) -> Func:
+    """The kernel's TILE form under `key`. What is traced is `kept` by what the trace knows: of the
+    target it is the lanes of a warp, and nothing of how long rows are. Raises CompileError."""
     target = find_target(key.target)
     if key.threads is not None and target.kind != "cpu":
         check_threads(key.threads, target, None)  # the launch asks for them
@@ -70,9 +73,13 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
-    func = trace(signature, known)
-    with told_as_internal("preparing this kernel", signature.loc):
-        func = split_at_grid_sync(resolve_views(func))
+    kept = {} if kept is None else kept
+    about = _hashable(key, known)
+    func = kept.get(about)
+    if func is None:
+        func = trace(signature, known)
+        with told_as_internal("preparing this kernel", signature.loc):
+            func = kept[about] = split_at_grid_sync(resolve_views(func))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
@@ -82,6 +89,13 @@ def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
     if key.packed:
         func = func.with_attrs(packed=key.packed)
     return func.with_attrs(may_alias=True) if key.may_alias else func
+
+
+def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
+    """What `known` says under `key`, whose texts tell the constants apart."""
+    facts = (getattr(known, f.name) for f in fields(known) if f.name != "constants")
+    told = (tuple(fact.items()) if isinstance(fact, dict) else fact for fact in facts)
+    return key.source, key.constants, *told
 
 
 def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under othe
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
-_MOST_TRACED = 64  # most of which a chooser holds, too
+_MOST_TRACED = 256  # most of which a chooser holds, too
 
 Grid = tuple[int, int, int]
 Variant = tuple[tuple[tuple[str, int], ...], "Plan | None", tuple[str, ...]]
@@ -61,7 +61,7 @@ class Choices:
         self._choosers: dict[SpecialisationKey, tune.Chooser] = {}
         self._stored: dict[SpecialisationKey, dict[str, Any]] = {}
         self._known: dict[SpecialisationKey, set[Variant]] = {}
-        self._traced: dict[SpecialisationKey, Func] = {}
+        self._traced: dict[Hashable, Func] = {}
         self._lock = threading.Lock()
 
     def key(self, asked: Asked) -> SpecialisationKey:
@@ -102,18 +102,14 @@ class Choices:
     def traced(
         self, signature: Signature, key: SpecialisationKey, chosen: Mapping[str, int] | None = None
     ) -> Func:
-        """`trace_variant`, once for what is chosen and for what is compiled: whichever plan was
-        chosen, the form is one. Raises CompileError."""
+        """`trace_variant`, once for what is chosen and for what is compiled, and for all calls and
+        targets of which the trace knows the same. Raises CompileError."""
         chosen = chosen or {}
         texts = ((n, describe(chosen[n]) if n in chosen else t) for n, t in key.constants)
-        facts = replace(key, constants=tuple(texts), values={**key.values, **chosen}, plan=None)
-        found = self._traced.get(facts)
-        if found is None:
-            found = build.trace_variant(signature, facts)
-            if len(self._traced) >= _MOST_TRACED:
-                self._traced.clear()
-            self._traced[facts] = found
-        return found
+        facts = replace(key, constants=tuple(texts), values={**key.values, **chosen})
+        if len(self._traced) >= _MOST_TRACED:
+            self._traced.clear()
+        return build.trace_variant(signature, facts, self._traced)
 
     def _first_good(
         self, choices: Sequence[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
