@@ -8,6 +8,7 @@ own loads and stores."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,18 +157,16 @@ class _Reader:
         for ref in self._needed_by_ends():
             slots.setdefault(ref, len(slots))
         self._ends(slots)
-        text = []
+        scope = dict(HELPERS)
         for s, lines, names, defs in zip(self.segments, sources, live, self.defs):
             s.live_in = tuple(sorted(slots[n] for n in names))
             used = [n for n in names if n in self.uses[s.index]]
             body = [f"{self._name(n)} = e[{slots[n]}]" for n in used]
             body += lines
             body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
-            text.append(f"def s{s.index}(m, e):\n " + "\n ".join(body or ["pass"]))
-        scope = dict(self.constants, **HELPERS)
-        exec(compile("\n".join(text), "<simulated kernel>", "exec"), scope)
-        for s in self.segments:
-            s.run = scope[f"s{s.index}"]
+            text = f"def s{s.index}(m, e):\n " + "\n ".join(body or ["pass"])
+            s.run = functools.partial(_first_run, s, text, scope)
+        scope.update(self.constants)
         start: list[Any] = [UNDEF] * len(slots)
         for ref, value in self.stack.items():
             if ref in slots:
@@ -456,6 +455,14 @@ class _Reader:
             return [*counted, call]
         single = not i.result.type.startswith("{")
         return [*counted, f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
+
+
+def _first_run(s: Segment, text: str, scope: dict[str, Any], active: Any, env: list[Any]) -> None:
+    """Python takes as long to read a segment as the segment takes to run once, and many never do:
+    those of loops and branches that nothing enters."""
+    exec(compile(text, "<simulated kernel>", "exec"), scope)
+    s.run = scope[f"s{s.index}"]
+    s.run(active, env)
 
 
 def _targets(branch: Inst) -> list[str]:
