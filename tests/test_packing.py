@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,9 @@ def product(dtype: str = "float16", kind: str = "NN", accumulate: str = "float32
             T.copy(acc, C[by * BM, bx * BN])
 
     return matmul
+
+
+shared = functools.cache(product)  # for tests that ask for a choice: 50 tiles are traced for one
 
 
 @tilec.kernel
@@ -135,7 +139,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_begin_at_lines() -> None:
     """The score of a packed product is that of one whose rows begin at cache lines: as if its rows
     straddled them, the loads from the L2 cache took 2.8 times as long."""
-    kernel, sizes = product(), (4095, 4095, 4095)
+    kernel, sizes = shared(), (4095, 4095, 4095)
     asked = kernel.described(
         (spec(*sizes[:2]),) * 2 + (spec(*sizes[:2], dtype="float32"),), "cuda:sm_90a", {}
     )
@@ -171,7 +175,7 @@ def test_a_product_with_much_to_do_packs(kind: str) -> None:
     ],
 )
 def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]) -> None:
-    kernel = product()
+    kernel = shared()
     c = spec(a[0], b[1], dtype="float32")
     facts = kernel.key_of((spec(*a), spec(*b), c), "cuda:sm_90a", {})
     assert facts.packed == packed
@@ -212,16 +216,16 @@ def test_what_cannot_be_packed(free: None) -> None:
         return found
 
     a, b, c = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
-    assert packed(product(), a, b, c) == ("A", "B")
-    facts = product().key_of((a, b, c), "cuda:sm_90a", {})
+    assert packed(shared(), a, b, c) == ("A", "B")
+    facts = shared().key_of((a, b, c), "cuda:sm_90a", {})
     assert [t.dense for t in facts.arguments] == [16] * 3
     assert [t.dense for t in facts.traced] == [0, 0, 16], "there are gaps between packed rows"
     assert packed(consuming, a, b, c) == ("B",), "A is written"
     assert packed(strided, a, b, c) == ("B",), "the kernel may read the stride"
     turned = tilec.spec((257, 127), "float16", (1, 257))
-    assert packed(product(), turned, b, c) == ("B",), "its rows are no neighbours"
+    assert packed(shared(), turned, b, c) == ("B",), "its rows are no neighbours"
     assert packed(
-        product("float32"), spec(257, 127, dtype="float32"), spec(127, 257, dtype="float32"), c
+        shared("float32"), spec(257, 127, dtype="float32"), spec(127, 257, dtype="float32"), c
     ) == ("A", "B")
     three = [
         tilec.spec(s, "float16") for s in ((3, 257, 127), (65, 127), (3, 257, 65), (3, 257, 65))
@@ -277,7 +281,7 @@ def test_values(free: None, kind: str, target: str) -> None:
     a = rows(rng, (k, m) if kind[0] == "T" else (m, k), "float16", 1, 3)
     b = rows(rng, (n, k) if kind[1] == "T" else (k, n), "float16", 2, 1)
     c = np.full((m, n), np.nan, np.float32)
-    kernel = product(kind=kind)
+    kernel = shared(kind=kind)
     assert kernel.key_of((a, b, c), target, {}).packed == ("A", "B")
     report = tilec.simulate(kernel, a, b, c, target=target)
     assert not report.findings
@@ -293,7 +297,7 @@ def test_other_elements(free: None, dtype: str, accumulate: str) -> None:
     rng = np.random.default_rng(8)
     a, b = rows(rng, (66, 67), dtype, 0, 1), rows(rng, (33, 67), dtype, 2, 0)
     c = np.zeros((66, 33), accumulate)
-    kernel = product(dtype, "NT", accumulate)
+    kernel = shared(dtype, "NT", accumulate)
     assert kernel.key_of((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
     assert not tilec.simulate(kernel, a, b, c).findings
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T)
