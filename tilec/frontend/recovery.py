@@ -112,7 +112,7 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
         except CompileError as e:
             found.setdefault(e.cause or e.message, e)  # the same again is the same mistake
             last = e
-    first.others = tuple(found.values())[1:]
+    first.others = tuple(e.with_traceback(None) for e in found.values() if e is not first)
     raise first
 
 

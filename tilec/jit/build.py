@@ -42,6 +42,8 @@ from tilec.target import Target, find_target
 from tilec.tune import fit
 from tilec.tune.extents import said_to_fit
 
+Tried = tuple[Plan, str | None]
+"""A plan and why it was given up: the words alone, since an error holds all that had been made."""
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 
 
@@ -162,7 +164,7 @@ def compile_variant(
         keep(f"{name}-{runs[name]}" if runs[name] > 1 else name, lambda: print_func(after))
 
     keep("tile", lambda: print_func(func))
-    tried: list[tuple[Plan, ResourceError | None]] = []
+    tried: list[Tried] = []
     ranked = () if key.plan is None else (key.plan, *key.ranked)
     attempts = Attempts(target, ranked)
     asked_for = not key.only_ranked and not _can_choose(signature, func)
@@ -232,7 +234,7 @@ def _first_good(
     target: Target,
     keep_pass: passes.OnStage,
     ranked: Sequence[Plan],
-    tried: list[tuple[Plan, ResourceError | None]],
+    tried: list[Tried],
     attempts: Attempts,
     only_ranked: bool,
 ) -> Func:
@@ -240,7 +242,7 @@ def _first_good(
     else the one with the smallest; `attempts.kept` is its code where it has been made."""
 
     def on_plan(plan: Plan, error: ResourceError | None) -> None:
-        tried.append((plan, error))
+        tried.append((plan, None if error is None else error.message))
 
     try:
         return fit.first_fit(func, target, keep_pass, ranked, on_plan, attempts.check, only_ranked)
@@ -268,7 +270,7 @@ def _spilling(
     func: Func,
     target: Target,
     keep_pass: passes.OnStage,
-    tried: list[tuple[Plan, ResourceError | None]],
+    tried: list[Tried],
     attempts: Attempts,
     error: ResourceError,
 ) -> Func:
@@ -286,9 +288,7 @@ def _spilling(
     return final
 
 
-def _plan_text(
-    tried: Sequence[tuple[Plan, ResourceError | None]], key: SpecialisationKey, final: Func
-) -> str:
+def _plan_text(tried: Sequence[Tried], key: SpecialisationKey, final: Func) -> str:
     """The plan that was kept, which copies of loops with stages run ahead in it, or why they do
     not, the plans that were tried before it and why they were not, what the launch packs, and what
     they were chosen from."""
@@ -302,7 +302,7 @@ def _plan_text(
     for at, a, statements in final.attrs.get("arranged", ()):
         lines += _arranged_text(at, a, statements)
     lines += [f"packed: {', '.join(key.packed)}"] if key.packed else []
-    lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
+    lines += [f"tried: {plan.describe()}: {why}" for plan, why in others if why is not None]
     choice = key.choice()
     return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")
 

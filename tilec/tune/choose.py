@@ -273,7 +273,7 @@ class Chooser:
                 func = expand_sparse(func, self._target)
                 found = Candidate(func, self._target, constants)
             except CompileError as error:
-                found = error
+                found = error.with_traceback(None)  # which holds all that had been made
             self._candidates[at] = found
         return found
 
