@@ -1,5 +1,6 @@
 """What a kernel that has been compiled holds on to: nothing of the plans and the tiles that were
-given up, whose errors would hold all that had been made until then."""
+given up, whose errors would hold all that had been made until then. What is left of one that was
+simulated: nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilec
@@ -16,6 +18,8 @@ from tilec.codegen.assemble import Assembled
 from tilec.frontend.tracer import _KernelTracer
 from tilec.ir.errors import CompileError
 from tilec.jit.attempts import Attempt, Attempts
+from tilec.sim.block import ThreadBlock
+from tilec.sim.records import Program
 
 N = T.dynamic("N")
 
@@ -72,3 +76,26 @@ def test_nothing_is_kept_of_tiles_that_do_not_compile(alive: Callable[..., list[
     specs = 2 * [tilec.spec((4096,), "float32")]
     assert "BN=256" in str(double.recommend(*specs, target="cuda:sm_90a"))
     assert not alive(_KernelTracer), "of 64, which makes no fragment"
+
+
+def test_nothing_is_kept_of_a_run_with_products_in_flight(alive: Callable[..., list[Any]]) -> None:
+    @tilec.kernel
+    def product(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
+
+    a, c = np.eye(64, dtype=np.float16), np.zeros((64, 64), np.float32)
+    report = tilec.simulate(product, a, a, c, target="cuda:sm_90a")
+    assert report.ok and (c == a).all()
+    assert not alive(ThreadBlock), "beside its report"
+    del product
+    assert not alive(Program)

@@ -315,10 +315,11 @@ def read_register(x: Any, loc: Loc) -> Any:
 
 
 def settled(x: Any) -> Any:
-    """A register (or a vector of such) without the mark."""
+    """A register (or a vector of such) without the mark. No view of it: Python's collector does not
+    look behind a view, and would keep the flight, with all of the launch, for ever."""
     if type(x) is tuple:
         return tuple(map(settled, x))
-    return x.view(np.ndarray) if isinstance(x, InFlight) else x
+    return np.array(x) if isinstance(x, InFlight) else x
 
 
 def touched(x: Any) -> Any:
