@@ -509,8 +509,13 @@ def test_tensors_of_torch(torch: Any, threads: Executor, own_cache: Path, device
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_under_torch_compile(torch: Any, threads: Executor, own_cache: Path) -> None:
+@pytest.mark.parametrize("eager_calls", [0, 2])
+def test_under_torch_compile(
+    torch: Any, threads: Executor, own_cache: Path, eager_calls: int
+) -> None:
     kernel = tilec.autotune(doubled, configs=SIZES, executor=threads)
+    for _ in range(eager_calls):
+        kernel(torch.ones(100))
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: kernel(x + 1) + 1, backend="eager")
     for _ in range(3):

@@ -66,13 +66,13 @@ class Tuned:
         """Pickled by name, as kernels are."""
         return name_of(self, self.kernel.function)
 
-    @opaque
+    @for_users
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(None, args, kwargs)
 
     @opaque
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._call(grid, args, kwargs)
+        return for_users(lambda *args, **kwargs: self._call(grid, args, kwargs))
 
     @for_users
     def tune(self, /, *args: Any, grid: Any = None, **kwargs: Any) -> Tuning:
