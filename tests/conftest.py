@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from assembled_once import Once
 from small_process import ALONE, MODULE, SmallProcess
 
 from tilec.codegen import ptxas
+from tilec.jit.choose import Choices
+from tilec.kernel import Kernel
 from tilec.support.tools import find_ptxas
 
 try:
@@ -78,7 +81,7 @@ def pytest_collection_finish() -> None:
     700 of them, among thousands of tests that stay, takes a seventh of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,9 +160,27 @@ def _simulated_unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.M
         monkeypatch.setattr(apart.wanted, "simulated", True)
 
 
+_kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
+_init = Kernel.__init__
+
+
+def _noted(self: Kernel, *args: Any, **kwargs: Any) -> None:
+    _init(self, *args, **kwargs)
+    _kernels.add(self)
+
+
+Kernel.__init__ = _noted  # type: ignore[method-assign]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _kept() -> Iterator[None]:
-    """What a module's kernels keep of their compilation lives until the end of the session."""
+    """What kernels keep of their compilation goes with the module that has asked for it: together
+    it is gigabytes. What is left lives until the end of the session."""
     yield
+    for kernel in list(_kernels):
+        kernel._variants.clear()
+        kernel.choices = Choices(kernel._chosen)
+        for revision in kernel._revisions.values():
+            revision.forget_launches()
     gc.collect()
     gc.freeze()
