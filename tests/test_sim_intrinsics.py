@@ -27,7 +27,7 @@ from tilec.ir.instr import (
 from tilec.ir.llvm import Function
 from tilec.sim.arithmetic import fma
 from tilec.sim.intrinsics import intrinsic, round_tf32
-from tilec.sim.undefined import UNDEF
+from tilec.sim.undefined import OVERFLOWS, UNDEF
 
 RNG = np.random.default_rng(11)
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -301,3 +301,22 @@ def test_who_and_where() -> None:
     assert of("llvm.nvvm.read.ptx.sreg.nctaid.x", m=m) == 2
     assert of("llvm.nvvm.read.ptx.sreg.cluster.ctaid.x", m=m) == 1
     assert of("llvm.amdgcn.workgroup.id.y", m=m) == 0
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_products_that_do_not_fit(bits: int) -> None:
+    """At the ends, and about the root, of what fits: lane by lane, and one number for all."""
+    m, kind = 1 << bits - 1, np.dtype(f"int{bits}").type
+    root = math.isqrt(m)
+    edges = [0, 1, -1, 2, -2, m - 1, -m, 1 - m, root, root + 1, -root, -root - 1, m // 3]
+    pairs = [(x, y) for x in (*edges, *RNG.integers(-m, m - 1, 20).tolist()) for y in edges]
+    a, b = (np.array(x, np.int64).astype(kind) for x in zip(*pairs))
+    made, of_signs, of_none = a * b, OVERFLOWS["mul", "nsw"], OVERFLOWS["mul", "nuw"]
+    signed = [not -m <= x * y < m for x, y in pairs]
+    unsigned = [(x % (2 * m)) * (y % (2 * m)) >= 2 * m for x, y in pairs]
+    assert of_signs(a, b, made).tolist() == signed
+    assert of_none(a, b, made).tolist() == unsigned
+    for n in range(40):
+        with np.errstate(over="ignore"):
+            one = [bool(bad(a[n], b[n], made[n])) for bad in (of_signs, of_none)]
+        assert one == [signed[n], unsigned[n]]

@@ -425,13 +425,14 @@ def _too_far(a: Value, b: Value, made: Value) -> Any:
     return unsigned(b) >= 8 * a.dtype.itemsize
 
 
-def _wide(x: Value) -> Value:
-    """The number as Python's own where 64 bits may not be enough."""
-    return x.astype(object) if x.dtype.itemsize == 8 else x.astype(np.int64)
-
-
 def _signed_product(a: Value, b: Value, made: Value) -> Any:
-    return np.asarray(_wide(a) * _wide(b) != _wide(made), np.bool_)
+    if a.dtype.itemsize < 8:
+        return a.astype(np.int64) * b != made
+    about = np.asarray(a, np.float64) * b
+    if not np.count_nonzero(np.abs(about) >= 2.0**62):
+        return np.zeros(about.shape, np.bool_)
+    exact = [np.asarray(x).astype(object) for x in (a, b, made)]  # 64 bits may not be enough
+    return np.asarray(exact[0] * exact[1] != exact[2], np.bool_)
 
 
 def _unsigned_product(a: Value, b: Value, made: Value) -> Any:
