@@ -3,6 +3,7 @@ by `T.annotate_schedule`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,8 +26,12 @@ def stages_of(o: For, chosen: int) -> int:
     statement works."""
     if is_open(o):
         return chosen
-    deeper = o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
-    return max(o.num_stages, chosen) if deeper else o.num_stages
+    return max(o.num_stages, chosen) if _may_be_deeper(o) else o.num_stages
+
+
+@functools.lru_cache(maxsize=64)  # each plan asks for each number of stages
+def _may_be_deeper(o: For) -> bool:
+    return o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
 
 
 def shared_limit(plan: Plan, target: Target) -> int:
