@@ -1,7 +1,5 @@
 """Launches that are simulated: within `simulated(target)` every call of a kernel runs in the
-simulator, so that a program's own checks are checks of the simulator. Gives the list of reports.
-Given `near`, what is left to tilec is not chosen, from fifteen tiles that are traced and compared:
-it is the value next to it, the smaller of two."""
+simulator, so that a program's own checks are checks of the simulator. Gives the list of reports."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import tilec
-from tilec.builtins.choices import Auto
 from tilec.jit.simulate import OPTIONS
 from tilec.kernel import Kernel
 
@@ -29,19 +26,30 @@ def _by_position(kernel: Kernel, args: list[Any], given: dict[str, Any]) -> list
     return args
 
 
-def _near(kernel: Kernel, near: int) -> dict[str, int]:
-    open_ = [p for p in kernel.parameters if isinstance(p.default, Auto)]
-    return {p.name: min(p.default.values, key=lambda v: (abs(v - near), v)) for p in open_}
+@contextmanager
+def tiles_near(size: int) -> Iterator[None]:
+    """What is left to tilec is not chosen, from fifteen tiles that are traced and compared: it is
+    the value next to `size`, the smaller of two. 0: it is chosen."""
+    asked = Kernel._asked
+
+    def settled(kernel: Kernel, *args: Any, **given: Any) -> Any:
+        found = asked(kernel, *args, **given)
+        for name, a in found[0].open.items():
+            nearest = min(a.values, key=lambda v: (abs(v - size), v))
+            found[0].call.constants[name] = nearest
+        return found
+
+    with mock.patch.object(Kernel, "_asked", settled if size else asked):
+        yield
 
 
 @contextmanager
-def simulated(target: str, near: int = 0) -> Iterator[list[Any]]:
+def simulated(target: str) -> Iterator[list[Any]]:
     reports: list[Any] = []
 
     def launch(kernel: Kernel, grid: Any, args: Any, given: dict[str, Any]) -> Any:
         given.pop("stream", None)
         args = _by_position(kernel, list(args), given)
-        given = {**(_near(kernel, near) if near else {}), **given}
         reports.append(tilec.simulate(kernel, *args, grid=grid, target=target, **given))
         return _outputs(reports[-1])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import simulated
+from simulated import simulated, tiles_near
 
 import tilec
 from tilec.codegen.ptxas import run_ptxas
@@ -98,8 +98,9 @@ def test_on_the_cpu(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_edges(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
-    run(name, capsys, EDGES[name])
-    run(name, capsys, EMPTY[name])
+    with tiles_near(32):
+        run(name, capsys, EDGES[name])
+        run(name, capsys, EMPTY[name])
 
 
 @pytest.mark.usefixtures("unassembled")
@@ -108,7 +109,8 @@ def test_edges(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None
 def test_edges_simulated(name: str, which: str, cpu: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tilec.PerformanceWarning)  # few queries suit no TMA
-        with simulated("cuda:sm_90a", near={"edges": 64, "empty": 32}[which]) as reports:
+        near = {"edges": 64, "empty": 32}[which]  # 64: the least for wgmma
+        with tiles_near(near), simulated("cuda:sm_90a") as reports:
             importlib.import_module(name).main({"edges": EDGES, "empty": EMPTY}[which][name])
     assert reports and all(report.ok for report in reports), reports
 
@@ -139,7 +141,8 @@ def test_the_transformer_learns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_simulated(name: str, target: str, cpu: None) -> None:
     """Ragged sizes, empty sequences, rows that see nothing: no finding, and the right numbers. In
     the tiles that are chosen for TMA and wgmma, in small ones elsewhere."""
-    with simulated(target, near=0 if target == "cuda:sm_90a" else 32) as reports:
+    near = 0 if target == "cuda:sm_90a" else 32
+    with tiles_near(near), simulated(target) as reports:
         importlib.import_module(name).main()
     assert reports and all(report.ok for report in reports), reports
 
