@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,49 @@ def test_numbers(keys: int, queries: int, stages: int, rng: np.random.Generator)
 def test_tiles_that_differ_in_length_share_nothing() -> None:
     made = attention(80, uneven=True).compile(*specs(80), target="cuda:sm_90a")
     assert made.plan.overlap and made.plan.cluster == (1, 1, 1)
+
+
+@tilec.kernel
+def product_of_named_tiles(
+    A: T.Tensor((S, N), "float16"),
+    B: T.Tensor((S, N), "float16"),
+    At: T.Tensor((H, H), "int32"),
+    C: T.Tensor((S, S), "float16"),
+):
+    with T.Kernel(H, H, threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.clear(c)
+        at = At[by, bx]
+        for k in T.Pipelined(T.ceildiv(N, 64)):
+            T.copy(A[at, k * 64], a)
+            T.copy(B[at, k * 64], b)
+            T.gemm(a, b, c, transpose_B=True)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+def named(length: int) -> tuple[Any, list[Any]]:
+    """Keys that a table names for each head and block of queries, heads apart in memory."""
+    made = importlib.import_module("vertical_slash")
+    x = tilec.spec((1, length, 8, 64), "float16", strides=(8 * length * 64, 64, length * 64, 1))
+    counts, table = (tilec.spec((1, 8, length // 64, *n), "int32") for n in ((), (4,)))
+    lse = tilec.spec((1, 8, length), "float32")
+    return made.vertical_slash(64), [x, x, x, counts, table, counts, table, x, lse]
+
+
+@pytest.mark.parametrize("length", [8192, 32768])
+def test_a_cluster_that_shares_nothing_is_no_choice(length: int) -> None:
+    """It was predicted to be fastest, refused by the passes, and what came next was slow."""
+    kernel, given = named(length)
+    made = kernel.compile(*given, target="cuda:sm_90a")
+    plan = made.stages["plan"]
+    assert made.plan.overlap and made.plan.residents == 3, plan
+    assert "tried:" not in plan
+    assert "rejected, no tile is the same for the blocks of a cluster of 1x2x1" in plan
+
+
+def test_nor_is_one_of_a_product() -> None:
+    x, at = tilec.spec((4096, 4096), "float16"), tilec.spec((64, 64), "int32")
+    plan = product_of_named_tiles.compile(x, x, at, x, target="cuda:sm_90a").stages["plan"]
+    for cluster in ("1x2x1", "2x1x1"):
+        assert f"rejected, no tile is the same for the blocks of a cluster of {cluster}" in plan

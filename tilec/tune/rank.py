@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.clusters import SINGLE
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
@@ -231,10 +232,13 @@ class Candidate:
         why = "rows no whole 16 bytes apart, tiles that begin elsewhere, or a conversion"
         if plan.specialise and not any(r.boxes for r in space.rings):
             return f"TMA can bring no tile of a T.Pipelined ({why})"
-        if (plan.consumer_groups > 1 or plan.cluster != (1, 1, 1)) and any(
+        if (plan.consumer_groups > 1 or plan.cluster != SINGLE) and any(
             r.others for r in space.rings
         ):
             return f"TMA can bring only some of the tiles of a T.Pipelined ({why})"
+        if plan.cluster != SINGLE and not self.work.shares(plan.cluster):
+            shown = "x".join(map(str, plan.cluster))
+            return f"no tile is the same for the blocks of a cluster of {shown}"
         if plan.staged_store and "staged_store" not in self._taken[1].fields and not space.leaves:
             return "TMA can take no result to its tensor: rows, or tiles in them, begin anywhere"
         return ""
@@ -249,7 +253,7 @@ class Candidate:
         if largest > limit:
             return f"a fragment takes {largest} registers of each thread, {limit} are left for it"
         sums = self._held // threads
-        clustered = plan.cluster != (1, 1, 1)
+        clustered = plan.cluster != SINGLE
         beside = EPILOGUE + CLUSTERED * clustered if self.work.elements else 0
         beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
         # What is done with them in the loop is counted (`_held`), and by `arrange`.

@@ -152,6 +152,11 @@ class Work:
     def grows(self) -> frozenset[int]:
         return growing(self.func)
 
+    def shares(self, cluster: Sequence[int]) -> bool:
+        """Whether the blocks of such a cluster load something that is the same for several."""
+        wide = {d for d, c in enumerate(cluster) if c > 1}
+        return any(not t.is_store and not wide <= t.along for t in self.transfers)
+
     def at(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
         """The numbers where sizes, strides and scalar parameters have these `values` and the launch
         gives `grid`, if the kernel does not; None if the grid cannot be known."""
