@@ -44,6 +44,7 @@ from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
+from tilec.passes.utils.late_scalars import load_in_scopes
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
@@ -97,7 +98,7 @@ class _Roles(Cut):
                 ops.Scope, f"last_{part}", GROUP_WARPS * (part + 1), GROUP_WARPS, self._last(part)
             )
         top.emit(ops.Yield)
-        func = self.func.with_body(top.block())
+        func = self.func.with_body(load_in_scopes(top.block(), self.written))
         threads = (1 + LAST_GROUPS) * GROUP_WARPS * self.target.warp_size
         return func.with_attrs(by_hand=True, threads=threads)
 
