@@ -230,6 +230,10 @@ class _Roles(Cut):
         def body(b: Builder, t: Value, at: At, following: At) -> None:
             n = Numbers(b)
             subst = self._scalars(b, self.late, t)
+            later = n.op("add", t, self.stages)
+            # Where that comes from is found out while the products run; at the end, of the last one.
+            last = n.op("sub", self.trips, 1)
+            scalars = self._scalars(b, self._brought_by(part), n.op("min", later, last))
             self._wait(b, "ready", at)
             for v in vectors:
                 if any(v in self.uses[o] for o in self.late):
@@ -248,10 +252,8 @@ class _Roles(Cut):
                         else:
                             b.ops.append(y)
             self._arrive(b, "free", at[0])
-            later = n.op("add", t, self.stages)
             with b.when(b.compare("lt", later, self.trips)) as more:
                 more.loc = self.loop.loc
-                scalars = self._scalars(more, self._brought_by(part), later)
                 self._wait(more, "free", at)
                 self._bring(more, part, later, at[0], scalars)
 
