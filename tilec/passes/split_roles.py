@@ -231,7 +231,7 @@ class _Roles(Cut):
             n = Numbers(b)
             subst = self._scalars(b, self.late, t)
             later = n.op("add", t, self.stages)
-            # Where that comes from is found out while the products run; at the end, of the last one.
+            # Where it comes from is found out while the products run; at the end, of the last one.
             last = n.op("sub", self.trips, 1)
             scalars = self._scalars(b, self._brought_by(part), n.op("min", later, last))
             self._wait(b, "ready", at)
