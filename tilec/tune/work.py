@@ -153,9 +153,10 @@ class Work:
         return growing(self.func)
 
     def shares(self, cluster: Sequence[int]) -> bool:
-        """Whether the blocks of such a cluster load something that is the same for several."""
+        """Whether the blocks of such a cluster load a tile that is the same for several."""
         wide = {d for d, c in enumerate(cluster) if c > 1}
-        return any(not t.is_store and not wide <= t.along for t in self.transfers)
+        tiles = (t for t in self.transfers if len(t.extents) > 1 and not t.is_store)
+        return any(not wide <= t.along for t in tiles)
 
     def at(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
         """The numbers where sizes, strides and scalar parameters have these `values` and the launch
