@@ -15,9 +15,12 @@ import role_programs as programs
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Func, rewrite, walk
+from tilec import passes
+from tilec.ir.core import Block, Func, rewrite, walk
+from tilec.ir.effects import written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
+    Load,
     MbarrierArrive,
     MbarrierExpectTx,
     MbarrierWait,
@@ -25,8 +28,11 @@ from tilec.ir.ops import (
     Scope,
     WgmmaWait,
 )
+from tilec.jit.build import trace_variant
 from tilec.jit.simulate import simulate_changed
+from tilec.passes.utils.late_scalars import load_in_scopes
 from tilec.sim.launch import Wishes
+from tilec.target import find_target
 
 HOPPER = "cuda:sm_90a"
 M, N = T.dynamic("M, N")
@@ -104,6 +110,70 @@ def test_q_comes_through_the_last_stage(split: str) -> None:
     for name in ("last_0", "last_1"):  # it waits there before it fills that stage
         wait, fill = (found[name].index(x) for x in ("mbarrier_wait %taken", "tma_copy"))
         assert wait < fill
+
+
+@pytest.fixture(scope="module")
+def decoding() -> str:
+    """Of a table of pages, as many as `lengths` says."""
+    with pytest.MonkeyPatch.context() as m:
+        m.syspath_prepend("examples/attention")
+        example = importlib.import_module("mla_decode")
+    specs = example.specs(64, 4096, 64, 1, "float16")
+    made = example.mla(page=64, kind="float16").compile(*specs, BM=64, BN=64, target=HOPPER)
+    assert made.plan.name == "plain, products in roles" and made.resources.spilled_bytes == 0
+    return str(made.stages["split_roles"])
+
+
+def test_q_is_asked_for_before_the_number_of_keys(decoding: str) -> None:
+    """Which takes memory's time, and the place of the first keys that time again."""
+    assert " load " not in decoding[: decoding.index("  scope first,")]
+    found = groups(decoding)
+    asked = [found["first"].index(x) for x in ("tma_copy %Q[", "tma_copy %Q_pe[")]
+    assert max(asked) < found["first"].index("load %lengths[") < found["first"].index("wait %came")
+    for name in ("last_0", "last_1"):
+        assert found[name].count("load %lengths[") == 1
+        assert found[name].index("load %lengths[") < found[name].index("load %Table[")
+
+
+def test_the_next_page_is_looked_up_while_products_run(decoding: str) -> None:
+    for name in ("last_0", "last_1"):
+        text = groups(decoding)[name]
+        steady = text[text.index("mbarrier_wait %ready") :]
+        begin, product = text.rindex("load %Table["), steady.index("gemm ")
+        assert text.count("load %Table[") == 2 and "load %Table[" not in steady
+        assert begin < text.index("mbarrier_wait %ready") and product < steady.index("tma_copy %KV")
+
+
+@tilec.kernel
+def two_scopes(
+    counts: T.Tensor((8,), "int32"), A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")
+):
+    with T.Kernel(1, threads=256):
+        n, m = counts[0], counts[1]
+        with T.ws(0):
+            for i in T.Parallel(128):
+                if i < n:
+                    B[i] = A[i]
+        with T.ws(1):
+            for i in T.Parallel(128):
+                if i < m:
+                    B[i + n] = A[i] + 1
+
+
+def test_scopes_load_for_themselves() -> None:
+    """Whatever they do: behind what they begin with that waits for nothing, each what it needs."""
+    args = [tilec.spec((n,), kind) for n, kind in ((8, "int32"), (999, "int32"), (999, "int32"))]
+    func = trace_variant(two_scopes.signature, two_scopes.key_of(args, HOPPER, {}))
+    func = passes.apply(passes.NORMALISE, func, find_target(HOPPER), None)
+    before, after = func.body, load_in_scopes(func.body, written_tensors(func.body))
+
+    def loads(block: Block) -> list[str]:
+        return [o.source.name for o in block.ops if isinstance(o, Load)]
+
+    assert (loads(before), loads(after)) == (["counts", "counts"], [])
+    scopes = [[loads(o.body) for o in b.ops if isinstance(o, Scope)] for b in (before, after)]
+    assert scopes == [[[], []], [["counts"], ["counts", "counts"]]]
+    assert load_in_scopes(before, {p.value for p in func.params}) is before  # what is written stays
 
 
 def test_weights_leave_as_matrices() -> None:

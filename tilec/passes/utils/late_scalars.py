@@ -24,7 +24,8 @@ def load_in_scopes(block: Block, written: Container[Value]) -> Block:
             late.update(dict.fromkeys(o.results, o))
     gone = {*late.values()}
     kept = [o for o in block.ops if o not in gone]
-    if any(v in late for o in kept if not isinstance(o, ops.Scope) for v in inputs(o)):
+    others = (o for o in kept if not isinstance(o, ops.Scope))
+    if not late or any(v in late for o in others for v in inputs(o)):
         return block
     order = [o for o in block.ops if o in gone]
     done = [
