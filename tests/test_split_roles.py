@@ -160,6 +160,14 @@ def two_scopes(
                     B[i + n] = A[i] + 1
 
 
+def test_keys_leave_the_cache_first(decoding: str) -> None:
+    """They are read once, by two groups; Q is what an earlier kernel wrote."""
+    brought = re.findall(r"tma_copy %(\w+)\[.*", decoding)
+    first = re.findall(r"tma_copy %(\w+)\[.*cache=evict_first", decoding)
+    assert {*first} == {"KV", "K_pe"} and len(first) == 6
+    assert sum(x.startswith("Q") for x in brought) == len(brought) - len(first)
+
+
 def test_scopes_load_for_themselves() -> None:
     """Whatever they do: behind what they begin with that waits for nothing, each what it needs."""
     args = [tilec.spec((n,), kind) for n, kind in ((8, "int32"), (999, "int32"), (999, "int32"))]

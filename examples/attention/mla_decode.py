@@ -76,8 +76,9 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> 
             for n in T.Pipelined(first, end, num_stages=2):
                 at, row = Table[b, n * BN // page], n * BN % page
                 T.device_assert(0 <= at and at < R, "the table names a page")
-                T.copy(KV[at, row : row + BN, :], kv)
-                T.copy(K_pe[at, row : row + BN, :], k_pe)
+                # Read once: what other kernels leave and take, as Q, stays in the L2 cache.
+                T.copy(KV[at, row : row + BN, :], kv, eviction_policy="evict_first")
+                T.copy(K_pe[at, row : row + BN, :], k_pe, eviction_policy="evict_first")
                 T.gemm(q, kv, s, transpose_B=True, policy=Policy, clear_accum=True)
                 T.gemm(q_pe, k_pe, s, transpose_B=True, policy=Policy)
                 for i, j in T.Parallel(BM, BN):
