@@ -259,7 +259,10 @@ def test_runs_of_keys_overlap_where_threads_gather_others() -> None:
     made = example.vertical_slash(64).compile(*example.specs(64, 8192), target="cuda:sm_90a")
     assert made.plan.overlap and made.plan.residents == 3 == made.resources.blocks_per_sm
     table = str(made.stages["plan"])
-    assert table.count("  stage  line  statement") == 1, table  # of two loops
+    assert table.count("  stage  line  statement") == 2, table  # of three loops
+    # Only the second one begins its scores with a mask.
+    tile = str(made.stages["tile"])
+    assert tile.count("clear=true") == 1 and tile.count("for.pipelined") == 2, tile
 
 
 # --- on a GPU -----------------------------------------------------------------------------------

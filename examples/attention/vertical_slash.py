@@ -2,9 +2,9 @@
 (verticals), and some distances: every query sees the key so far before it (slashes).
 
 `lists` turns the two into what a kernel wants, for each block of BM queries: the first keys of runs
-of BN (the slashes, joined), and the single keys outside of these. Runs come as tiles, single keys
-are gathered row by row. Q, K, V and O are (batch, sequence, heads, dim); Lse is the logarithm of
-each row's sum, -inf where a row sees no key.
+of BN (the slashes, joined), in rising order, and the single keys outside of these. Runs come as
+tiles, single keys are gathered row by row. Q, K, V and O are (batch, sequence, heads, dim); Lse is
+the logarithm of each row's sum, -inf where a row sees no key.
 """
 
 import functools
@@ -30,9 +30,10 @@ B, S, H, I, NR, NS = T.dynamic("B, S, H, I, NR, NS")
 
 
 @tilec.macro
-def step(q, k, v, s, p, o, high, before, shrink, total, more, scale):
-    """One block of keys, whose scores begin at 0, or -inf where they are not seen."""
-    T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+def step(q, k, v, s, p, o, high, before, shrink, total, more, scale, all_seen=False):
+    """One block of keys; if not all are seen, scores begin at 0, or -inf where one is not."""
+    policy = T.GemmWarpPolicy.FullRow
+    T.gemm(q, k, s, transpose_B=True, policy=policy, clear_accum=all_seen)
     T.copy(high, before)
     T.reduce_max(s, high, dim=1, clear=False)
     for i in T.Parallel(s.shape[0]):
@@ -45,7 +46,7 @@ def step(q, k, v, s, p, o, high, before, shrink, total, more, scale):
     T.copy(s, p)
     for i, j in T.Parallel(*o.shape):
         o[i, j] *= shrink[i]
-    T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
+    T.gemm(p, v, o, policy=policy)
 
 
 @functools.cache
@@ -79,7 +80,16 @@ def vertical_slash(dim: int) -> Any:
             T.clear(o)
             T.clear(total)
             T.fill(high, -1e30)
-            for n in T.Pipelined(run_count[b, h, bx], num_stages=2):
+            # So many runs at most, the last ones, have keys that not all rows see.
+            masked = T.ceildiv(BM + BN - 2, BN)
+            found = run_count[b, h, bx]
+            seen_by_all = T.max(found - masked, 0)
+            for n in T.Pipelined(seen_by_all, num_stages=2):
+                key = runs[b, h, bx, n]
+                T.copy(K[b, key : key + BN, h, :], k)
+                T.copy(V[b, key : key + BN, h, :], v)
+                step(q, k, v, s, p, o, high, before, shrink, total, more, scale, True)
+            for n in T.Pipelined(seen_by_all, found, num_stages=2):
                 key = runs[b, h, bx, n]
                 T.copy(K[b, key : key + BN, h, :], k)
                 T.copy(V[b, key : key + BN, h, :], v)

@@ -336,11 +336,13 @@ class Candidate:
             raster_group //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
             raster_group = 1
-        if persists and numbers.growing and len(numbers.grid) > 1:
-            raster_group = self._even(plan, numbers, raster_group)
-        elif plan.residents > 1 and numbers.growing and len(numbers.grid) > 1:
-            # Blocks are given out as others end: the more begin with the longest, the better.
-            raster_group = max(self._widths(numbers, raster_group))
+        if numbers.growing and len(numbers.grid) > 1:
+            if persists and (plan.residents == 1 or plan.overlap):
+                raster_group = self._even(plan, numbers, raster_group)
+            elif plan.residents > 1:
+                # Blocks are given out, or taken, as others end: the more begin with the longest,
+                # the better.
+                raster_group = max(self._widths(numbers, raster_group))
         if raster_group == plan.raster_group or "raster_group" in self._taken[1].fields:
             return plan
         return replace(plan, raster_group=raster_group)
