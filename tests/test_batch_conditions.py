@@ -212,6 +212,8 @@ def test_two_blocks_compute_beside_each_other(monkeypatch: pytest.MonkeyPatch) -
     example = importlib.import_module("block_sparse")
     made = example.block_sparse(128).compile(*example.specs(128, 64, 64), target=GPUS[0])
     assert "2 blocks at once" in made.plan.name and made.plan.residents == 2
+    # They take tiles as they come: what the next one needs is there as this one ends.
+    assert made.plan.persistent and any(p.role == "counters" for p in made.image.params)
     assert made.resources.blocks_per_sm == 2 and made.resources.spilled_bytes == 0
     ptx = made.stages["ptx"]
     assert ".minnctapersm 2" in ptx
