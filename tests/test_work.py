@@ -18,7 +18,7 @@ from tilec.tune.work import UNKNOWN_LENGTH, Numbers, Values, read_work
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "attention"))
 SM90 = "cuda:sm_90a"
 GPUS = [SM90, "cuda:sm_80", "hip:gfx942"]
-M, B = T.dynamic("M, B")
+M, N, B = T.dynamic("M, N, B")
 
 
 def numbers_of(
@@ -118,3 +118,39 @@ def test_triangular_sums_of_rows_have_it_too(batch: int, target: str) -> None:
     found = numbers_of(below, specs, target=target)
     assert found.iterations == pytest.approx(65 / 2, rel=0.02)
     assert found.loaded == pytest.approx(65 / 2 * 32 * 32 * 4, rel=0.02)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_an_epilogue_reads_is_waited_for(target: str) -> None:
+    """Also without a product."""
+
+    @tilec.kernel
+    def sums(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, 64), "float32")):
+        with T.Kernel(T.ceildiv(M, 32)) as bx:
+            first, x = (T.alloc_shared((32, 64), "float32") for _ in range(2))
+            total = T.alloc_fragment((32, 64), "float32")
+            T.copy(X[bx * 32, 0], first)
+            T.clear(total)
+            for n in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+                T.copy(X[bx * 32, n * 64], x)
+                for i, j in T.Parallel(32, 64):
+                    total[i, j] += x[i, j] * first[i, j]
+            for i, j in T.Parallel(32, 64):
+                total[i, j] += Y[bx * 32 + i, j]
+            T.copy(total, Y[bx * 32, 0])
+
+    specs = [tilec.spec((64, 512), "float32"), tilec.spec((64, 64), "float32")]
+    found = numbers_of(sums, specs, target=target)
+    tile = 32 * 64 * 4
+    assert (found.fetched, found.streamed, found.loaded) == (tile, 8 * tile, 10 * tile)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_is_read_before_a_loop_is_no_epilogues(target: str) -> None:
+    """Attention's queries had counted as that, eight times: of 8x16x1024 with a mask, heads of 128,
+    64x64 was taken for faster than 128x128, which overlaps more."""
+    example = importlib.import_module("mha_fwd")
+    sizes, tile = (4, 4096, 16, 64), {"BM": 128, "BN": 64}
+    kernel, specs = example.mha(64, 64), example.specs(64, 64)
+    found = numbers_of(kernel, specs, lambda role, arg, dim: sizes[dim], target, **tile)
+    assert found.fetched == 0 and found.loaded - found.streamed == 128 * 64 * 2

@@ -374,8 +374,7 @@ class Candidate:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest
         tiles share."""
         assert numbers.growing is not None
-        shared = (numbers.loaded - numbers.fetched) * numbers.growing[1]
-        shared /= max(numbers.iterations, 1.0)
+        shared = numbers.streamed * numbers.growing[1] / max(numbers.iterations, 1.0)
         most = L2_GROUP * self.target.speeds.l2_bytes / max(shared, 1.0)
         wider = [narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1])]
         return [narrow, *wider]

@@ -59,7 +59,8 @@ class Product:
 class Transfer:
     """A tile that moves between a tensor and the chip: elements per dimension of the tensor (one
     number where single elements are accessed), and of them those that lie in a row; along which
-    dimensions of the grid the place changes."""
+    dimensions of the grid the place changes; whether a pipelined loop stands before it in
+    its block."""
 
     tensor: Value
     extents: tuple[int, ...]
@@ -67,6 +68,7 @@ class Transfer:
     is_store: bool
     row: int
     along: frozenset[int]
+    behind: bool
 
     @property
     def bits(self) -> int:
@@ -95,14 +97,16 @@ class Numbers:
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are, likewise, the bytes of tiles that
-    lie beyond their tensors and are filled instead; `fetched` those loaded outside of the pipelined
-    loops, if there are any. `results` is how often a result is stored (`mixed` loops add to theirs
+    lie beyond their tensors and are filled instead. `streamed` are those loaded in pipelined loops,
+    `fetched` those behind, by an epilogue: what is loaded before is on its way while nothing else
+    is to be done. `results` is how often a result is stored (`mixed` loops add to theirs
     without waiting), `sides` the extents of the tensors that have one."""
 
     grid: tuple[int, ...]
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
     outside: Mapping[frozenset[int], float]
+    streamed: float
     fetched: float
     stored: float
     scattered: float
@@ -186,7 +190,7 @@ class Work:
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
         outside: dict[frozenset[int], float] = {}
-        stored = fetched = scattered = mixed_stored = 0.0
+        stored = streamed = fetched = scattered = mixed_stored = 0.0
         results = 1.0
         mixed = {i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and is_mixed(o)}
         pipelined = {
@@ -204,7 +208,10 @@ class Work:
             else:
                 lines = amount * _lines(t, sizes)
                 loads[t.along] = loads.get(t.along, 0.0) + lines
-                fetched += 0.0 if not pipelined or pipelined & {*t.loops} else amount
+                if pipelined & {*t.loops}:
+                    streamed += lines
+                elif t.behind:
+                    fetched += amount
                 beyond = math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
                 outside[t.along] = outside.get(t.along, 0.0) + beyond
             both = moved.setdefault(t.tensor, [0.0, 0.0])
@@ -221,6 +228,7 @@ class Work:
             tuple((p, times(p.loops)) for p in self.products),
             loads,
             outside,
+            streamed,
             fetched,
             stored,
             scattered,
@@ -333,7 +341,9 @@ class _Reader:
         self.origins = facts_of(work.func).origins
         self.gathers = {o.result: o for o in walk(work.func.body) if isinstance(o, ops.Gather)}
 
-    def block(self, block: Block, loops: tuple[int, ...]) -> None:
+    def block(self, block: Block, loops: tuple[int, ...], behind: bool = False) -> None:
+        """`behind`: whether a pipelined loop stands before it, in the block that it is a branch of
+        (what a loop asks for in each of its iterations is not read behind all of another)."""
         work = self.work
         for o in block.ops:
             match o:
@@ -342,28 +352,32 @@ class _Reader:
                     inside = (*loops, len(work.loops) - 1)
                     for region in o.regions:
                         self.block(region, inside)
+                    behind |= isinstance(o, ops.For) and o.kind == "pipelined"
                 case ops.If():
                     for region in o.regions:
-                        self.block(region, loops)
+                        self.block(region, loops, behind)
                 case ops.Parallel():
-                    self._elements(o.body, loops, o.extents)
+                    self._elements(o.body, loops, o.extents, behind)
                 case ops.Load() | ops.Store():
-                    self._elements(Block((), (o,)), loops, ())
+                    self._elements(Block((), (o,)), loops, (), behind)
                 case _:
                     if isinstance(o, ops.Gemm):
                         work.products.append(Product(o, loops))
                     for r, is_store in _accesses(o):
-                        work.transfers.append(self._tile(r, loops, is_store))
+                        work.transfers.append(self._tile(r, loops, is_store, behind))
 
-    def _tile(self, r: Region, loops: tuple[int, ...], is_store: bool) -> Transfer:
+    def _tile(self, r: Region, loops: tuple[int, ...], is_store: bool, behind: bool) -> Transfer:
         gather, extents = self.gathers.get(r.buffer), r.extents
         if gather is None:
             along = self.origins.grid_dims(r.offsets)
-            return Transfer(r.buffer, extents, loops, is_store, extents[-1], along)
+            return Transfer(r.buffer, extents, loops, is_store, extents[-1], along, behind)
         along = self.origins.grid_dims([*r.offsets, *_numbers(gather.captured)])
-        return Transfer(gather.source, (math.prod(extents),), loops, False, extents[-1], along)
+        count = (math.prod(extents),)
+        return Transfer(gather.source, count, loops, False, extents[-1], along, behind)
 
-    def _elements(self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
+    def _elements(
+        self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...], behind: bool
+    ) -> None:
         """Ops that happen for each element of `extents`, along which the block's arguments run."""
         work = self.work
         arithmetic, count = 0, math.prod(extents)
@@ -374,7 +388,8 @@ class _Reader:
                 runs = self.origins.of(r.offsets[-1])
                 row = math.prod(e for arg, e in zip(block.args, extents) if arg in runs)
                 along = self.origins.grid_dims(r.offsets)
-                work.transfers.append(Transfer(r.buffer, (count,), loops, is_store, row, along))
+                moved = Transfer(r.buffer, (count,), loops, is_store, row, along, behind)
+                work.transfers.append(moved)
             match o:
                 case ops.Binary() if o.result.dtype.is_float:
                     arithmetic += 1
