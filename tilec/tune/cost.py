@@ -74,7 +74,7 @@ LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
 LOCKSTEP_MIXED = 1.05
 TOGETHER = 1.15  # how much longer the loops of blocks take that share a sum as a cluster
 BESIDE = 1.005  # stores of one group take issue slots from the other's products
-FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
+IN_FLIGHT = 64  # bytes that a thread has on their way, where no ring holds what comes
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 EARLY = 1.25  # iterations for which overlapped products hold a stage, about
 OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
@@ -151,7 +151,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
-    stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
+    stores, ends = _stores(n, plan, made, threads, s), _ends(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     busy *= TOGETHER if plan.split > 1 else 1.0
@@ -260,7 +260,8 @@ def _loop(
         turn = held + asked + s.latency * s.clock * n.iterations
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
-    flight = max(made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1), threads * 64)
+    ring = made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1)
+    flight = max(ring, threads * IN_FLIGHT)
     into_block = min(s.l2, flight * resident / (s.latency * s.clock)) * unhelped
     return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
 
@@ -291,8 +292,9 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
 
-def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
-    """Seconds from a block's last product to the end of its results."""
+def _stores(n: Numbers, plan: Plan, made: Realised, threads: int, s: Speeds) -> float:
+    """Seconds from a block's last product to the end of its results. What an epilogue reads comes
+    at the rate of what its threads ask for: nobody asked ahead of time."""
     stores = (n.stored - n.mixed.stored) / (s.l2 * s.clock)
     if not plan.staged_store:
         stores *= SCATTERED if made.scattered else DIRECT
@@ -302,7 +304,8 @@ def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
         halves = (2 * n // CHUNK_COLUMNS for n in wide if n % CHUNK_COLUMNS)
         latency += STAGED_LATENCY + HALF_CHUNK * max(halves, default=0)
     stores += n.results * latency
-    return stores + FETCH * n.fetched / (s.l2 * s.clock)
+    fetched = n.fetched * max(s.latency / (threads * IN_FLIGHT), 1 / (s.l2 * s.clock))
+    return stores + fetched
 
 
 def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
