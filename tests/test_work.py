@@ -154,3 +154,16 @@ def test_what_is_read_before_a_loop_is_no_epilogues(target: str) -> None:
     kernel, specs = example.mha(64, 64), example.specs(64, 64)
     found = numbers_of(kernel, specs, lambda role, arg, dim: sizes[dim], target, **tile)
     assert found.fetched == 0 and found.loaded - found.streamed == 128 * 64 * 2
+
+
+def test_the_greater_of_two_that_the_device_decides_between() -> None:
+    """A sequence's end is loaded: a tile behind it has no iterations, others those of a length that
+    is not known. Either had counted as 8, so that 32 keys an iteration seemed to move the least."""
+    example = importlib.import_module("varlen_fwd")
+
+    def values(role: str, arg: str, dim: int) -> int | None:
+        return 4096 if role == "scalar" else 16 if role == "size" else None
+
+    for bn in (32, 128):
+        found = numbers_of(example.varlen(64, True), example.specs(64), values, BM=64, BN=bn)
+        assert found.iterations == UNKNOWN_LENGTH / bn

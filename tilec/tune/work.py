@@ -5,7 +5,8 @@ Nothing is assumed of the kernel: the grid is its block of scalar ops, a loop's 
 evaluated for the sizes at hand, a tile's bytes are the extents of the copy that moves it. What is
 only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`; where it is divided
 into tiles, as those of `UNKNOWN_LENGTH`, so that wide tiles have fewer; the least of it and of a
-number as that number."""
+number as that number. Of two numbers between which it decides (no iterations for a tile behind the
+end) the greater counts."""
 
 from __future__ import annotations
 
@@ -281,7 +282,7 @@ class Work:
                     trips.append(UNKNOWN_TRIPS)
                 case _:
                     value = fold(o, env.get)
-                    if value is None and isinstance(o, ops.Binary):
+                    if value is None:
                         value = _supposed(o, env)
                     if value is not None:
                         env[o.result] = value
@@ -435,9 +436,14 @@ def _run(statements: Sequence[Op], env: Env) -> list[int] | None:
     return numbers if numbers and len(numbers) == len(found) else None
 
 
-def _supposed(o: ops.Binary, env: Env) -> bool | int | float | None:
+def _supposed(o: Op, env: Env) -> bool | int | float | None:
     """What an op counts as whose operand is only known on the device: the least of that and of a
-    number, whole tiles of a length; None where nothing is known."""
+    number, whole tiles of a length, the greater of two that it decides between; None where nothing
+    is known."""
+    if isinstance(o, ops.Select) and {o.on_true, o.on_false} <= env.keys():
+        return max(env[o.on_true], env[o.on_false])
+    if not isinstance(o, ops.Binary):
+        return None
     if o.kind == "min":
         return env.get(o.lhs, env.get(o.rhs))
     tile = env.get(o.rhs)
