@@ -42,8 +42,8 @@ def varlen(dim: int, causal: bool = False) -> Any:
         O: T.Tensor((M, H, dim), "float16"),
         Lse: T.Tensor((H, M), "float32"),
         longest: T.int32,
-        BM: T.constexpr = T.auto(32, 64, 128),
-        BN: T.constexpr = T.auto(32, 64, 128),
+        BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
+        BN: T.constexpr = T.auto(32, 64, 112, 128),
     ):
         with T.Kernel(T.ceildiv(longest, BM), H, B) as (bx, h, b):
             q = T.alloc_shared((BM, dim), "float16")
