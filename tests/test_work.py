@@ -30,7 +30,10 @@ def numbers_of(
 ) -> Numbers:
     """With sizes as `values` has them, or as the arrays."""
     asked = kernel.described(specs, target, tile)
-    shapes = {p.name: spec.shape for p, spec in zip(kernel.parameters, specs, strict=False)}
+    shapes = {
+        p.name: getattr(spec, "shape", ())
+        for p, spec in zip(kernel.parameters, specs, strict=False)
+    }
     found = read_work(trace_variant(asked.signature, asked.key())).at(
         values or (lambda role, arg, dim: shapes[arg][dim] if role == "size" else None)
     )
