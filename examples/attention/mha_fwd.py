@@ -31,7 +31,7 @@ def mha(dim: int, value_dim: int, causal=False, window=0, cap=0.0, biased=False)
         O: T.Tensor((B, S, H, value_dim), "float16"),
         Lse: T.Tensor((B, H, S), "float32"),
         BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
-        BN: T.constexpr = T.auto(32, 64, 112, 128),
+        BN: T.constexpr = T.auto(32, 64, 112, 128, 160),
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):
             q = T.alloc_shared((BM, dim), "float16")

@@ -387,26 +387,36 @@ def statement_clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
             tensor, port = 2 * instr.m * instr.n * instr.k / rate, operands / s.shared
             return {"tensor": steps * tensor, "shared": steps * port}
         case Parallel():
-            return {unit: n / groups for unit, n in _elementwise(o, s.vector, s.special).items()}
+            issued, special = thread_work(o)
+            return {"vector": issued / s.vector / groups, "special": special / s.special / groups}
         case Reduce():
-            count = math.prod(o.source.extents) / groups
-            each = 2 if o.kind in ("max", "min", "absmax") else 1
-            return {"vector": count * each / s.vector + QUAD}
+            return {"vector": thread_work(o)[0] / groups / s.vector + QUAD}
         case If():  # most iterations go the shorter way
             ways = [
                 _sum(statement_clocks(x, groups, target) for x in region.ops)
                 for region in o.regions
             ]
             return min(ways, key=lambda found: max(found.values(), default=0.0))
-    clocks = {"vector": 0.0, "shared": 0.0}
+    shared = sum(
+        math.prod(e.region.extents) / groups * e.region.dtype.bits / 8 / s.shared
+        for e in o.effects()  # a copy, a fill
+        if e.region and e.writes and e.region.buffer.buffer.space == "shared"
+    )
+    return {"vector": thread_work(o)[0] / groups / s.vector, "shared": shared}
+
+
+def thread_work(o: Op) -> tuple[float, float]:
+    """Instructions of threads, and special functions, for all elements of a statement that is no
+    product."""
+    match o:
+        case Parallel():
+            return _elementwise(o)
+        case Reduce():
+            each = 2 if o.kind in ("max", "min", "absmax") else 1
+            return math.prod(o.source.extents) * each, 0.0
     read = [e.region.dtype for e in o.effects() if e.region and e.reads]
-    for e in o.effects():  # a copy, a fill
-        if e.region and e.writes:
-            count = math.prod(e.region.extents) / groups
-            clocks["vector"] += 0.0 if e.region.dtype in read else count / s.vector
-            if e.region.buffer.buffer.space == "shared":
-                clocks["shared"] += count * e.region.dtype.bits / 8 / s.shared
-    return clocks
+    written = (e.region for e in o.effects() if e.region and e.writes)
+    return sum(float(math.prod(r.extents)) for r in written if r.dtype not in read), 0.0
 
 
 def _sum(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -417,7 +427,7 @@ def _sum(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _elementwise(o: Parallel, vector: float, special: float) -> dict[str, float]:
+def _elementwise(o: Parallel) -> tuple[float, float]:
     """Of all iterations. What depends on some of the loop's indices only is done once for each of
     these; a product that a sum takes up is a part of it (fma)."""
     along: dict[Value, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(o.body.args)}
@@ -427,17 +437,17 @@ def _elementwise(o: Parallel, vector: float, special: float) -> dict[str, float]
         if isinstance(x, Binary) and x.kind in ("add", "sub")
         for v in x.operands
     }
-    clocks = {"vector": 0.0, "special": 0.0}
+    issued = special = 0.0
     for x in walk(o.body):
         dims = frozenset[int]().union(*(along.get(v, frozenset()) for v in x.operands))
         along.update(dict.fromkeys(x.results, dims))
         count = math.prod(o.extents[d] for d in dims)
         if isinstance(x, Binary) and x.result.dtype.is_float:
             if x.kind == "div" and dims & along.get(x.rhs, frozenset()):
-                clocks["special"] += count / special
+                special += count
             each = 2 if x.kind in HALF_RATE else 1
             if not (x.kind == "mul" and x.result in fused):
-                clocks["vector"] += each * count / vector
+                issued += each * count
         elif isinstance(x, Unary) and x.kind in SPECIAL:
-            clocks["special"] += count / special
-    return clocks
+            special += count
+    return issued, special

@@ -40,12 +40,10 @@ def unevenness(
     blocks: int,
     group: int,
     claimed: bool,
-    ahead: bool = False,
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and
-    longer ones come first. `claimed`: blocks take them as they come; `ahead`: they have
-    the next one as they begin one."""
+    longer ones come first. `claimed`: blocks take them as they come."""
     x, y, *rest = (*grid, 1)
     steps = np.linspace(last, first, x) + TILE
     full = np.repeat(steps, group)
@@ -53,11 +51,9 @@ def unevenness(
     row = np.concatenate([*[full] * (y // group), left])  # as `block_order` has it
     tiles = np.tile(row, min(int(np.prod(rest)), max(1, LARGEST // max(1, row.size))))
     if claimed:
-        taken = [(0.0, 0.0)] * blocks  # by each block: when it asks again, when it ends
+        ends = [0.0] * blocks
         for tile in tiles[-AT_END * blocks :].tolist():
-            end = taken[0][1]
-            heapq.heapreplace(taken, (end if ahead else end + tile, end + tile))
-        ends = [end for _, end in taken]
+            heapq.heapreplace(ends, ends[0] + tile)
         return 1 + (max(ends) - sum(ends) / blocks) * blocks / float(tiles.sum())
     rounds = -(-tiles.size // blocks)
     work = np.zeros(rounds * blocks)

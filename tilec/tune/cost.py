@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
+from tilec.passes.arrange import QUAD
 from tilec.passes.utils.orders import START
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
@@ -76,13 +77,6 @@ TOGETHER = 1.15  # how much longer the loops of blocks take that share a sum as 
 BESIDE = 1.005  # stores of one group take issue slots from the other's products
 IN_FLIGHT = 64  # bytes that a thread has on their way, where no ring holds what comes
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
-EARLY = 1.25  # iterations for which overlapped products hold a stage, about
-OWN_TILES = 1.12  # how much longer products take of which each warpgroup reads tiles of its own
-# How much longer threads compute whose groups wait for each other's products: two of them. Of
-# three or four mostly one computes: attention of head dim 64 in tiles of 192x128 and 256x64, with
-# 384 and 512 threads, took 0.88 of what that says (an H100, 9 shapes).
-IN_TURN = 0.18
-ALONE = 0.4  # of what a warpgroup computes beside products, where no other's products hide it
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
 
@@ -136,8 +130,17 @@ class Realised:
     repeated: int = 1
 
 
-def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
-    """The prediction for one launch of `plan` with `threads` threads per group."""
+def estimate(
+    n: Numbers,
+    plan: Plan,
+    made: Realised,
+    threads: int,
+    target: Target,
+    uneven: float | None = None,
+) -> Estimate:
+    """The prediction for one launch of `plan` with `threads` threads per group. `uneven`: where
+    tiles differ in length, how much more one of as many blocks as run at once has to do than the
+    mean."""
     s = target.speeds
     multiprocessors = multiprocessors_for(plan, target)
     clusters = itertools.zip_longest(n.grid, plan.cluster, fillvalue=1)
@@ -146,6 +149,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     waves = max(1, math.ceil(blocks / multiprocessors))
     if plan.persistent:
         waves = math.ceil(blocks / (multiprocessors * resident)) * resident
+    turns = waves if uneven is None else uneven * blocks / multiprocessors
     loop = _loop(n, plan, made, threads, resident, waves, target)
     busy = _busy(n, plan, made, threads, loop, s) / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
@@ -157,9 +161,9 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     busy *= TOGETHER if plan.split > 1 else 1.0
     if plan.consumer_groups > 1:
         busy *= 1.0 if plan.staged_store else BESIDE
-        total = start + waves * max(busy, stores / 2) + stores / n.results
+        total = start + turns * max(busy, (busy + stores) / 2) + stores / n.results
     elif plan.persistent:
-        total = start + waves * (busy + stores / resident**2)  # so many rounds, which others hide
+        total = start + turns * (busy + stores / resident**2)  # so many rounds, which others hide
     else:
         rounds = math.ceil(blocks / (multiprocessors * resident))
         between = (rounds - 1) * (start + stores + ends + BLOCK_START)
@@ -167,7 +171,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
             between += waves * WARP_START * threads / target.warp_size / s.clock
         else:
             between /= resident  # others hide it
-        total = start + stores + waves * busy + between
+        total = start + stores + turns * busy + between
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
     bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
     gaps = STAGE_START * n.iterations * n.blocks * plan.split / bus
@@ -177,7 +181,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     limit = loop.limit
     if memory > total:
         limit = "DRAM"
-    elif waves * busy < 0.5 * total:
+    elif turns * busy < 0.5 * total:
         limit = "latency"
     return Estimate(
         # Near the longer of the two.
@@ -255,8 +259,8 @@ def _loop(
     if plan.specialise:
         asked += outside / s.outside
         # A slot is free one iteration after it was read, and full again a latency later; where
-        # products overlap, as soon as its own one has read it.
-        held = (EARLY if plan.overlap else 2) * compute
+        # threads wait for products, as soon as its own one has read it.
+        held = (1 if n.mixed.waited else 2) * compute
         turn = held + asked + s.latency * s.clock * n.iterations
         compute = max(compute, turn / (made.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
@@ -269,27 +273,35 @@ def _loop(
 def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:
     """Clocks of a block's loops. Groups that take turns do so for whole loops: one hides what
     another does behind its own; blocks of one multiprocessor hide it at any time. In a loop where
-    threads wait for products, so does the tensor core, but for what other warpgroups of the group
-    have to do."""
-    waits = 0.0
-    if any(r is not None and r.warps > 1 for r in made.instrs):
-        waits = START * n.mixed.waited * GROUP_THREADS / max(threads, GROUP_THREADS)
-    inside = DIRECT * n.mixed.stored / s.l2 + waits
+    threads wait for products (`Mixed`) a warpgroup waits for its own, but for the first and last
+    where iterations overlap; what it does then all others of the multiprocessor hide."""
+    work = loop.compute
+    if n.mixed.waited:
+        own = max(n.mixed.issued / s.vector, n.mixed.special / s.special) * made.repeated
+        delay = QUAD * n.mixed.folds
+        if any(r is not None and r.warps > 1 for r in made.instrs):
+            delay += START * n.mixed.waited / (max(n.iterations, 1.0) if plan.overlap else 1.0)
+        streams = 1 if plan.consumer_groups > 1 else max(1, threads // GROUP_THREADS)
+        work = _in_turns(loop.compute, own, delay, streams * plan.residents)
+        work *= LOCKSTEP_MIXED if plan.cluster != (1, 1, 1) else 1.0
+        work += DIRECT * n.mixed.stored / s.l2
     if plan.consumer_groups > 1:
-        mixed = n.mixed.vector / s.vector
-        return max(loop.compute + mixed + inside, loop.vector - mixed, loop.from_cache)
-    if plan.overlap or plan.residents > 1:
-        alone = ALONE * min(loop.compute, loop.vector) if threads <= GROUP_THREADS else 0.0
-        alone /= plan.residents  # shared among them,
-        alone /= plan.residents if plan.overlap else 1  # and hidden by the others
-        others = threads // GROUP_THREADS - 1
-        vector = loop.vector * (1 + IN_TURN / others**2 if others > 0 else 1.0)
-        compute = loop.compute * (OWN_TILES if plan.residents > 1 else 1.0)
-        busy = max(compute, vector) + alone + inside
-        together = LOCKSTEP_MIXED if plan.cluster != (1, 1, 1) else 1.0
-        return max(busy * together, loop.from_cache)
-    own = loop.compute + loop.vector + inside
+        return max(work, loop.vector, loop.from_cache)
+    own = work + loop.vector / plan.residents
     return max(own, loop.from_cache) / (plan.split * plan.parts)
+
+
+def _in_turns(products: float, others: float, delay: float, streams: int) -> float:
+    """Clocks of `products` on the tensor cores and of `others` on the units of threads, shared
+    evenly by so many streams of instructions, each of which does one behind the other and waits for
+    a `delay` besides: all of them take turns at both. One stream takes the sum, many the larger of
+    the two. (Mean value analysis: Reiser and Lavenberg, JACM 27, 1980.)"""
+    here = there = rate = 0.0  # streams that are at either, how often one comes round
+    for n in range(1, streams + 1):
+        first, second = products / streams * (1 + here), others / streams * (1 + there)
+        rate = n / (first + second + delay)
+        here, there = rate * first, rate * second
+    return streams / rate
 
 
 def _stores(n: Numbers, plan: Plan, made: Realised, threads: int, s: Speeds) -> float:

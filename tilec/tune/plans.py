@@ -21,7 +21,7 @@ from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
-from tilec.tune.work import is_mixed
+from tilec.tune.work import is_mixed, waits_for_products
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
@@ -214,17 +214,8 @@ def may_overlap(func: Func) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _waits_for_products(func: Func) -> bool:
-    """Whether threads wait for tile products, or for their operands, with nothing to do: several
-    products of a pipelined loop stand under a condition, or a loop that is not has one."""
-
-    def waits(o: For) -> bool:
-        here = any(isinstance(x, Gemm) for x in o.body.ops)
-        if o.kind == "serial":
-            return here
-        inside = sum(isinstance(x, Gemm) for x in walk(o.body))
-        return o.kind == "pipelined" and inside > 1 and not here
-
-    return any(waits(o) for o in walk(func.body) if isinstance(o, For))
+    """Whether threads wait for tile products of a loop with nothing to do."""
+    return any(waits_for_products(o) for o in walk(func.body) if isinstance(o, For))
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:

@@ -51,9 +51,6 @@ EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
-# Seconds until a block has the number of its next tile, where several share a multiprocessor: their
-# rings are too short to hide all of it.
-TAKE = 0.17e-6
 EVEN = 0.003  # of the time: wider groups that are more even by less are not worth what they read
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
@@ -284,14 +281,10 @@ class Candidate:
         found = []
         for plan, runs, made, threads in self._static[0]:
             plan = self._grouped(plan, made, numbers, runs.persistent)
-            best = estimate(numbers, runs, made, threads, self.target)
-            if runs.persistent and numbers.growing and len(numbers.grid) > 1:
-                alone = plan.residents == 1  # measured; others are `TAKE` behind
-                uneven = self._uneven(plan, numbers, plan.raster_group, ahead=alone)
-                seconds = best.seconds * uneven
-                if plan.residents > 1 and self._as_they_come(plan):
-                    seconds += TAKE * best.waves / (plan.residents - 1)  # the others hide it
-                best = replace(best, seconds=seconds)
+            uneven = None
+            if numbers.growing and len(numbers.grid) > 1 and plan.split * plan.parts == 1:
+                uneven = self._uneven(plan, numbers, plan.raster_group, persists=runs.persistent)
+            best = estimate(numbers, runs, made, threads, self.target, uneven)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
                 other = estimate(numbers, more, made, threads, self.target)
@@ -363,12 +356,12 @@ class Candidate:
     def _as_they_come(self, plan: Plan) -> bool:
         return takes_as_they_come(plan.specialise, plan.consumer_groups, plan.cluster)
 
-    def _uneven(self, plan: Plan, numbers: Numbers, group: int, ahead: bool = False) -> float:
+    def _uneven(self, plan: Plan, numbers: Numbers, group: int, persists: bool = True) -> float:
         """`unevenness` of the plan's blocks with rasterisation groups of this width."""
         assert numbers.growing is not None
-        blocks = multiprocessors_for(plan, self.target) * plan.residents
-        claimed = self._as_they_come(plan)
-        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed, ahead)
+        blocks = multiprocessors_for(plan, self.target) * (plan.residents if persists else 1)
+        claimed = self._as_they_come(plan) or not persists
+        return unevenness(tuple(numbers.grid), *numbers.growing, blocks, group, claimed)
 
     def _widths(self, numbers: Numbers, narrow: int) -> list[int]:
         """`narrow`, and wider rasterisation groups of which the L2 cache holds what the longest

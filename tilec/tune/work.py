@@ -22,6 +22,7 @@ from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.fold import fold
 from tilec.ir.types import BufferType, ScalarType
+from tilec.passes.arrange import thread_work
 from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE, SECTOR
 
@@ -78,11 +79,13 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Of the work of a block what stands in loops in which threads compute with what products give
-    (`is_mixed`), where nothing outside of a group's own loop hides it: `vector` operations, bytes
-    `stored`, and how often a product is `waited` for."""
+    """Of the work of a block what stands in loops in which threads wait for products (`waits`):
+    clocks that it keeps the units of threads busy (`issued` instructions, `special` functions),
+    `folds` among the lanes of a row, bytes `stored`, and how often a product is `waited` for."""
 
-    vector: float
+    issued: float
+    special: float
+    folds: float
     stored: float
     waited: float
 
@@ -91,7 +94,8 @@ class Mixed:
 class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
-    `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations,
+    `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations outside of
+    `mixed` loops,
     `iterations` of pipelined loops; `growing`, where there are the more of them the larger a
     block's first index is: how many the first and the last block have. `dram` bytes must cross the
     memory bus at least once.
@@ -143,13 +147,16 @@ class Numbers:
 @dataclass
 class Work:
     """See the module's opening; `at` gives the numbers for one launch. `elements` are those of the
-    largest element-wise loop."""
+    largest element-wise loop; `mixed` the loops in which threads wait for products, `threads` what
+    they do there, `vector` element-wise operations elsewhere."""
 
     func: Func
     products: list[Product] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     vector: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    threads: list[tuple[Op, tuple[int, ...]]] = field(default_factory=list)
     loops: list[ops.For | ops.While] = field(default_factory=list)
+    mixed: set[int] = field(default_factory=set)
     steps: list[Op] = field(default_factory=list)
     elements: int = 0
 
@@ -193,7 +200,6 @@ class Work:
         outside: dict[frozenset[int], float] = {}
         stored = streamed = fetched = scattered = mixed_stored = 0.0
         results = 1.0
-        mixed = {i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and is_mixed(o)}
         pipelined = {
             i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and o.kind == "pipelined"
         }
@@ -202,7 +208,7 @@ class Work:
             if t.is_store:
                 stored += amount
                 scattered += amount * self._scattered(t)
-                if mixed & {*t.loops}:
+                if self.mixed & {*t.loops}:
                     mixed_stored += amount
                 else:
                     results = max(results, times(t.loops))
@@ -240,12 +246,19 @@ class Work:
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
-            Mixed(
-                sum(n * times(loops) for n, loops in self.vector if mixed & {*loops}),
-                mixed_stored,
-                sum(times(p.loops) for p in self.products if mixed & {*p.loops}),
-            ),
+            self._mixed(times, mixed_stored),
             self._growing(base, extents, inner),
+        )
+
+    def _mixed(self, times: Callable[[tuple[int, ...]], float], stored: float) -> Mixed:
+        """What stands in the `mixed` loops, of which there are so many iterations."""
+        work = [(thread_work(o), times(loops)) for o, loops in self.threads]
+        return Mixed(
+            sum(issued * n for (issued, _), n in work),
+            sum(special * n for (_, special), n in work),
+            sum(times(loops) for o, loops in self.threads if isinstance(o, ops.Reduce)),
+            stored,
+            sum(times(p.loops) for p in self.products if self.mixed & {*p.loops}),
         )
 
     def _growing(
@@ -317,6 +330,16 @@ def is_mixed(loop: ops.For) -> bool:
     return any(e.buffer in sums for _, e in effects_in(others))
 
 
+def waits_for_products(loop: ops.For) -> bool:
+    """Whether threads wait for a loop's products, or for their operands, with nothing to do:
+    several of a pipelined loop stand under a condition, or a loop that is not pipelined has one."""
+    here = any(isinstance(o, ops.Gemm) for o in loop.body.ops)
+    if loop.kind == "serial":
+        return here
+    inside = sum(isinstance(o, ops.Gemm) for o in walk(loop.body))
+    return loop.kind == "pipelined" and inside > 1 and not here
+
+
 def read_work(func: Func) -> Work:
     """The work of `func` (TILE)."""
     work = Work(func)
@@ -351,6 +374,8 @@ class _Reader:
                 case ops.For() | ops.While():
                     work.loops.append(o)
                     inside = (*loops, len(work.loops) - 1)
+                    if isinstance(o, ops.For) and (is_mixed(o) or waits_for_products(o)):
+                        work.mixed.add(len(work.loops) - 1)
                     for region in o.regions:
                         self.block(region, inside)
                     behind |= isinstance(o, ops.For) and o.kind == "pipelined"
@@ -359,13 +384,20 @@ class _Reader:
                         self.block(region, loops, behind)
                 case ops.Parallel():
                     self._elements(o.body, loops, o.extents, behind)
+                    self._threads(o, loops)
                 case ops.Load() | ops.Store():
                     self._elements(Block((), (o,)), loops, (), behind)
                 case _:
                     if isinstance(o, ops.Gemm):
                         work.products.append(Product(o, loops))
+                    else:
+                        self._threads(o, loops)
                     for r, is_store in _accesses(o):
                         work.transfers.append(self._tile(r, loops, is_store, behind))
+
+    def _threads(self, o: Op, loops: tuple[int, ...]) -> None:
+        if self.work.mixed & {*loops}:
+            self.work.threads.append((o, loops))
 
     def _tile(self, r: Region, loops: tuple[int, ...], is_store: bool, behind: bool) -> Transfer:
         gather, extents = self.gathers.get(r.buffer), r.extents
@@ -396,7 +428,7 @@ class _Reader:
                     arithmetic += 1
                 case ops.Unary() if o.result.dtype.is_float:
                     arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
-        if arithmetic:
+        if arithmetic and not work.mixed & {*loops}:
             work.vector.append((float(arithmetic * count), loops))
 
 
