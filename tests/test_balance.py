@@ -72,14 +72,6 @@ def test_tiles_taken_as_they_come_end_together() -> None:
     assert want < unevenness(grid, 1, 8, 132, 128, False)
 
 
-def test_tiles_asked_for_ahead_end_apart() -> None:
-    """Eight heads of 64 tiles in groups of 4: a longest tile of the second group falls to a block
-    that has begun another one; with all heads in a group there are short ones at the end."""
-    apart = unevenness((64, 8), 1, 64, 132, 4, True, ahead=True)
-    assert apart > 1.1 > 1.02 > unevenness((64, 8), 1, 64, 132, 4, True)
-    assert unevenness((64, 8), 1, 64, 132, 8, True, ahead=True) < 1.02
-
-
 def attention(length: int, causal: bool, **words: Any) -> Any:
     kernel = forward(128, causal, 256, tuple(words.items()))
     given = [spec((8, length, 32, 128), "float16")] * 4

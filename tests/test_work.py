@@ -52,8 +52,10 @@ def test_what_leaves_in_a_loop_is_no_result_to_wait_for(target: str) -> None:
     assert numbers.results == 1 and numbers.mixed.waited == 5 * numbers.iterations
     assert 0 < numbers.mixed.stored < numbers.stored
     assert numbers.mixed.stored == 4 * 64 * 64 * numbers.iterations
-    assert numbers.vector - numbers.mixed.vector == 64 * 64, "dK is scaled behind the loop"
-    assert numbers.mixed.vector > 0
+    assert numbers.vector == 64 * 64, "dK is scaled behind the loop"
+    exponentials = 64 * 64 * numbers.iterations
+    assert numbers.mixed.special == exponentials and numbers.mixed.issued > exponentials
+    assert numbers.mixed.folds == 0
 
 
 @pytest.mark.parametrize("bn", [32, 64, 128])

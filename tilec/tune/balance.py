@@ -1,11 +1,8 @@
-"""How evenly the tiles of a persistent kernel fall to its blocks where some tiles are longer than
-others (a causal mask).
+"""How evenly the tiles of a kernel fall to what runs them where some tiles are longer than others
+(a causal mask).
 
-Where blocks take tiles as they come (`claim_blocks`) only the end is uneven, but a block has its
-next tile before it ends one. When it asked for it as it began one, causal attention of 8 heads,
-16384 keys, tiles of 256 queries, in groups of 4 heads, of which the second begins late with its
-longest tiles, took 737 us on an H100, 593 without a loop over tiles; it asks later now, which has
-not been measured there and is predicted alike. Otherwise block j does the tiles j, j + blocks,
+Where blocks take tiles as they come (`claim_blocks`), or the machine gives out a block for each
+tile as others end, only the end is uneven. Otherwise block j does the tiles j, j + blocks,
 j + 2 blocks, … in the order that `block_order` gives them, so it is the width of a rasterisation
 group that decides who gets what.
 
