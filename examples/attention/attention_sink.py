@@ -28,7 +28,7 @@ def sink(dim: int, window: int = 0) -> Any:
         O: T.Tensor((B, S, H, dim), "float16"),
         Lse: T.Tensor((B, H, S), "float32"),
         BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
-        BN: T.constexpr = T.auto(32, 64, 112, 128, 160),
+        BN: T.constexpr = T.auto(32, 64, 112, 128),
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):
             q = T.alloc_shared((BM, dim), "float16")

@@ -26,7 +26,7 @@ def gqa(dim: int, causal: bool = False, dtype: str = "float16") -> Any:
         O: T.Tensor((B, S, H, dim), dtype),
         Lse: T.Tensor((B, H, S), "float32"),
         BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
-        BN: T.constexpr = T.auto(32, 64, 112, 128, 160),
+        BN: T.constexpr = T.auto(32, 64, 112, 128),
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):
             q = T.alloc_shared((BM, dim), dtype)

@@ -43,7 +43,7 @@ def varlen(dim: int, causal: bool = False) -> Any:
         Lse: T.Tensor((H, M), "float32"),
         longest: T.int32,
         BM: T.constexpr = T.auto(32, 64, 128, 192, 256),
-        BN: T.constexpr = T.auto(32, 64, 112, 128, 160),
+        BN: T.constexpr = T.auto(32, 64, 112, 128),
     ):
         with T.Kernel(T.ceildiv(longest, BM), H, B) as (bx, h, b):
             q = T.alloc_shared((BM, dim), "float16")

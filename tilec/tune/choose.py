@@ -52,8 +52,15 @@ class Choice:
     rejected: tuple[Ranked, ...]
 
     def plans(self, constants: Mapping[str, int]) -> tuple[Plan, ...]:
-        """Plans for these constants that take about as long as the best, which is first."""
-        return tuple(r.plan for r in _near(self.ranked, constants) if r.plan is not None)
+        """Plans for these constants that take about as long as the best, which is first, and no
+        longer than the next one of `tiles`, which is tried where they do not do."""
+        near = _near(self.ranked, constants)
+        later = itertools.dropwhile(lambda tile: tile != constants, self.tiles)
+        other = next(itertools.islice(later, 1, None), None)
+        known = (r.estimate for r in self.ranked if r.constants == other)
+        below = next((e.seconds for e in known if e), math.inf)
+        fast = (r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= below))
+        return tuple(r.plan for r in fast if r.plan is not None)
 
     @property
     def tiles(self) -> tuple[Mapping[str, int], ...]:
