@@ -36,7 +36,7 @@ class Speeds:
     l2: float = 32.0
     shared: float = 64.0
     vector: float = 16.0
-    special: float = 16.0
+    special: float = 2.0
     products: tuple[tuple[str, float], ...] = ()
     fill: float = 128.0
     outside: float = 25.0
@@ -60,6 +60,7 @@ _H200 = Speeds(
     l2=84.0,
     shared=105.0,
     vector=128.0,
+    special=16.0,
     products=(
         ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
         ("wgmma_sp.8", 16384.0), ("wgmma_sp.16", 8192.0), ("wgmma_sp.32", 4096.0),
@@ -79,6 +80,7 @@ _A100 = Speeds(
     l2=40.0,
     shared=128.0,
     vector=64.0,
+    special=16.0,
     products=(
         ("mma.8", 4096.0), ("mma.16", 2048.0), ("mma.32", 1024.0),
         ("mma_sp.8", 8192.0), ("mma_sp.16", 4096.0), ("mma_sp.32", 2048.0),
@@ -92,6 +94,7 @@ _MI300X = Speeds(
     l2=40.0,
     shared=128.0,
     vector=128.0,
+    special=16.0,
     products=(
         ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma_xf32.32", 1024.0), ("mfma.32", 256.0),
     ),
@@ -104,6 +107,7 @@ _MI355X = Speeds(
     l2=40.0,
     shared=128.0,
     vector=128.0,
+    special=16.0,
     products=(
         ("mfma_cdna4.8", 8192.0), ("mfma_cdna4.16", 4096.0),
         ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0), ("mfma.64", 128.0),

@@ -269,7 +269,8 @@ def _loop(
     ring = made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1)
     flight = max(ring, threads * IN_FLIGHT)
     into_block = min(s.l2, flight * resident / (s.latency * s.clock)) * unhelped
-    return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
+    vector = n.vector / s.vector + n.special / s.special
+    return _Loop(compute, vector, asked * s.l2 / into_block, into_block)
 
 
 def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:

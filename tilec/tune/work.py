@@ -36,7 +36,6 @@ ROW_START = 8  # bytes that the memory bus loses at the start of each row of a t
 # Clocks of one for a row that begins anywhere, and for each access by which 32 threads write a part
 # of it: 543x999x1 in tiles of 32x32 to 128x64.
 ROW_ADDRESS, ROW_ACCESS = 8, 2.5
-_SLOW = 8  # an exponential or a root counts as so many multiply-adds
 _PLAIN_UNARY = ("neg", "abs", "not")
 _SAMPLES = 8  # blocks that stand for all of a grid
 
@@ -94,11 +93,10 @@ class Mixed:
 class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
-    `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations outside of
-    `mixed` loops,
-    `iterations` of pipelined loops; `growing`, where there are the more of them the larger a
-    block's first index is: how many the first and the last block have. `dram` bytes must cross the
-    memory bus at least once.
+    `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations and
+    `special` ones (exponentials, roots) outside of `mixed` loops, `iterations` of pipelined loops;
+    `growing`, where there are the more of them the larger a block's first index is: how many the
+    first and the last block have. `dram` bytes must cross the memory bus at least once.
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are, likewise, the bytes of tiles that
@@ -118,6 +116,7 @@ class Numbers:
     results: float
     sides: frozenset[int]
     vector: float
+    special: float
     iterations: float
     dram: float
     mixed: Mixed
@@ -148,12 +147,12 @@ class Numbers:
 class Work:
     """See the module's opening; `at` gives the numbers for one launch. `elements` are those of the
     largest element-wise loop; `mixed` the loops in which threads wait for products, `threads` what
-    they do there, `vector` element-wise operations elsewhere."""
+    they do there, `vector` element-wise operations elsewhere, the quick ones and the others."""
 
     func: Func
     products: list[Product] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    vector: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    vector: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     threads: list[tuple[Op, tuple[int, ...]]] = field(default_factory=list)
     loops: list[ops.For | ops.While] = field(default_factory=list)
     mixed: set[int] = field(default_factory=set)
@@ -243,7 +242,8 @@ class Work:
             frozenset(
                 n for t in self.transfers if t.is_store for n in _shape(t.tensor.buffer, sizes) if n
             ),
-            sum(n * times(loops) for n, loops in self.vector),
+            sum(n * times(loops) for n, _, loops in self.vector),
+            sum(n * times(loops) for _, n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
             self._mixed(times, mixed_stored),
@@ -413,7 +413,7 @@ class _Reader:
     ) -> None:
         """Ops that happen for each element of `extents`, along which the block's arguments run."""
         work = self.work
-        arithmetic, count = 0, math.prod(extents)
+        quick, special, count = 0, 0, math.prod(extents)
         work.elements = max(work.elements, count)
 
         for o in walk(block):
@@ -425,11 +425,12 @@ class _Reader:
                 work.transfers.append(moved)
             match o:
                 case ops.Binary() if o.result.dtype.is_float:
-                    arithmetic += 1
+                    quick += 1
                 case ops.Unary() if o.result.dtype.is_float:
-                    arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
-        if arithmetic and not work.mixed & {*loops}:
-            work.vector.append((float(arithmetic * count), loops))
+                    quick += o.kind in _PLAIN_UNARY
+                    special += o.kind not in _PLAIN_UNARY
+        if quick + special and not work.mixed & {*loops}:
+            work.vector.append((quick * count, special * count, loops))
 
 
 def _numbers(values: Collection[Value]) -> list[Value]:
