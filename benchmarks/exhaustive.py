@@ -184,7 +184,9 @@ def forced(shape: Shape, tile: Tile, plan: Plan, target: str) -> CompiledKernel 
     """The kernel with this plan; None where the passes refuse it."""
     bm, bn = tile
     try:
-        made = shape.kernel().compile_with_plan(plan, *shape.specs, target=target, BM=bm, BN=bn)
+        made: CompiledKernel = shape.kernel().compile_with_plan(
+            plan, *shape.specs, target=target, BM=bm, BN=bn
+        )
     except CompileError:
         return None
     if made.plan is None or same(made.plan) != same(plan):
