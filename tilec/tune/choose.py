@@ -27,6 +27,7 @@ MOST_TRACED = 40  # combinations that are all tried
 _MIDDLE = 128  # where the search through more of them starts
 _ROUNDS = 4
 NEAR = 1.1  # times the best: about as fast
+ALIKE = 1.01  # times another tile's best: as fast
 LACKING = 1.02  # so much worse is what may spill, and then is compiled for nothing
 FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 LARGEST = 256  # of a tile's sides
@@ -53,13 +54,15 @@ class Choice:
 
     def plans(self, constants: Mapping[str, int]) -> tuple[Plan, ...]:
         """Plans for these constants that take about as long as the best, which is first, and no
-        longer than the next one of `tiles`, which is tried where they do not do."""
+        longer than the next of `tiles`, which is tried where they do not do."""
         near = _near(self.ranked, constants)
         later = itertools.dropwhile(lambda tile: tile != constants, self.tiles)
         other = next(itertools.islice(later, 1, None), None)
         known = (r.estimate for r in self.ranked if r.constants == other)
         below = next((e.seconds for e in known if e), math.inf)
-        fast = (r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= below))
+        fast = (
+            r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= ALIKE * below)
+        )
         return tuple(r.plan for r in fast if r.plan is not None)
 
     @property

@@ -244,8 +244,6 @@ def _loop(
     beside = threads * plan.consumer_groups * plan.residents
     alone = plan.cluster != (1, 1, 1) and beside <= GROUP_THREADS
     wait = WAIT_CLUSTER if alone else WAIT
-    if n.mixed.waited:  # of each warpgroup, whose products are its own
-        wait *= max(1, threads // GROUP_THREADS)
     compute = max(matrix / efficiency + wait * n.iterations, steps)
     compute += made.held_bytes / HELD * n.iterations
     if made.narrow:
