@@ -359,6 +359,34 @@ def test_other_names_of_the_module_do_not_count(monkeypatch: pytest.MonkeyPatch)
     assert c[0] == 2
 
 
+@tilec.kernel
+def on_one_line(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        factors = [i * 2 for i in range(2)]
+        for i in T.Parallel(64): C[i] = A[i] * factors[1]  # fmt: skip  # noqa: E701
+        for on_one_line in range(1): C[on_one_line] = 2.0  # fmt: skip  # noqa: E701
+
+
+def test_nor_does_the_name_of_a_loop_whose_body_is_on_its_line() -> None:
+    """Of a script that launches a kernel in a loop over another i, nor the kernel's own name."""
+    for value in range(4):
+        globals()["i"] = value
+        assert launched(on_one_line) == 2
+    assert len(on_one_line._variants) == 1
+
+
+@tilec.kernel
+def names_itself(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * names_itself
+
+
+def test_a_kernel_that_names_itself() -> None:
+    with pytest.raises(tilec.CompileError, match="the kernel names_itself, not a number"):
+        launched(names_itself)
+
+
 def test_an_annotation_kept_as_text(tmp_path: Path) -> None:
     for dtype in ("float32", "float64"):
         globals()["DTYPE"] = dtype

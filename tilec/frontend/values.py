@@ -279,6 +279,8 @@ def describe(value: object) -> str:
             return f"the function {value.__name__}"
         case Mapping() | Sequence():
             return f"a {type(value).__name__} of {len(value)}"
+        case _ if hasattr(value, "__wrapped__") and hasattr(value, "compile"):
+            return f"the kernel {type(value).__name__}"
         case _:
             name = type(value).__name__
             return f"{'an' if name[:1].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"

@@ -21,6 +21,8 @@ from tilec.support.syntax import nodes
 
 _MISSING = object()
 
+_Place = tuple[int, int]  # a line and a column
+
 
 @dataclass(frozen=True)
 class Outside:
@@ -71,15 +73,33 @@ def _dotted(node: ast.expr) -> str:
 
 def _read_first(node: ast.FunctionDef) -> set[str]:
     """Names that may be read before the function assigns them: Python would refuse that, the front
-    end takes what is outside."""
+    end takes what is outside. Places count, not lines: a loop and its body may share one."""
     parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    assigned = {a.arg: 0 for a in parameters}
-    read: dict[str, int] = {}
+    assigned = {a.arg: (0, 0) for a in parameters}
+    read: dict[str, _Place] = {}
+    since: dict[ast.AST, _Place] = {}  # of names that have a value from another place on
     for n in nodes(node):
-        if isinstance(n, ast.Name):
-            lines = read if isinstance(n.ctx, ast.Load) else assigned
-            lines[n.id] = min(n.lineno, lines.get(n.id, n.lineno))
-    return {name for name, line in read.items() if line <= assigned.get(name, 0)}
+        match n:
+            case ast.Name():
+                places = read if isinstance(n.ctx, ast.Load) else assigned
+                place = since.get(n, (n.lineno, n.col_offset))
+                places[n.id] = min(place, places.get(n.id, place))
+            case ast.For(target=target, iter=before):
+                since.update(dict.fromkeys(nodes(target), _end(before)))
+            case ast.Assign(targets=targets):
+                since.update((t, _end(n)) for target in targets for t in nodes(target))
+            case ast.AnnAssign(target=target):
+                since[target] = _end(n)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                targets = [g.target for g in n.generators]
+                begin = n.lineno, n.col_offset
+                since.update((t, begin) for target in targets for t in nodes(target))
+    return {name for name, place in read.items() if place < assigned.get(name, (0, 0))}
+
+
+def _end(node: ast.expr | ast.stmt) -> _Place:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

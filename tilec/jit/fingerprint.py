@@ -162,8 +162,11 @@ class Describer:
             case types.CodeType():
                 names = (value.co_names, value.co_varnames, value.co_freevars)
                 return f"code {value.co_code.hex()} {names}{self._sequence(value.co_consts)}"
-        if hasattr(value, "__wrapped__") and kind.__name__ == "_lru_cache_wrapper":
-            return f"cached {self.value(value.__wrapped__)}"
+        if hasattr(value, "__wrapped__") and (
+            kind.__name__ == "_lru_cache_wrapper"
+            or any(_is_ours(k.__module__) for k in kind.__mro__)  # kernels: they hold what was made
+        ):
+            return f"wrapped {self.value(value.__wrapped__)}"
         if dataclasses.is_dataclass(value):
             if not kind.__dataclass_params__.frozen:
                 self.reads.content(value)
