@@ -229,6 +229,7 @@ ERRORS = {
     "order": ("T.atomic_add(A[0], 1.0, memory_order='strong')", "memory_order of T.atomic_add"),
     "bits": ("T.atomic_or(A[0], 1)", "T.atomic_or combines the bits of ints, not those of A"),
     "dtype": ("T.atomic_add(B[0], 1)", "there are no atomics on float8_e4m3"),
+    "bool": ("T.atomic_or(m[0], True)", "there are no atomics on bool: dst of T.atomic_or is in m"),
     "tile shape": ("T.atomic_add(A[0:4], f)", "32"),
     "tile returns": ("T.atomic_add(A[0], f, return_prev=True)", "gives no previous values"),
     "bounds": ("T.atomic_add(s[64], 1.0)", "out of bounds"),
@@ -248,6 +249,7 @@ def test_errors(name: str, tmp_path: Any) -> None:
         "    with T.Kernel(1, threads=64):\n"
         "        f = T.alloc_fragment((32,), 'float32')\n"
         "        s = T.alloc_shared((64,), 'float32')\n"
+        "        m = T.alloc_shared((64,), 'bool')\n"
         "        v = T.alloc_var('float32', 0.0)\n"
         "        T.clear(f); T.clear(s)\n"
         f"        {line}\n"
@@ -259,7 +261,7 @@ def test_errors(name: str, tmp_path: Any) -> None:
     specs = tilec.spec((64,), "float32"), tilec.spec((64,), "float8_e4m3")
     with pytest.raises(CompileError, match=message) as caught:
         scope["kernel"].compile(*specs, target="cuda:sm_90a")
-    assert caught.value.loc is not None and caught.value.loc.line == 9
+    assert caught.value.loc is not None and caught.value.loc.line == 10
 
 
 @pytest.mark.gpu

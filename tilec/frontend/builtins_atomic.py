@@ -78,7 +78,7 @@ def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str)
             f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees",
             f"assign to it, or allocate {buffer.name} with T.alloc_shared",
         )
-    if dtype.bits < 8 or (dtype.is_float and dtype.bits < 16):
+    if dtype.bits < 8 or dtype.kind == "bool" or (dtype.is_float and dtype.bits < 16):
         raise t.error(
             f"there are no atomics on {dtype.name}: {name} of T.{c.builtin} is in "
             f"{describe(buffer)}",
