@@ -233,8 +233,7 @@ class Kernel(Launchable):
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
-            count = len(call.tensors)
-            self._take_path(revision, kind, lambda: revision.write_path(kind, variant, count))
+            self._take_path(revision, kind, lambda: revision.write_path(kind, variant))
         elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)

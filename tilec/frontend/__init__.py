@@ -15,7 +15,14 @@ time stays a Python value, and a condition known at compile time is decided here
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, read_signature
+from tilec.frontend.signature import (
+    REQUIRED,
+    Parameter,
+    Signature,
+    bind_constants,
+    optional_tensors,
+    read_signature,
+)
 
 if TYPE_CHECKING:
     from tilec.frontend.tracer import Specialisation, TensorFact, trace
@@ -27,6 +34,7 @@ __all__ = [
     "Specialisation",
     "TensorFact",
     "bind_constants",
+    "optional_tensors",
     "read_signature",
     "trace",
 ]

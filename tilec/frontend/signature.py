@@ -121,13 +121,27 @@ def read_signature(
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
     """`signature` with annotations that need constexpr values read too; `constants` are those
-    values, as far as they are not the defaults."""
-    if not signature.pending:
+    values, as far as they are not the defaults. A tensor that is left out (`optional_tensors`) is
+    there the constant None."""
+    left_out = optional_tensors(signature) & constants.keys()
+    if signature.pending:
+        defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
+        values = {**defaults, **constants}
+        s = signature
+        signature = replace(_read(s.source, s.out, s.threads, values, s.part), pdl=s.pdl)
+    if not left_out:
         return signature
-    defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
-    constants = {**defaults, **constants}
-    s = signature
-    return replace(_read(s.source, s.out, s.threads, constants, s.part), pdl=s.pdl)
+    found = (
+        Parameter(p.name, "constexpr", p.loc, None) if p.name in left_out else p
+        for p in signature.parameters
+    )
+    return replace(signature, parameters=tuple(found))
+
+
+def optional_tensors(signature: Signature) -> set[str]:
+    """The tensors that a call may leave out: `W: T.Tensor((N,), dtype) = None`."""
+    tensors = (p for p in signature.parameters if p.kind == "tensor" and not p.is_output)
+    return {p.name for p in tensors if p.default is None}
 
 
 def _read(

@@ -313,7 +313,7 @@ class CompiledKernel(Launchable):
             self.order_streams(call, handle)
             kernel.launch(ready)
             kind = common_kind(bound[name] for name in call.tensors if name in bound)
-            path = self._path_for(kind, len(call.tensors))
+            path = self._path_for(kind)
             if path is not None and path is not self._path:
                 self._path = path
             elif path is not None and values is not None:
@@ -322,16 +322,15 @@ class CompiledKernel(Launchable):
                 path.prepared.remember(values, facts, ready, recipe)
         return returned(self.image, {**bound, **outputs})
 
-    def _path_for(self, kind: str, arrays: int) -> LaunchPath | None:
+    def _path_for(self, kind: str) -> LaunchPath | None:
         """The launch path for arrays of `kind`, if they are all of one and there can be one."""
         if not kind or not can_be_written(self._parameters):
             return None
         with self._lock:
             found = self._paths.get(kind)
             if found is None:
-                found = self._paths[kind] = write_path(
-                    self._parameters, self.image, kind, arrays, {}, Reads()
-                )
+                found = write_path(self._parameters, self.image, kind, {}, Reads())
+                self._paths[kind] = found
         return found
 
     def _check_facts(self, call: Call) -> None:

@@ -124,16 +124,14 @@ def write_launcher(
     arguments that extents of `outputs` follow from."""
     reads = ARRAY_KINDS[arrays]
     names = [p.name for p in parameters]
-    tensors = [p.name for p in parameters if p.kind == "tensor"]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    others = [p for p in parameters if p.kind != "tensor"]
     # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
     opened = is_opened(parameters, with_grid, outputs)
-    device = reads.of(tensors[0], reads.device)
+    device = device_text(parameters, reads)
     lines = [
         head_of(parameters, keywords, with_grid),
         "    values_ = facts_ = open_ = ready_ = None",
-        *given_by_name(tensors, others),
+        *given_by_name(parameters),
         *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
         *([f"        if {changed}:", "            raise LookupError"] if changed else []),
@@ -150,12 +148,11 @@ def write_launcher(
     facts += ["grid_"] if with_grid and not opened else []
     told, scalars = facts_and_scalars(parameters, reads, sized)
     facts += told
-    addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
     grid = ("asked_" if opened else "grid_") if with_grid else "None"
     if opened:
-        facts += [f"{address} & {ALIGNMENTS}" for address in addresses]
+        facts += alignment_texts(parameters, reads)
         lines += [f"        open_ = ({', '.join([*facts, *scalars])},)"]
         lines += spread if with_grid else []
         facts = ["grid_", "open_"] if with_grid else ["open_"]
@@ -163,6 +160,7 @@ def write_launcher(
     if outputs:
         lines.append(f"        make_ = plans_[{'open_' if opened else 'facts_'}]")
         lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
+    addresses = address_texts(parameters, reads)
     addresses += [reads.of(name, reads.address) for name in outputs]
     made = f"values_ and ({', '.join(outputs)},)" if outputs else "None"
     lines += [
@@ -189,6 +187,32 @@ def is_opened(parameters: Sequence[Parameter], with_grid: bool, outputs: Sequenc
     return any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
 
 
+def device_text(parameters: Sequence[Parameter], reads: ArrayReads) -> str:
+    """The device of an array that is there, if one always is."""
+    tensors = sorted((p for p in parameters if p.kind == "tensor"), key=_is_optional)
+    return reads.of(tensors[0].name, reads.device)
+
+
+def address_texts(parameters: Sequence[Parameter], reads: ArrayReads) -> list[str]:
+    """Expressions for the addresses, as entries of a tuple: a tensor that is left out has none."""
+    found = ((p, reads.of(p.name, reads.address)) for p in parameters if p.kind == "tensor")
+    return [f"*(() if {p.name} is None else ({a},))" if _is_optional(p) else a for p, a in found]
+
+
+def alignment_texts(parameters: Sequence[Parameter], reads: ArrayReads) -> list[str]:
+    """Expressions for what a variant's facts depend on of the addresses."""
+    text = f"{reads.address} & {ALIGNMENTS}"
+    return [_if_given(p, reads.of(p.name, text)) for p in parameters if p.kind == "tensor"]
+
+
+def _is_optional(p: Parameter) -> bool:
+    return p.kind == "tensor" and p.default is None
+
+
+def _if_given(p: Parameter, text: str) -> str:
+    return f"None if {p.name} is None else {text}" if _is_optional(p) else text
+
+
 def stream_text(device: str, keywords: Sequence[str]) -> list[str]:
     """Statements that find the device, given by an expression, and the stream."""
     return [
@@ -205,13 +229,14 @@ def facts_and_scalars(
     """Expressions for what a launch depends on beside addresses, device, stream and grid; those for
     its scalars."""
     names = [p.name for p in parameters]
-    device = reads.of(next(p.name for p in parameters if p.kind == "tensor"), reads.device)
+    device = device_text(parameters, reads)
     facts, scalars = [] if "threads" in names else ["threads"], list[str]()
     for p in parameters:
         match p.kind:
             case "tensor":
                 told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
-                facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
+                texts = (reads.of(p.name, e) for e in told)
+                facts += [_if_given(p, e) for e in texts if e != device]
             case "scalar":
                 scalars += [p.name, *told_apart(p)]
                 facts += [p.name] if p.name in sized else []
@@ -225,21 +250,26 @@ def head_of(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid:
     arrays, which are found among the unknown keywords."""
     head = ["kernel_", *(["grid_"] if with_grid else [])]
     for p in parameters:
-        head.append(f"{p.name if p.kind == 'tensor' else f'{p.name}__'}=REQUIRED")
+        name = p.name if p.kind == "tensor" else f"{p.name}__"
+        head.append(f"{name}={None if _is_optional(p) else 'REQUIRED'}")
     head += ["/", "*extra_"]
     head += [f"{p.name}=REQUIRED" for p in parameters if p.kind != "tensor"]
     head += [f"{k}=None" for k in keywords]
     return f"def call({', '.join(head)}, **unknown_):"
 
 
-def given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
+def given_by_name(parameters: Sequence[Parameter]) -> list[str]:
     """Statements that find what is given by name, or not at all. What is given by position too
     stays among the unknown keywords."""
     lines = ["    if unknown_:"]
-    for name in tensors:
-        lines.append(f"        if {name} is REQUIRED:")
-        lines.append(f"            {name} = unknown_.pop({name!r}, REQUIRED)")
-    for p in others:
+    for p in parameters:
+        if p.kind == "tensor":
+            missing = None if _is_optional(p) else "REQUIRED"
+            lines.append(f"        if {p.name} is {missing}:")
+            lines.append(f"            {p.name} = unknown_.pop({p.name!r}, {missing})")
+    for p in parameters:
+        if p.kind == "tensor":
+            continue
         default = "REQUIRED" if p.default is REQUIRED else f"default_{p.name}"
         lines += [
             f"    if {p.name} is REQUIRED:",

@@ -36,17 +36,16 @@ def write_path(
     parameters: Sequence[Parameter],
     image: Image,
     kind: str,
-    arrays: int,
     module: dict[str, Any],
     reads: Reads,
 ) -> LaunchPath:
-    """The launch path for `arrays` arrays of `kind`, the outputs of `image` among them; it has the
-    globals of `module`, and looks whether `reads` are as they were."""
+    """The launch path for arrays of `kind`, the outputs of `image` among them; it has the globals
+    of `module`, and looks whether `reads` are as they were."""
     outputs = [a.name for a in image.arguments if a.output]
     extents = [e for a in image.arguments if a.output for e in a.shape if isinstance(e, str)]
     scalars = {p.name for p in parameters if p.kind == "scalar"}
     sized = scalars & frozenset[str]().union(*map(names_in, extents))
-    prepared = Prepared(arrays)
+    prepared = Prepared()
     names = {
         "memo_": prepared.memo,
         "plans_": prepared.plans,

@@ -43,10 +43,12 @@ from typing import Any, Protocol
 
 from tilec.jit.captured import Reads
 from tilec.jit.fastpath import (
-    ALIGNMENTS,
     ARRAY_KINDS,
     LAUNCH_KEYWORDS,
+    address_texts,
+    alignment_texts,
     asked_for,
+    device_text,
     facts_and_scalars,
     function_of,
     given_by_name,
@@ -106,7 +108,7 @@ def write_parts_path(
         )
         for with_grid in (False, True)
     )
-    return LaunchPath(Prepared(0), call, on_grid)
+    return LaunchPath(Prepared(), call, on_grid)
 
 
 class _Writer:
@@ -142,14 +144,12 @@ class _Writer:
         return learn
 
     def text(self, with_grid: bool, changed: str) -> str:
-        tensors = [p.name for p in self.parameters if p.kind == "tensor"]
-        others = [p for p in self.parameters if p.kind != "tensor"]
         given = ", ".join(f"{p.name!r}: {p.name}" for p in self.parameters)
         options = ", ".join(f"{k!r}: {k}" for k in self.keywords)
         count = len(self.parts)
         lines = [
             head_of(self.parameters, self.keywords, with_grid),
-            *given_by_name(tensors, others),
+            *given_by_name(self.parameters),
             "    new_, done_, facts_ = True, 0, None",
             "    try:",
             f"        new_ = extra_ or unknown_ or {changed}",
@@ -173,11 +173,11 @@ class _Writer:
     def _at_once(self) -> list[str]:
         """Statements that launch all parts, if that has been made ready."""
         first = self.parts[0].parameters
-        device = self.reads.of(_tensors(first)[0], self.reads.device)
+        device = device_text(first, self.reads)
         facts, scalars = facts_and_scalars(first, self.reads, self.first.sized)
         facts = ["device_", "stream_", *facts]
         if self.opened:
-            facts += [f"{self._address(name)} & {ALIGNMENTS}" for name in _tensors(first)]
+            facts += alignment_texts(first, self.reads)
             facts = [f"({', '.join([*facts, *scalars])},)"]
         lines = [
             "        if new_:",
@@ -190,9 +190,11 @@ class _Writer:
         ]
         before = ""
         for i, part in enumerate(self.parts):
-            names = [*_tensors(part.parameters), *(() if i else self.first.outputs)]
+            outputs = () if i else self.first.outputs
             scalars = facts_and_scalars(part.parameters, self.reads, ())[1]
-            values = ", ".join([*map(self._address, names), *scalars])
+            addresses = address_texts(part.parameters, self.reads)
+            addresses += [self.reads.of(name, self.reads.address) for name in outputs]
+            values = ", ".join([*addresses, *scalars])
             if values != before:  # mostly they are those of the part before
                 lines.append(f"        values_ = ({values},)")
             before = values
@@ -226,10 +228,3 @@ class _Writer:
             "        except Exception:",  # arrays of another kind; nothing made ready
             "            pass",
         ]
-
-    def _address(self, name: str) -> str:
-        return self.reads.of(name, self.reads.address)
-
-
-def _tensors(parameters: Sequence[Parameter]) -> list[str]:
-    return [p.name for p in parameters if p.kind == "tensor"]

@@ -55,6 +55,7 @@ class Recipe:
     ) -> None:
         self._variant, self._stream = variant, stream
         names = [*call.tensors]
+        self.arrays = len(names)
         # Nothing here may keep the arrays' memory alive.
         tensors = {n: _at(t, t.pointer) for n, t in call.tensors.items()}
         self._call = dataclasses.replace(call, tensors=tensors, first=None)
@@ -246,6 +247,7 @@ class Launches(dict[tuple[Any, ...], Ready]):
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
+        self._arrays = 0  # whose addresses values begin with
         self._recipes: dict[tuple[int, ...], tuple[Recipe, ...]] = {}
         self._last: Recipe | None = None
 
@@ -273,6 +275,7 @@ class Launches(dict[tuple[Any, ...], Ready]):
     def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe) -> None:
         """Find this launch, and launches like it, from now on."""
         self[values] = ready
+        self._arrays = recipe.arrays
         aligned = self._alignments(values)
         found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
         self._recipes[aligned] = (*found, recipe)
@@ -284,20 +287,19 @@ class Launches(dict[tuple[Any, ...], Ready]):
         self._last = None
 
     def _alignments(self, values: tuple[Any, ...]) -> tuple[int, ...]:
-        return tuple([a & ALIGNMENTS for a in values[: self._prepared.arrays]])
+        return tuple([a & ALIGNMENTS for a in values[: self._arrays]])
 
 
 class Prepared:
     """What a kernel has made ready, as the generated launch path (`fastpath`) looks for it.
 
-    `memo`: launches by facts, then by values, which begin with the addresses of the `arrays`.
+    `memo`: launches by facts, then by values, which begin with the arrays' addresses.
     `plans`: functions that allocate a call's outputs, by facts. `chosen`: values of the arguments
     left open, by what they were chosen for, which stands for the facts where it decides the grid or
     the outputs. Each table is emptied when it is full.
     """
 
-    def __init__(self, arrays: int) -> None:
-        self.arrays = arrays
+    def __init__(self) -> None:
         self.memo: dict[Any, Launches] = {}
         self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
         self.chosen: dict[Any, dict[str, int]] = {}

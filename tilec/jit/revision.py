@@ -64,6 +64,11 @@ class Revision:
         return tuple(p for p in parameters_of(self.signature) if p.kind != "output")
 
     @functools.cached_property
+    def optional(self) -> tuple[str, ...]:
+        """The tensors that a call may leave out."""
+        return tuple(sorted(frontend.optional_tensors(self.signature)))
+
+    @functools.cached_property
     def keywords(self) -> tuple[str, ...]:
         """The launch's own keywords, less those that are names of the kernel's parameters."""
         names = {p.name for p in self.parameters}
@@ -72,9 +77,13 @@ class Revision:
         return tuple(k for k in known if k not in names)
 
     def resolve(self, bound: Mapping[str, Any]) -> tuple[Signature, tuple[Parameter, ...]]:
-        """The signature and all parameters for these constants: annotations may depend on them."""
+        """The signature and all parameters for these constants, on which annotations may depend,
+        and for the optional tensors that are given."""
         constants = {p.name: bound[p.name] for p in self.parameters if p.kind == "constexpr"}
+        left_out = {name: None for name in self.optional if bound[name] is None}
         key = describe(constants) if self.signature.pending else ""
+        key += " ".join(left_out)
+        constants |= left_out
         found = self._resolved.get(key)
         if found is None:
             signature = frontend.bind_constants(self.signature, constants)
@@ -97,11 +106,10 @@ class Revision:
         for path in self.paths.values():
             path.prepared.forget()
 
-    def write_path(self, kind: str, variant: CompiledKernel, arrays: int) -> LaunchPath:
-        """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant` with
-        so many `arrays`."""
+    def write_path(self, kind: str, variant: CompiledKernel) -> LaunchPath:
+        """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant`."""
         module = self._of[0].__globals__
-        return write_path(self.parameters, variant.image, kind, arrays, module, self.reads)
+        return write_path(self.parameters, variant.image, kind, module, self.reads)
 
 
 def read_revision(

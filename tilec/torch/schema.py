@@ -1,6 +1,7 @@
 """The schema of an operator: what torch is told of a kernel's parameters.
 
 A: T.Tensor((M, N), "float32")     Tensor A, or Tensor(a0!) A where the kernel writes it
+W: T.Tensor((N,), dtype) = None    Tensor? W=None
 n: T.int32, x: T.float32           SymInt n, float x
 BN: T.constexpr = 32               int BN=32 (bool, float and str alike): each value is a
                                    variant, so that no symbol may stand for it
@@ -81,7 +82,9 @@ def write_schema(inputs: Inputs, mutated: Collection[str], outputs: int) -> str:
 
 def _written(p: Parameter, mutated: bool, number: int, inputs: Inputs) -> str:
     if p.kind == "tensor":
-        return f"Tensor(a{number}!) {p.name}" if mutated else f"Tensor {p.name}"
+        kind, end = ("Tensor?", "=None") if p.default is None else ("Tensor", "")
+        alias = f"(a{number}!)" if mutated else ""
+        return f"{kind.replace('Tensor', f'Tensor{alias}')} {p.name}{end}"
     if p.name in inputs.open:
         return f"int? {p.name}=None"
     if p.kind == "constexpr":
