@@ -318,3 +318,21 @@ def test_carried_values_are_as_uniform_as_what_flows_in() -> None:
     assert levels.level(until.body.args[1]) == Level.BLOCK
     assert levels.level(until.results[0]) == Level.THREAD
     assert levels.level(branch.results[0]) == Level.THREAD
+
+
+@pytest.mark.parametrize(
+    ("index", "above"),
+    [
+        ("%x = binary.sub %M, %one %r = binary.sub %x, %i", True),  # M - 1 - i
+        ("%r = binary.sub %M, %i", True),
+        ("%x = binary.sub %M, %two %r = binary.sub %x, %i", False),
+        ("%x = binary.sub %K, %one %r = binary.sub %x, %i", False),  # of another loop's extent
+        ("%x = binary.mul %i, %two %y = binary.mul %M, %two %r = binary.sub %y, %x", True),
+        ("%x = binary.mul %i, %two %r = binary.sub %M, %x", False),
+    ],
+)
+def test_indices_that_count_down_to_0(index: str, above: bool) -> None:
+    consts = " ".join(f"%{name} = const {n}, i32" for n, name in enumerate(("zero", "one", "two")))
+    loop = f"for.serial %zero, %M, %one body(%i: i32) {{ {index} yield }}"
+    facts, named = facts_of(f"{consts} {loop}")
+    assert facts.inside(named["r"], "K") == (above, False)

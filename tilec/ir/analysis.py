@@ -56,6 +56,7 @@ class Facts(Forms):
         self._grid: tuple[Value, ...] = ()
         self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
         self._blocks: dict[int, Value] = {}
+        self._stops: dict[Value, Value] = {}  # of loops, by their indices
         self._func = func
         threads = func.attrs.get("threads")
         self._threads = threads if isinstance(threads, int) and threads > 0 else _BLOCK_THREADS
@@ -113,7 +114,19 @@ class Facts(Forms):
             size = Affine(extent) if isinstance(extent, int) else self.form(self._sizes[extent])
             most = self.reach(form - size)[1]
             below = below or (most is not None and most < 0)
+        if not above and self._stops:
+            least = self.reach(self._at_ends(self.form(index)))[0]
+            above = least is not None and least >= 0
         return above, below
+
+    def _at_ends(self, a: Affine) -> Affine:
+        """The sum where the indices of loops that it falls with are the last ones: n - 1 - i, of i
+        below n, is 0 there."""
+        for v, c in a.terms.items():
+            if c < 0 and v in self._stops:
+                last = self.form(self._stops[v]) + Affine(-1)
+                a = a + (last - Affine.of(v)).scaled(c)
+        return a
 
     def reach(self, a: Affine) -> Range:
         """As of `Forms`; what the author says of a part of the sum counts, too."""
@@ -318,6 +331,7 @@ class Facts(Forms):
         if step is None or step < 0:
             self._set(o.body.args[0], (None, None))
             return
+        self._stops[o.body.args[0]] = o.hi
         last = add(hi, -1)
         exact = self.constant(o.step)
         if last is not None and lo is not None and lo == lo_most and exact:
