@@ -9,6 +9,8 @@
                 else:                                           count += 1
                     other -= X[b, c, h, w]                  if not X[b, c, h, w] > 0:
                                                                 other += -X[b, c, h, w]
+    if X[i, j] > 0:                             found = max(found, X[i, j] > 0)  # bools
+        found = True
 
 Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
 indices name; who reads this form asks for that (`Rows._read`).
@@ -22,9 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.whole_loops import Nest, names_in
-from tilec.ir.types import DType
+from tilec.ir.types import BOOL, DType
 
 DtypeOf = Callable[[ast.expr], DType | None]
+
+_SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
+    ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
+}  # fmt: skip
 
 
 def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
@@ -79,6 +85,7 @@ class _Simple:
             sides = ((s.test, s.body), (other, s.orelse))
             return [x for test, body in sides for t in body for x in self.parts(t, [*tests, test])]
         s = self._sum(s)
+        s, tests = self._truth(s, tests)
         if not tests:
             return [s]
         if isinstance(s, ast.Pass):
@@ -89,7 +96,9 @@ class _Simple:
     def _folds(self, n: ast.AST) -> bool:
         """Whether a statement, or what is none, is a fold or has some under a condition."""
         match n:
-            case ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub()):
+            case ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub() | ast.BitOr() | ast.BitAnd()):
+                return name in self.kept
+            case ast.Assign([ast.Name(name)], ast.Constant(bool())):
                 return name in self.kept
             case ast.Assign([ast.Name(name)], value):
                 return name in self.kept and name in {n.id for n in names_in(value)}
@@ -108,12 +117,33 @@ class _Simple:
         dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
         if dtype is None or (dtype.is_int and not self._is_int(value)):
             return s
-        text = f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})"
-        (made,) = ast.parse(text).body
-        for n in ast.walk(made):
-            if hasattr(n, "lineno"):
-                ast.copy_location(n, s)
-        return made
+        return _placed(f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})", s)
+
+    def _truth(
+        self, s: ast.stmt, tests: Sequence[ast.expr]
+    ) -> tuple[ast.stmt, Sequence[ast.expr]]:
+        """`a = a or x`, `a |= x` or, under tests, `a = True` as the larger of bools, `and` as the
+        smaller; with the tests that are left."""
+        name, op, others = "", ast.Or(), list[ast.expr]()
+        match s:
+            case ast.AugAssign(ast.Name(name), op, value):
+                others = [value]
+            case ast.Assign([ast.Name(name)], ast.BinOp(a, op, b)):
+                others = _without(name, [a, b])
+            case ast.Assign([ast.Name(name)], ast.BoolOp(op, values)):
+                others = _without(name, values)
+            case ast.Assign([ast.Name(name)], ast.Constant(bool() as value)) if tests:
+                others, tests = [ast.BoolOp(ast.And(), [*tests, ast.Constant(True)])], ()
+                if not value:
+                    op, others = ast.And(), [ast.UnaryOp(ast.Not(), others[0])]
+        word = _SIDES.get(type(op))
+        dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
+        if dtype is not BOOL or word is None or not others:
+            return s, tests
+        both = ast.Or() if word == "max" else ast.And()
+        value = ast.unparse(others[0] if len(others) == 1 else ast.BoolOp(both, others))
+        text = f"{name} = {self.language}.{word}({name}, {self.language}.cast({value}, 'bool'))"
+        return _placed(text, s), tests
 
     def _is_int(self, value: ast.expr) -> bool:
         """Whether it is known to be: the negative of what is cut off is another number."""
@@ -121,6 +151,20 @@ class _Simple:
             return isinstance(value.value, int)
         found = self.dtype(value)
         return found is not None and found.is_int
+
+
+def _without(name: str, values: Sequence[ast.expr]) -> list[ast.expr]:
+    """Those of `values` that are not the variable; none where it is not one of them."""
+    others = [v for v in values if not (isinstance(v, ast.Name) and v.id == name)]
+    return others if len(others) == len(values) - 1 else []
+
+
+def _placed(text: str, at: ast.stmt) -> ast.stmt:
+    (made,) = ast.parse(text).body
+    for n in ast.walk(made):
+        if hasattr(n, "lineno"):
+            ast.copy_location(n, at)
+    return made
 
 
 def _as_in_memory(chain: list[ast.For]) -> list[ast.For]:

@@ -216,7 +216,7 @@ class Rows:
                 if old != name:
                     return None
             case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
-                word = _FOLDS.get(self.named(func))
+                word = self._folding_word(func)
                 sides = (a, b) if ast.unparse(a) == name else (b, a)
                 if word is None or ast.unparse(sides[0]) != name or name not in self.sums:
                     return None
@@ -224,6 +224,10 @@ class Rows:
             case _:
                 return None
         return (name, "sum", value) if name in self.sums else None
+
+    def _folding_word(self, func: ast.expr) -> str | None:
+        ours = ast.unparse(func).removeprefix(f"{self.language}.")  # as `in_order` writes it
+        return ours if ours in _FOLDS.values() else _FOLDS.get(self.named(func))
 
     def _is_pure(self, value: ast.expr) -> bool:
         """Whether it is arithmetic on elements alone."""
