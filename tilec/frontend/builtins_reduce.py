@@ -119,9 +119,9 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
 # --- between blocks ---
 
 
-def combine_parts(fragments: Any, parts: int, kind: str) -> Any:
+def combine_parts(fragments: Any, parts: int, kinds: Any) -> Any:
     """What `parts` blocks, neighbours along dimension 2 of the grid, have in `fragments` becomes
-    one by the operation `kind`, in the last of them: there it is true. Programs that tilec writes
+    one by the operations `kinds`, in the last of them: there it is true. Programs that tilec writes
     say it (`whole_loop_tiles`); they have no blocks along dimension 1."""
 
 
@@ -129,7 +129,7 @@ def combine_parts(fragments: Any, parts: int, kind: str) -> Any:
 def _combine_parts(t: Expressions, c: Call) -> Scalar:
     number, part = (t.emit(BlockIndex, dim).result for dim in (0, 2))
     fragments = tuple(buffer.value for buffer in c["fragments"])
-    return t.emit_scalar(CombineParts, fragments, number, part, c["parts"], c["kind"])
+    return t.emit_scalar(CombineParts, fragments, number, part, c["parts"], (*c["kinds"],))
 
 
 # --- running values -------------------------------------------------------------------------------

@@ -211,12 +211,18 @@ class Folds(Rows):
                 return self._is_pure(test) and all(map(self._acts_once, [*body, *orelse]))
             case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                 return self._is_pure(value) and self._is_pure(place.slice)
+            case ast.Expr():
+                return self._is_atomic(s)
+        return isinstance(s, ast.Pass)
+
+    def _is_atomic(self, s: ast.stmt) -> bool:
+        match s:
             case ast.Expr(ast.Call(func, [ast.Subscript(ast.Name()) as place, value], [])):
                 plain = isinstance(func, ast.Name | ast.Attribute)
                 word = self.named(func) if plain else None
                 ours = any(word is w for w in _ATOMICS) and self._is_alone(tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
-        return isinstance(s, ast.Pass)
+        return False
 
     def _is_alone(self, tensor: str) -> bool:
         """Whether a tensor stands in one place of the nest."""

@@ -149,6 +149,8 @@ class Rows:
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                     if not {*targets} <= {ast.unparse(i) for i in indices_of(place)}:
                         return None
+                case ast.Expr(ast.Call(args=[_, value])) if self._is_atomic(s):
+                    pass
                 case _:
                     return None
             if not self._is_pure(value):
@@ -205,6 +207,11 @@ class Rows:
         """The variables that a statement leaves the largest or smallest element in, and its place;
         none, which lanes of a warp do not look for together."""
         return ()
+
+    def _is_atomic(self, s: ast.stmt) -> bool:
+        """Whether a statement adds to an element, in any order: not where lanes of a warp come
+        together behind each loop."""
+        return False
 
     def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
         """The variable that a statement adds to or takes the largest or smallest of, which of

@@ -132,6 +132,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
         self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
+        self.kinds: list[str] = []
         shape, place = self._tile()
         dim = int(not self.columns)
         first = list[str]()
@@ -162,7 +163,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             tile, kept = self.fresh("parts"), self.held[name]
             before += self._fragment(tile, shape, self.sums[name], s)
             own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-            self.kind = "add" if word == "sum" else word
+            self.kinds.append("add" if word == "sum" else word)
             if word == "sum":
                 got = self.fresh("sums")
                 before += self._parsed(f"{self.language}.clear({tile})", s)
@@ -327,6 +328,8 @@ for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
     def _stored_if(self, s: ast.stmt) -> list[str]:
         """A statement where not all elements are wanted: what is not is computed, so that loads
         need not wait for tests, and not stored."""
+        if isinstance(s, ast.Expr):
+            return [f"if {self.wanted}: {ast.unparse(s)}"]
         if not (isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)):
             return [ast.unparse(s)]
         value = self.fresh("value")
@@ -335,6 +338,8 @@ for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
 
     def _in_loop(self, s: ast.stmt) -> ast.stmt:
         made = copy.deepcopy(s)
+        if isinstance(made, ast.Expr):
+            made.value = self._put(made.value)
         if isinstance(made, ast.AnnAssign | ast.Assign) and made.value is not None:
             made.value = self._put(made.value)
         if isinstance(made, ast.Assign):

@@ -38,7 +38,7 @@ _ROW_TILES = {
     **{n: (1, 8192, 512) for n in MAGNITUDES if n > 4096},
 }
 _LONGEST = (1, 16384, 1024)
-_LONGEST_PARTS = 4  # of such a row: there will hardly be as many as a machine runs blocks
+_LONGEST_PARTS = 4  # of such a row, at least: there may be as many rows as a machine runs blocks
 _COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no tile sticks out,
 _FEW = 1024  # fewest where there are not more than these;
 _USUAL = 32  # and what a tile has where none of them does
@@ -93,8 +93,8 @@ class Tiles(TileLoops):
             most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), blocks // groups)
         else:
             tile = _ROW_TILES.get(length, _LONGEST)
-            most = 1 if length else _LONGEST_PARTS
             groups = -(-(self._iterations() or _HUGE) // tile[0])
+            most = 1 if length else max(_LONGEST_PARTS, min(_MOST_PARTS, _BLOCKS // groups))
         if around:
             most = min(_MOST_PARTS, self._length(around[0][0]) or _MOST_PARTS, _BLOCKS // groups)
         parts = self._parts(loops, most)
@@ -108,7 +108,8 @@ class Tiles(TileLoops):
 
     def _iterations(self) -> int:
         """About how many there are; 0, very many."""
-        return prod(self.magnitude(e)[0] for e in self.nest.extents)
+        known = [self.known(e) for e in self.nest.extents]
+        return prod(n or self.magnitude(e)[0] for n, e in zip(known, self.nest.extents))
 
     def _is_short(self, chain: Sequence[ast.For]) -> bool:
         """Whether a row is known to be, of all loops that go along it."""
@@ -145,11 +146,10 @@ class Tiles(TileLoops):
         return bool(both)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
-        """How many blocks share iterations, of `most`: where one loop folds all that there is, in
-        one way."""
+        """How many blocks share iterations, of `most`: where one loop folds all that there is."""
         folds = {self._kind(s) for s in self._chain(loops[0])[-1].body}
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
-        if len(loops) > 1 or len(folds - {""}) != 1 or self._store(before):
+        if len(loops) > 1 or not folds - {""} or self._store(before):
             return 1
         if any(isinstance(s, ast.If) and not self._kind(s) for s in ast.walk(loops[0])):
             return 1
@@ -218,7 +218,7 @@ class Tiles(TileLoops):
                     return None
             (made if behind is None else behind).extend(new)
         if behind is not None:
-            shared = f"[{', '.join(self.shared)}], {self.parts}, {self.kind!r}"
+            shared = f"[{', '.join(self.shared)}], {self.parts}, {self.kinds}"
             (ends,) = self._parsed(f"if {self.combined}({shared}):\n    pass", self.nest.body[0])
             assert isinstance(ends, ast.If)
             ends.body += behind

@@ -329,6 +329,7 @@ class _Sum(_Exchange):
     def __init__(self, func: Func, o: ops.CombineParts, target: Target) -> None:
         super().__init__(func, o)
         self.o, self.parts = o, o.parts
+        self.kinds = dict(zip(o.fragments, o.kinds or ["add"] * len(o.fragments)))
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
         # asks for what the others have.
         self.each = not target.has("global_barrier")
@@ -443,6 +444,7 @@ class _Sum(_Exchange):
 
     def add(self, b: Builder, s: _Stored, step: _Step, loaded: list[list[Value]]) -> None:
         """Add what was loaded to the registers, which begin with the first part."""
+        kind = self.kinds[s.fragment]
         for v, got in zip(step.vectors, loaded):
             vector = b.const(v)
             for e in range(s.lanes if v < s.full else s.left):
@@ -451,5 +453,5 @@ class _Sum(_Exchange):
                 new = step.parts[0] == 0
                 total = values.pop(0) if new else b.value(ops.RegRead, s.fragment, register)
                 for value in values:
-                    total = b.binary(self.o.kind, total, value)
+                    total = b.binary(kind, total, value)
                 b.emit(ops.RegWrite, s.fragment, register, total)

@@ -211,17 +211,20 @@ class ClusterSum(Op):
 class CombineParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
-    same in the whole block. There `fragments` hold what all parts make by the binary operation
-    `kind`, in the order of their numbers. All threads of the scope execute it, once."""
+    same in the whole block. There `fragments` hold what all parts make by the binary operations
+    `kinds`, one for each (none: sums), in the order of their numbers. All threads of the scope
+    execute it, once."""
 
     fragments: tuple[Value, ...]
     sum: Value
     part: Value
     parts: int
-    kind: str = "add"
+    kinds: tuple[str, ...] = ()
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
+        if self.kinds and len(self.kinds) != len(self.fragments):
+            raise InternalError(f"{self.kinds} for {len(self.fragments)} fragments", self.loc)
 
 
 @op("device_fence", effects=ORDER)
