@@ -124,7 +124,8 @@ class _Simple:
     ) -> tuple[ast.stmt, Sequence[ast.expr]]:
         """`a = a or x`, `a |= x` or, under tests, `a = True` as the larger of bools, `and` as the
         smaller; with the tests that are left."""
-        name, op, others = "", ast.Or(), list[ast.expr]()
+        name, others = "", list[ast.expr]()
+        op: ast.operator | ast.boolop = ast.Or()
         match s:
             case ast.AugAssign(ast.Name(name), op, value):
                 others = [value]
@@ -132,17 +133,17 @@ class _Simple:
                 others = _without(name, [a, b])
             case ast.Assign([ast.Name(name)], ast.BoolOp(op, values)):
                 others = _without(name, values)
-            case ast.Assign([ast.Name(name)], ast.Constant(bool() as value)) if tests:
+            case ast.Assign([ast.Name(name)], ast.Constant(bool() as known)) if tests:
                 others, tests = [ast.BoolOp(ast.And(), [*tests, ast.Constant(True)])], ()
-                if not value:
+                if not known:
                     op, others = ast.And(), [ast.UnaryOp(ast.Not(), others[0])]
         word = _SIDES.get(type(op))
         dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
         if dtype is not BOOL or word is None or not others:
             return s, tests
         both = ast.Or() if word == "max" else ast.And()
-        value = ast.unparse(others[0] if len(others) == 1 else ast.BoolOp(both, others))
-        text = f"{name} = {self.language}.{word}({name}, {self.language}.cast({value}, 'bool'))"
+        asked = ast.unparse(others[0] if len(others) == 1 else ast.BoolOp(both, others))
+        text = f"{name} = {self.language}.{word}({name}, {self.language}.cast({asked}, 'bool'))"
         return _placed(text, s), tests
 
     def _is_int(self, value: ast.expr) -> bool:
