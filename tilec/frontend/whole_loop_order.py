@@ -119,9 +119,7 @@ class _Simple:
             return s
         return _placed(f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})", s)
 
-    def _truth(
-        self, s: ast.stmt, tests: Sequence[ast.expr]
-    ) -> tuple[ast.stmt, Sequence[ast.expr]]:
+    def _truth(self, s: ast.stmt, tests: Sequence[ast.expr]) -> tuple[ast.stmt, Sequence[ast.expr]]:
         """`a = a or x`, `a |= x` or, under tests, `a = True` as the larger of bools, `and` as the
         smaller; with the tests that are left."""
         name, others = "", list[ast.expr]()
