@@ -21,7 +21,7 @@ from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
-from tilec.tune.work import is_mixed, waits_for_products
+from tilec.tune.waits import is_mixed, waits_for_products
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup

@@ -43,7 +43,8 @@ from tilec.tune.cost import (
 )
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
-from tilec.tune.work import Numbers, Values, Work, is_mixed, read_work
+from tilec.tune.waits import is_mixed
+from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.

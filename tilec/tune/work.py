@@ -19,12 +19,12 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
-from tilec.ir.effects import effects_in
 from tilec.ir.fold import fold
 from tilec.ir.types import BufferType, ScalarType
 from tilec.passes.arrange import thread_work
 from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE, SECTOR
+from tilec.tune.waits import is_mixed, waits_for_products
 
 UNKNOWN_TRIPS = 8
 UNKNOWN_LENGTH = 4096
@@ -320,26 +320,6 @@ class Work:
         return [o.type.size * o.type.dtype.bits for o in allocs if o.type.space == "fragment"]
 
 
-def is_mixed(loop: ops.For) -> bool:
-    """Whether a pipelined loop holds several tile products, and threads compute there with what one
-    of them gives."""
-    sums = {o.c for o in loop.body.ops if isinstance(o, ops.Gemm)}
-    if loop.kind != "pipelined" or sum(isinstance(o, ops.Gemm) for o in loop.body.ops) < 2:
-        return False
-    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, ops.Gemm)))
-    return any(e.buffer in sums for _, e in effects_in(others))
-
-
-def waits_for_products(loop: ops.For) -> bool:
-    """Whether threads wait for a loop's products, or for their operands, with nothing to do:
-    several of a pipelined loop stand under a condition, or a loop that is not pipelined has one."""
-    here = any(isinstance(o, ops.Gemm) for o in loop.body.ops)
-    if loop.kind == "serial":
-        return here
-    inside = sum(isinstance(o, ops.Gemm) for o in walk(loop.body))
-    return loop.kind == "pipelined" and inside > 1 and not here
-
-
 def read_work(func: Func) -> Work:
     """The work of `func` (TILE)."""
     work = Work(func)
@@ -370,6 +350,9 @@ class _Reader:
         (what a loop asks for in each of its iterations is not read behind all of another)."""
         work = self.work
         for o in block.ops:
+            others = isinstance(o, ops.Gemm | ops.For | ops.While | ops.If)
+            if work.mixed & {*loops} and not others:
+                work.threads.append((o, loops))
             match o:
                 case ops.For() | ops.While():
                     work.loops.append(o)
@@ -384,20 +367,13 @@ class _Reader:
                         self.block(region, loops, behind)
                 case ops.Parallel():
                     self._elements(o.body, loops, o.extents, behind)
-                    self._threads(o, loops)
                 case ops.Load() | ops.Store():
                     self._elements(Block((), (o,)), loops, (), behind)
                 case _:
                     if isinstance(o, ops.Gemm):
                         work.products.append(Product(o, loops))
-                    else:
-                        self._threads(o, loops)
                     for r, is_store in _accesses(o):
                         work.transfers.append(self._tile(r, loops, is_store, behind))
-
-    def _threads(self, o: Op, loops: tuple[int, ...]) -> None:
-        if self.work.mixed & {*loops}:
-            self.work.threads.append((o, loops))
 
     def _tile(self, r: Region, loops: tuple[int, ...], is_store: bool, behind: bool) -> Transfer:
         gather, extents = self.gathers.get(r.buffer), r.extents
