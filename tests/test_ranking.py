@@ -420,3 +420,14 @@ def test_plans_that_the_next_tile_beats_are_left() -> None:
     assert [p.name for p in choice.plans({"BN": 64})] == ["e"]
     alone = Choice({"BN": 160}, tuple(r for r in ranked if r.constants["BN"] == 160), ())
     assert [p.name for p in alone.plans({"BN": 160})] == ["a", "c", "d"]
+
+
+def test_products_of_warps_do_not_run_beside_threads() -> None:
+    """16 queries of 8 heads: plans that overlap were predicted to be fastest, each was refused by the
+    passes, and after four tiles one was left that takes 128 us where the fastest takes 98."""
+    kernel, specs, _ = importlib.import_module("flash_decoding").SPECS[0]
+    found = kernel.recommend(*specs, target=SM90, BM=16, topk=400)
+    assert not any(r.plan.overlap for r in found if r.plan and r.estimate)
+    assert any("instructions of a warpgroup" in r.reason for r in found)
+    wide = kernel.recommend(*specs, target=SM90, BM=64, topk=1)
+    assert wide[0].plan is not None and wide[0].plan.overlap

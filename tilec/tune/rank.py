@@ -205,7 +205,8 @@ class Candidate:
                 instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
                 repeated,
             )  # fmt: skip
-            reason = self._brought(plan, space) or self._reason(
+            reason = self._beside(asked, made) or self._brought(plan, space)
+            reason = reason or self._reason(
                 plan, made, max(bits, default=0) // threads // 32, threads
             )
             if reason:
@@ -222,6 +223,15 @@ class Candidate:
         narrow = [r.narrow[plan.specialise].by(threads, self.target.warp_size) for r in space.rings]
         waits = max((waiting for _, waiting in narrow), default=0)
         return sum(accesses for accesses, _ in narrow) // loops, waits // threads
+
+    def _beside(self, plan: Plan, made: Realised) -> str:
+        """Why no products run beside threads where the plan wants them to; "" if some do."""
+        loops: dict[tuple[int, ...], list[bool]] = {}
+        for p, instr in zip(self.work.products, made.instrs):
+            loops.setdefault(p.loops, []).append(instr is not None and instr.warps > 1)
+        if not plan.overlap or any(len(x) > 1 and all(x) for x in loops.values()):
+            return ""
+        return "no T.Pipelined holds several products by instructions of a warpgroup"
 
     def _brought(self, plan: Plan, space: Footprint) -> str:
         """Why TMA cannot move the tiles as the plan has it; "" if it can."""
