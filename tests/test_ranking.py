@@ -423,8 +423,8 @@ def test_plans_that_the_next_tile_beats_are_left() -> None:
 
 
 def test_products_of_warps_do_not_run_beside_threads() -> None:
-    """16 queries of 8 heads: plans that overlap were predicted to be fastest, each was refused by the
-    passes, and after four tiles one was left that takes 128 us where the fastest takes 98."""
+    """16 queries of 8 heads: plans that overlap were predicted to be fastest, the passes refused
+    each, and after four tiles one was left that takes 128 us where the fastest takes 98."""
     kernel, specs, _ = importlib.import_module("flash_decoding").SPECS[0]
     found = kernel.recommend(*specs, target=SM90, BM=16, topk=400)
     assert not any(r.plan.overlap for r in found if r.plan and r.estimate)
