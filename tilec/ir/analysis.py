@@ -115,18 +115,18 @@ class Facts(Forms):
             most = self.reach(form - size)[1]
             below = below or (most is not None and most < 0)
         if not above and self._stops:
-            least = self.reach(self._at_ends(self.form(index)))[0]
+            least = self._least_at_ends(self.form(index))
             above = least is not None and least >= 0
         return above, below
 
-    def _at_ends(self, a: Affine) -> Affine:
-        """The sum where the indices of loops that it falls with are the last ones: n - 1 - i, of i
-        below n, is 0 there."""
-        for v, c in a.terms.items():
-            if c < 0 and v in self._stops:
-                last = self.form(self._stops[v]) + Affine(-1)
-                a = a + (last - Affine.of(v)).scaled(c)
-        return a
+    def _least_at_ends(self, a: Affine) -> int | None:
+        """The least that a sum is which falls with indices of loops: n - 1 - i, of i below n, is 0
+        at the last one. None of one that falls with none."""
+        falls = [(v, c) for v, c in a.terms.items() if c < 0 and v in self._stops]
+        for v, c in falls:
+            last = self.form(self._stops[v]) + Affine(-1)
+            a = a + (last - Affine.of(v)).scaled(c)
+        return self.reach(a)[0] if falls else None
 
     def reach(self, a: Affine) -> Range:
         """As of `Forms`; what the author says of a part of the sum counts, too."""
