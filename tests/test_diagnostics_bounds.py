@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 from mistake_programs import load
 
@@ -218,3 +219,31 @@ def test_partial_tiles_are_not_warned_of() -> None:
         warnings.simplefilter("error")
         compile_tensors(TENSORS)
         compile_tensors(f"{TENSORS}        X[0] = X[99]\n        T.copy(X[96], t)\n")
+
+
+WHOLE = """\
+import tilec
+import tilec.language as T
+
+
+@tilec.kernel
+def kernel(A: T.Tensor((8, 1000), "float32"), C: T.Tensor((8, 1000), "float32")):
+    for i, j in T.Parallel(8, {extent}):
+        C[i, j + 1] = A[i, j]
+"""
+
+
+def test_a_store_beyond_a_tensor_in_a_whole_loop_names_the_iteration() -> None:
+    """It writes nothing, and nothing else is lost; the tests and the tiles are not the author's."""
+    a, c = np.ones((8, 1000), np.float32), np.zeros((8, 1000), np.float32)
+    with pytest.warns(tilec.BoundsWarning) as caught:
+        load(WHOLE.format(extent=1000))[0](a, c)
+    shown = str(caught[0].message)
+    assert "writes index 1000 in dimension 1 of C" in shown and "where j = 999: out of" in shown
+    assert "let the loop end before" in shown and "block" not in shown
+    assert (c[:, 1:] == 1).all() and (c[:, 0] == 0).all()
+    c[:] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(WHOLE.format(extent=999))[0](a, c)
+    assert (c[:, 1:] == 1).all() and (c[:, 0] == 0).all()

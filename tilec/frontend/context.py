@@ -167,6 +167,7 @@ class Context:
         self.guards: list[Condition | None] = []
         self.quotients: dict[Value, Quotient] = {}
         self.block_quotients: dict[Value, Quotient] = {}
+        self.whole_indices: tuple[str, ...] = ()  # of a loop over whole tensors
         self.padded: set[Value] = set()
         self.placements: dict[Value, Any] = {}
         self.codes: dict[Value, Any] = {}

@@ -104,11 +104,16 @@ it is."""
 
 
 def find_escape(
-    index: Affine, size: int, conditions: Sequence[Condition | None], known: Indices
+    index: Affine,
+    size: int,
+    conditions: Sequence[Condition | None],
+    known: Indices,
+    named: Mapping[str, Affine],
 ) -> Escape | None:
     """An iteration that runs, and in which `index` is not in 0 … size - 1 although it has been
     tested; None if none is certain. `conditions` are all that stand around the access, None for one
-    that is not known."""
+    that is not known. `named`: what the author calls the iteration, if not the indices of loops and
+    blocks that there are."""
     tests: list[Comparison] = []
     for condition in conditions:
         if condition is None:
@@ -136,7 +141,9 @@ def find_escape(
     if not len(found):
         return None
     first = int(found[0])
-    where = [f"{known.of(a).name or 'an index'} = {values[a][first]}" for a in index.terms]
+    own_names = {n: a for n, a in named.items() if index.terms.keys() & a.terms.keys()}
+    own_names = own_names or {known.of(a).name or "an index": Affine.of(a) for a in index.terms}
+    where = [f"{name} = {a.at(values)[first]}" for name, a in own_names.items()]
     return str(at[first]), " and ".join(where)
 
 

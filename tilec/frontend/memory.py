@@ -291,20 +291,32 @@ class Memory(Arithmetic):
                 index, extent, name, self.guards, self.block_quotients, self.indices
             )
         else:
-            found, name = find_escape(index, size, self.guards, self.indices), str(size)
+            named = self._iteration()
+            found, name = find_escape(index, size, self.guards, self.indices, named), str(size)
         if found is None:
             return
         at, where = found
         what = "the safe value is read" if does == "reads" else "nothing is written"
         last = f"{name} - 1" if size is None else size - 1
         hint = f"valid indices are 0 to {last}: let the condition around it say so"
+        why = ", although a condition guards it"
+        if self.whole_indices:  # whose loop has its tests from tilec
+            hint, why = (
+                f"valid indices are 0 to {last}: let the loop end before, or a condition",
+                "",
+            )
         warn(
             BoundsWarning,
             f"this {does} index {at} in dimension {dim} of {describe(buffer)} where "
-            f"{where}, although a condition guards it: out of bounds, so {what}",
+            f"{where}{why}: out of bounds, so {what}",
             self.loc,
             hint,
         )
+
+    def _iteration(self) -> dict[str, Affine]:
+        """The indices of a loop over whole tensors."""
+        values = ((n, self.names.get(n)) for n in self.whole_indices)
+        return {n: affine_of(v) for n, v in values if isinstance(v, Scalar)}
 
     def check_extent(
         self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str

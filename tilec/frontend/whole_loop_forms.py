@@ -39,6 +39,7 @@ class WholeLoops(Statements):
 
         nest = nest_of(node, named)
         assert nest is not None, "the signature has seen it"
+        self.whole_indices = nest.indices
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names())
         product = product_of(nest, named) if tiles else None
