@@ -133,7 +133,8 @@ def op(
     repeated. `reads`, `writes`, `updates`: the operands, by the names of their fields, to which
     `engine` does that; `effects`: what every op of the class does besides, whatever its fields.
     Where that does not say it, the class has a method. `result`: the dtype of its one result, a
-    scalar, or the operand whose type it has. Raises InternalError for a class that does not say
+    scalar, the operand whose type it has ("value"), an element of which it is ("source[]"), or the
+    field that is its type ("type"). Raises InternalError for a class that does not say
     what it does."""
     touched = [
         (kind, field)
@@ -167,8 +168,7 @@ def op(
                 raise InternalError(f"{name} is not pure and does not state its effects")
             setattr(cls, "effects", _once(cls.effects))  # noqa: B010
         if isinstance(result, str):
-            like = operator.attrgetter(f"{result}.type")
-            setattr(cls, "infer", lambda o: (like(o),))  # noqa: B010
+            setattr(cls, "infer", _infer(result))  # noqa: B010
         elif result is not None:
             types = (scalar_type(result),)
             setattr(cls, "infer", lambda o: types)  # noqa: B010
@@ -182,6 +182,15 @@ def op(
         return cls
 
     return make
+
+
+def _infer(result: str) -> Callable[[Op], Sequence[Type]]:
+    """`Op.infer` of a class whose one result is said so."""
+    name = result.removesuffix("[]")
+    if name != result:
+        return lambda o: (scalar_type(getattr(o, name).dtype),)
+    like = operator.attrgetter(name if name == "type" else f"{name}.type")
+    return lambda o: (like(o),)
 
 
 def _boxes(operand: Any) -> tuple[Region, ...]:

@@ -15,7 +15,7 @@ from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.printer import print_op
-from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
+from tilec.ir.types import BufferType, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 
 CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
@@ -34,45 +34,22 @@ MODULE_SPAN = {
 }
 # Ops that differ from their module: what users write themselves, and what does not survive to the
 # end.
+_WRITTEN = (
+    "alloc", "load", "store", "print", "device_assert", "scope", "assume", "barrier", "pause",
+    "warp_sync", "proxy_fence", "mbarrier_init", "mbarrier_expect", "mbarrier_arrive",
+    "mbarrier_wait", "tma_store_wait", "cp_async_commit", "cp_async_wait", "wgmma_wait",
+    "device_fence", "shuffle", "shuffle_xor", "warp_mma", "lane", "warp", "cluster_barrier",
+    "cluster_index",
+)  # fmt: skip
+_EXPANDED = (
+    "parallel", "grid_sync", "tma_copy", "cluster_copy", "atomic", "atomic_tile", "load_matrices",
+    "cluster_sum", "combine_parts",
+)  # fmt: skip
 OP_SPAN = {
-    "alloc": ("TILE", "LOWERED"),
-    "load": ("TILE", "LOWERED"),
-    "store": ("TILE", "LOWERED"),
-    "print": ("TILE", "LOWERED"),
-    "device_assert": ("TILE", "LOWERED"),
-    "parallel": ("TILE", "SCHEDULED"),
-    "scope": ("TILE", "LOWERED"),
-    "assume": ("TILE", "LOWERED"),
-    "barrier": ("TILE", "LOWERED"),
-    "grid_sync": ("TILE", "SCHEDULED"),
-    "pause": ("TILE", "LOWERED"),
-    "warp_sync": ("TILE", "LOWERED"),
-    "proxy_fence": ("TILE", "LOWERED"),
-    "mbarrier_init": ("TILE", "LOWERED"),
-    "mbarrier_expect": ("TILE", "LOWERED"),
-    "mbarrier_arrive": ("TILE", "LOWERED"),
-    "mbarrier_wait": ("TILE", "LOWERED"),
-    "tma_copy": ("TILE", "SCHEDULED"),
-    "cluster_copy": ("TILE", "SCHEDULED"),
-    "tma_store_wait": ("TILE", "LOWERED"),
-    "cp_async_commit": ("TILE", "LOWERED"),
-    "cp_async_wait": ("TILE", "LOWERED"),
-    "wgmma_wait": ("TILE", "LOWERED"),
-    "atomic": ("TILE", "SCHEDULED"),
-    "atomic_tile": ("TILE", "SCHEDULED"),
+    **dict.fromkeys(_WRITTEN, ("TILE", "LOWERED")),
+    **dict.fromkeys(_EXPANDED, ("TILE", "SCHEDULED")),
     "mem_atomic": ("SCHEDULED", "LOWERED"),
-    "device_fence": ("TILE", "LOWERED"),
-    "shuffle": ("TILE", "LOWERED"),
-    "shuffle_xor": ("TILE", "LOWERED"),
-    "warp_mma": ("TILE", "LOWERED"),
-    "load_matrices": ("TILE", "SCHEDULED"),
     "ldmatrix_values": ("LOWERED", "LOWERED"),
-    "lane": ("TILE", "LOWERED"),
-    "warp": ("TILE", "LOWERED"),
-    "cluster_barrier": ("TILE", "LOWERED"),
-    "cluster_index": ("TILE", "LOWERED"),
-    "cluster_sum": ("TILE", "SCHEDULED"),
-    "combine_parts": ("TILE", "SCHEDULED"),
 }
 
 
@@ -207,99 +184,16 @@ class _Structure:
             raise _breach(
                 o, f"results are {[str(r.type) for r in o.results]}, should be {[*map(str, types)]}"
             )
-        check = CHECKS.get(type(o))
-        if check is not None:
-            check(o)
+        for name in o.operand_fields:
+            got = getattr(o, name)
+            indices = got.offsets if isinstance(got, Region) else got if name == "indices" else ()
+            for v in indices:
+                if not _is_integer(v):
+                    raise _breach(o, f"index {v} is not an integer")
 
 
 def _is_integer(v: Value) -> bool:
     return isinstance(v.type, ScalarType) and v.type.dtype.is_int
-
-
-def _check_for(o: Op) -> None:
-    assert isinstance(o, ops.For)
-    if not o.body.args:
-        raise _breach(o, "the loop's body takes no index")
-    index = o.body.args[0].type
-    if not _is_integer(o.lo) or {o.lo.type, o.hi.type, o.step.type} != {index}:
-        raise _breach(
-            o, f"a loop index of {index} from {o.lo.type} to {o.hi.type} by {o.step.type}"
-        )
-    _check_end(o, o.body)
-
-
-def _check_while(o: Op) -> None:
-    assert isinstance(o, ops.While)
-    want = [v.type for v in o.inits]
-    if [a.type for a in o.cond.args] != want:
-        raise _breach(o, f"the loop carries {[*map(str, want)]}, its condition takes {o.cond.args}")
-    if [v.type for v in ops.yielded(o.cond)] != [ScalarType(BOOL)]:
-        raise _breach(o, f"the condition yields {ops.yielded(o.cond)}, not one bool")
-    _check_end(o, o.body)
-
-
-def _check_end(o: Op, body: Block) -> None:
-    if not body.ops or not isinstance(body.ops[-1], ops.Yield):
-        raise _breach(o, "the loop's body ends without a yield")
-
-
-def _check_if(o: Op) -> None:
-    assert isinstance(o, ops.If)
-    if o.cond.type != ScalarType(BOOL):
-        raise _breach(o, f"the condition is {o.cond.type}, not a bool")
-    if o.then.args or o.orelse.args:
-        raise _breach(o, "a branch takes no arguments")
-
-
-def _check_parallel(o: Op) -> None:
-    assert isinstance(o, ops.Parallel)
-    if any(a.type != ScalarType(INT32) for a in o.body.args) or ops.yielded(o.body):
-        raise _breach(o, "a parallel body takes i32 indices and yields nothing")
-
-
-def _check_alloc(o: Op) -> None:
-    assert isinstance(o, ops.Alloc)
-    t = o.type
-    if t.space not in ("shared", "fragment", "local", "barrier"):
-        raise _breach(o, f"an alloc in {t.space} memory")
-    if any(isinstance(e, str) or e < 1 for e in t.shape):
-        raise _breach(o, f"an on-chip buffer needs compile-time extents above 0, not {t}")
-
-
-def _check_indices(o: Op) -> None:
-    for name in o.operand_fields:
-        got = getattr(o, name)
-        indices = got.offsets if isinstance(got, Region) else got if name == "indices" else ()
-        for v in indices:
-            if not _is_integer(v):
-                raise _breach(o, f"index {v} is not an integer")
-
-
-def _check_gemm(o: Op) -> None:
-    assert isinstance(o, ops.Gemm)
-    for r in o.inputs:
-        rank = r.buffer.buffer.rank
-        if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
-            raise _breach(
-                o, f"a region of {len(r.offsets)} offsets and extents {r.extents} of {r.buffer}"
-            )
-    _check_indices(o)
-
-
-CHECKS: dict[type[Op], Callable[[Op], None]] = {
-    ops.For: _check_for,
-    ops.While: _check_while,
-    ops.If: _check_if,
-    ops.Parallel: _check_parallel,
-    ops.Alloc: _check_alloc,
-    ops.Load: _check_indices,
-    ops.Store: _check_indices,
-    ops.Copy: _check_indices,
-    ops.Fill: _check_indices,
-    ops.Reduce: _check_indices,
-    ops.Scan: _check_indices,
-    ops.Gemm: _check_gemm,
-}
 
 
 # --- rules of the contracts ---------------------------------------------------------------------
@@ -355,12 +249,8 @@ def _under(
     for o in block.ops:
         yield o, cause, level
         match o:
-            case ops.If(cond=cond):
-                own = level_of(cond)
-            case ops.For(lo=lo, hi=hi, step=step):
-                own = max(level_of(lo), level_of(hi), level_of(step))
-            case ops.While(cond=region):
-                own = max((level_of(v) for v in ops.yielded(region)), default=Level.BLOCK)
+            case ops.If() | ops.For() | ops.While():
+                own = max(map(level_of, ops.decides(o)), default=Level.BLOCK)
             case ops.Parallel():
                 own = Level.THREAD
             case ops.Scope(body=body, warps=warps):
@@ -376,16 +266,9 @@ def _under(
 
 
 _FREE_TILE_OPS = (
-    "alloc",
-    "assume",
-    "load",
-    "store",
-    "print",
-    "device_assert",
-    "annotate_layout",
-    "annotate_safe_value",
-    "use_swizzle",
-)
+    "alloc", "assume", "load", "store", "print", "device_assert", "annotate_layout",
+    "annotate_safe_value", "use_swizzle",
+)  # fmt: skip
 
 
 def meets(block: Block) -> bool:

@@ -5,11 +5,9 @@ They order nothing but themselves; what else is to be seen behind them, fences s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import DType, Type, scalar_type
+from tilec.ir.types import DType, scalar_type
 
 __all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]
 
@@ -26,7 +24,7 @@ def atomicrmw(kind: str, dtype: DType) -> str:
     return (_OF_INTS if dtype.kind == "int" else _OF_UINTS).get(kind, kind)
 
 
-@op("atomic")
+@op("atomic", result="dest[]")
 class Atomic(Op):
     """Combine element `indices` of a global or shared buffer with `value`, of its dtype, by `kind`
     (one of `ATOMICS`), or by "cas" replace it with that where it is `compare`. Gives what it was.
@@ -41,9 +39,6 @@ class Atomic(Op):
     @property
     def buffer(self) -> Value:
         return self.dest
-
-    def infer(self) -> Sequence[Type]:
-        return (scalar_type(self.dest.dtype),)
 
     def verify(self) -> None:
         known = self.kind in ATOMICS if self.compare is None else self.kind == "cas"
@@ -70,7 +65,7 @@ class AtomicTile(Op):
     engine: str = ""
 
 
-@op("mem_atomic", updates="dest")
+@op("mem_atomic", updates="dest", result="dest[]")
 class MemAtomic(Op):
     """`atomic` at `offset` (elements); where `guard` is false nothing is done, and it gives 0."""
 
@@ -80,9 +75,6 @@ class MemAtomic(Op):
     kind: str
     guard: Value | None = None
     compare: Value | None = None
-
-    def infer(self) -> Sequence[Type]:
-        return (scalar_type(self.dest.dtype),)
 
 
 @op("mem_red", updates="dest")

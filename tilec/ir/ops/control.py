@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import Type
+from tilec.ir.types import BOOL, INT32, ScalarType, Type, scalar_type
 
 __all__ = ["Yield", "For", "While", "If", "Parallel", "yielded", "decides", "handed_on"]
 
@@ -57,7 +57,13 @@ class For(Op):
     def verify(self) -> None:
         if self.kind not in LOOP_KINDS:
             raise InternalError(f"unknown loop kind {self.kind}", self.loc)
+        if not self.body.args:
+            raise InternalError("the loop's body takes no index", self.loc)
         check_carried(self, self.body, self.inits, extra=1)
+        index, bounds = self.body.args[0].type, (self.lo.type, self.hi.type, self.step.type)
+        if not isinstance(index, ScalarType) or not index.dtype.is_int or {*bounds} != {index}:
+            lo, hi, step = bounds
+            raise InternalError(f"a loop index of {index} from {lo} to {hi} by {step}", self.loc)
 
     def indices(self, known: Callable[[Value], Any]) -> range | None:
         """The index in each iteration, where `known` gives the bounds as ints; else None."""
@@ -81,6 +87,13 @@ class While(Op):
 
     def verify(self) -> None:
         check_carried(self, self.body, self.inits, extra=0)
+        want, taken = [v.type for v in self.inits], self.cond.args
+        if [a.type for a in taken] != want:
+            said = f"the loop carries {[*map(str, want)]}, its condition takes {taken}"
+            raise InternalError(said, self.loc)
+        if [v.type for v in yielded(self.cond)] != [scalar_type(BOOL)]:
+            said = f"the condition yields {yielded(self.cond)}, not one bool"
+            raise InternalError(said, self.loc)
 
 
 @op("if")
@@ -101,6 +114,10 @@ class If(Op):
             got = tuple(v.type for v in yielded(block))
             if got != self.types:
                 raise InternalError(f"a branch yields {got}, the if gives {self.types}", self.loc)
+        if self.cond.type != scalar_type(BOOL):
+            raise InternalError(f"the condition is {self.cond.type}, not a bool", self.loc)
+        if self.then.args or self.orelse.args:
+            raise InternalError("a branch takes no arguments", self.loc)
 
 
 @op("parallel")
@@ -123,10 +140,11 @@ class Parallel(Op):
     cache: str = ""
 
     def verify(self) -> None:
-        if len(self.body.args) != len(self.extents):
-            raise InternalError(
-                f"{len(self.extents)} extents, {len(self.body.args)} indices", self.loc
-            )
+        extents, indices = self.extents, [a.type for a in self.body.args]
+        if len(indices) != len(extents):
+            raise InternalError(f"{len(extents)} extents, {len(indices)} indices", self.loc)
+        if {*indices} - {scalar_type(INT32)} or yielded(self.body):
+            raise InternalError("a parallel body takes i32 indices and yields nothing", self.loc)
 
 
 def yielded(block: Block) -> tuple[Value, ...]:
@@ -171,3 +189,5 @@ def check_carried(o: Op, body: Block, inits: tuple[Value, ...], extra: int) -> N
             f"and yields {[v.type for v in yielded(body)]}",
             o.loc,
         )
+    if not body.ops or not isinstance(body.ops[-1], Yield):
+        raise InternalError("the loop's body ends without a yield", o.loc)

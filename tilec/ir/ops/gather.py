@@ -11,12 +11,11 @@ any other. `lower_copies` puts the places back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import BufferType, Type
+from tilec.ir.types import BufferType
 
 __all__ = ["Gather", "Places"]
 
@@ -32,7 +31,7 @@ class Places:
         return f"{len(self.body.ops)} ops"
 
 
-@op("gather", pure=True)
+@op("gather", pure=True, result="type")
 class Gather(Op):
     """A global tensor of which `places` says what an element is, made of elements of `source` and
     of zeros; the kernel writes none of the tensors that it reads. `captured`: what it needs to know
@@ -42,9 +41,6 @@ class Gather(Op):
     captured: tuple[Value, ...]
     places: Places
     type: BufferType
-
-    def infer(self) -> Sequence[Type]:
-        return (self.type,)
 
     def verify(self) -> None:
         given = [v.type for v in self.captured]

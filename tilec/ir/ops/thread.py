@@ -43,15 +43,12 @@ class Lookup(Op):
     index: Value
 
 
-@op("reg_read", reads="fragment")
+@op("reg_read", reads="fragment", result="fragment[]")
 class RegRead(Op):
     """Register `index` (elements) of a fragment: a scalar of its dtype."""
 
     fragment: Value
     index: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (scalar_type(self.fragment.dtype),)
 
 
 @op("reg_write", writes="fragment")
@@ -63,15 +60,12 @@ class RegWrite(Op):
     value: Value
 
 
-@op("extract", pure=True)
+@op("extract", pure=True, result="vector[]")
 class Extract(Op):
     """Element `index` of a vector."""
 
     vector: Value
     index: int
-
-    def infer(self) -> Sequence[Type]:
-        return (scalar_type(self.vector.dtype),)
 
 
 @op("pack", pure=True)

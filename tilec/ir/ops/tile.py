@@ -17,7 +17,7 @@ from tilec.ir.ops.atomic import Atomic
 from tilec.ir.ops.scalar import COMPARE_KINDS
 from tilec.ir.semantics import Array
 from tilec.ir.sparse import covered, expand
-from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, Type, scalar_type
+from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, scalar_type
 
 __all__ = [
     "Alloc", "View", "Load", "Store", "ElementAccess", "Copy", "Fill", "Gemm", "Reduce", "Scan",
@@ -32,7 +32,7 @@ ENGINES |= {"wgmma": "wgmma", "wgmma_sp": "wgmma"}
 _SWAPPED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
-@op("alloc")
+@op("alloc", result="type")
 class Alloc(Op):
     """An on-chip buffer (shared, fragment, local, barrier) that lives as long as the block of code
     it stands in.
@@ -45,14 +45,18 @@ class Alloc(Op):
     address: int = -1
     packed: int = 1
 
-    def infer(self) -> Sequence[Type]:
-        return (self.type,)
+    def verify(self) -> None:
+        if self.type.space not in ("shared", "fragment", "local", "barrier"):
+            raise InternalError(f"an alloc in {self.type.space} memory", self.loc)
+        if any(isinstance(e, str) or e < 1 for e in self.type.shape):
+            said = f"an on-chip buffer needs compile-time extents above 0, not {self.type}"
+            raise InternalError(said, self.loc)
 
     def effects(self) -> Effects:
         return (Effect("allocate", Region(self.result)),)
 
 
-@op("view", pure=True)
+@op("view", pure=True, result="type")
 class View(Op):
     """The memory of `source`, in row-major order, as a buffer of another shape or dtype and of as
     many bits; with `at` what lies at that index of its first dimension. Stands in what the front
@@ -61,9 +65,6 @@ class View(Op):
     source: Value
     type: BufferType
     at: Value | None = None
-
-    def infer(self) -> Sequence[Type]:
-        return (self.type,)
 
     def verify(self) -> None:
         shapes = (self.source.buffer.shape, self.type.shape)
@@ -76,7 +77,7 @@ class View(Op):
                 raise InternalError(f"a view of {bits[1]} bits of {bits[0]}", self.loc)
 
 
-@op("load")
+@op("load", result="source[]")
 class Load(Op):
     """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless
     annotated)."""
@@ -87,9 +88,6 @@ class Load(Op):
     @property
     def buffer(self) -> Value:
         return self.source
-
-    def infer(self) -> Sequence[Type]:
-        return (scalar_type(self.source.dtype),)
 
     def verify(self) -> None:
         _check_rank(self, self.source, self.indices)
@@ -260,6 +258,11 @@ class Gemm(Op):
         return ENGINES.get(self.instr.partition(".")[0], "threads")
 
     def verify(self) -> None:
+        for r in self.inputs:
+            rank = r.buffer.buffer.rank
+            if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
+                what = f"{len(r.offsets)} offsets and extents {r.extents} of {r.buffer}"
+                raise InternalError(f"a region of {what}", self.loc)
         m, n, k = self.shape
         kb = self.b.extents[-1] if self.transpose_b else self.b.extents[-2]
         if kb != k or self.c.buffer.static_shape != (m, n):
