@@ -25,6 +25,8 @@ def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
                 found = named(classes)
+            case ast.Call(func=ast.Attribute(attr="every" | "rewrite"), args=[cls, *_]):
+                found = named(cls)
             case ast.MatchClass(cls=cls):
                 found = named(cls)
             case ast.Compare(left=ast.Call(func=ast.Name(id="type"))):
@@ -37,6 +39,7 @@ SELECTION = "chooses by whom a copy is made, when, or with which layout and dtyp
 VALUES = "follows what is stored, not that it is"
 TELLS = "says of copies in a kernel who makes them"
 REASONS = {
+    "codegen/cpu_loops.py": VALUES,
     "explain/schedule.py": TELLS,
     "jit/repeated.py": VALUES,
     "frontend/updates.py": VALUES,
@@ -51,13 +54,13 @@ REASONS = {
     "passes/flatten_rows.py": LOWERING,
     "passes/fold_clears.py": LOWERING,
     "passes/group_threads.py": LOWERING,
+    "passes/hoist_accesses.py": LOWERING,
     "passes/infer_layouts.py": SELECTION,
     "passes/hold_operands.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,
     "passes/lower_copies.py": LOWERING,
     "passes/lower_parallel.py": LOWERING,
     "passes/lower_stores.py": LOWERING,
-    "passes/lower_threads.py": LOWERING,
     "passes/mem2reg.py": VALUES,
     "passes/pad_tiles.py": LOWERING,
     "passes/recognise_gathers.py": LOWERING,
@@ -102,4 +105,6 @@ def test_who_moves_data_is_asked_of_effects() -> None:
 
 def test_the_scan_sees_all_forms() -> None:
     text = "isinstance(o, (Load, Copy))\nmatch o:\n  case tile.Fill(): pass\ntype(o) is Store\n"
-    assert [name for _, name in sorted(asked(ast.parse(text)))] == ["Copy", "Fill", "Store"]
+    text += "b.every(Copy)\n"
+    found = [name for _, name in sorted(asked(ast.parse(text)))]
+    assert found == ["Copy", "Fill", "Store", "Copy"]

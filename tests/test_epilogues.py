@@ -32,7 +32,6 @@ from tilec.ir.layout import (
     conversion,
     exchange,
     mfma_c,
-    single_registers,
     wgmma_c,
     widened,
 )
@@ -478,8 +477,8 @@ def test_an_exchange_is_never_guessed() -> None:
     assert exchange(a, blocked((16, 64), 64, 1, 4)) is None
     assert exchange(a, blocked((64, 16), 32, 2, 4)) is None
     held = Layout((8,), (Digit("reg", 2, (0,)), Digit("lane", 8, (1,)), Digit("lane", 4, (0,))))
-    assert exchange(held, single_registers(held)) is None
-    assert single_registers(held).size("reg") == 1
+    assert exchange(held, held.once("reg")) is None
+    assert held.once("reg").size("reg") == 1
 
 
 @pytest.mark.parametrize("layout", [wgmma_c(n) for n in (32, 64, 96, 176, 256)], ids=str)

@@ -71,7 +71,7 @@ def test_programs_keep_the_rules(name: str) -> None:
         ("%b = alloc shared<4x4xf16> copy %A[%n, %n], (4, 4), %b[%n, %n], (4, 2)", "copy of (4, 4"),
         ("%b = alloc shared<4xf16> copy %A[%n, %x], (1, 4), %b[%n], (4)", "%x: f32 is not an int"),
         ("%c = alloc fragment<4x4xf32> %b = alloc shared<4x4xf16> "
-         "gemm %b[%n, %n], (4, 4), %b[%n], (4, 4), %c", "a region of 1 offsets"),
+         "gemm %b[%n, %n], (4, 4), %b[%n], (4, 4), %c", "1 indices into shared<4x4xf16>"),
         ("%c = alloc fragment<4x8xf32> %b = alloc shared<4x4xf16> "
          "gemm %b[%n, %n], (4, 4), %b[%n, %n], (4, 4), %c", "gemm of"),
         ("%b = if %p, types=(local<1xf32>) then { %c = alloc local<1xf32> yield [%c] } "

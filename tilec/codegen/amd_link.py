@@ -76,14 +76,8 @@ class _Linker:
         )
         self.hash = Section(".hash", elf.SHT_HASH, elf.SHF_ALLOC, 4, bytearray(), 4)
         self.dynstr = Section(".dynstr", elf.SHT_STRTAB, elf.SHF_ALLOC, 1, self.names.data)
-        self.dynamic = Section(
-            ".dynamic",
-            elf.SHT_DYNAMIC,
-            elf.SHF_ALLOC | elf.SHF_WRITE,
-            8,
-            bytearray(),
-            elf.DYNAMIC.size,
-        )
+        flags, size = elf.SHF_ALLOC | elf.SHF_WRITE, elf.DYNAMIC.size
+        self.dynamic = Section(".dynamic", elf.SHT_DYNAMIC, flags, 8, bytearray(), size)
         self.notes, constants, self.text, variables = _by_segment(source.sections)
         self.segments = [
             [*self.notes, self.dynsym, self.hash, self.dynstr, *constants],
@@ -204,18 +198,8 @@ class _Linker:
         table = len(out)
         out += bytes(elf.SECTION_HEADER.size)
         for name, s in zip(name_offsets, everything):
-            out += elf.SECTION_HEADER.pack(
-                name,
-                s.type,
-                s.flags,
-                s.addr,
-                s.offset,
-                len(s.data),
-                s.link,
-                s.info,
-                s.align,
-                s.entsize,
-            )
+            place = name, s.type, s.flags, s.addr, s.offset, len(s.data)
+            out += elf.SECTION_HEADER.pack(*place, s.link, s.info, s.align, s.entsize)
         programs = self._program_headers()
         out[elf.HEADER.size : elf.HEADER.size + len(programs)] = programs
         header = (self.source.ident, elf.ET_DYN, self.source.machine, 1, 0)

@@ -214,7 +214,8 @@ class Casts:
             number = literal_of(x)
             if number is None:
                 return convert(f, opcode, x, self.register(dest))
-            number = number & _ones(x.type) if opcode == "uitofp" else number
+            if opcode == "uitofp":
+                number &= (1 << int(elem_of(x.type)[1:])) - 1
             return splat_constant(self.literal(number, dest), lanes_of(x.type))
         if source.bits <= 16 or source == BOOL:  # exact as float32
             return self.narrow_int(convert(f, opcode, x, "float"), dest)
@@ -254,7 +255,3 @@ class Casts:
             x = convert(self.f, "bitcast", x, "i8")
             return self.f.icmp("ne", x, 0)
         return convert(self.f, "bitcast", x, self.register(dest))
-
-
-def _ones(type: str) -> int:
-    return (1 << int(elem_of(type)[1:])) - 1

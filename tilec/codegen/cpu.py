@@ -99,7 +99,7 @@ def _tell_apart(e: Emitter, func: Func) -> list[str]:
     tensors of a kernel that `may_alias`)."""
     tensors = [p.value for p in func.params if isinstance(p.value.type, BufferType)]
     apart = [tensors] if func.attrs.get("may_alias") else [[v] for v in tensors]
-    apart += [[r] for o in walk(func.body) if isinstance(o, Alloc) for r in o.results]
+    apart += [[r] for o in func.body.every(Alloc) for r in o.results]
     domain, first, count = 2, 3, len(apart)
     lines = [f"!{domain} = distinct !{{!{domain}}}"]
     lines += [f"!{first + i} = distinct !{{!{first + i}, !{domain}}}" for i in range(count)]

@@ -58,17 +58,13 @@ def choose_block(m: int, n: int, lanes: int, machine: CpuFeatures) -> tuple[int,
             if rows * vectors + vectors + 2 > machine.registers:
                 break
             cost = sum(
-                _cycles(r, v) * r_count * v_count
+                max(r * v / 2, (r + v) / 2, _LATENCY) * r_count * v_count
                 for r, r_count in _pieces(m, rows)
                 for v, v_count in _pieces(vectors_of_tile, vectors)
             )
             if cost < best or (cost == best and rows * vectors > found[0] * found[1]):
                 best, found = cost, (rows, vectors)
     return found
-
-
-def _cycles(rows: int, vectors: int) -> float:
-    return max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY)
 
 
 def _pieces(total: int, size: int) -> list[tuple[int, int]]:

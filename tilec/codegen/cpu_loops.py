@@ -25,7 +25,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Val, constant, int_val, shaped
-from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Yield, yielded
+from tilec.ir.ops import Atomic, Const, ElementAccess, Gemm, Load, Parallel, Store, Yield, yielded
 from tilec.ir.types import BOOL
 from tilec.ir.uniformity import varying
 
@@ -123,11 +123,10 @@ class LoopEmitter(Emitter):
     def emit_parallel(self, o: Parallel) -> None:
         if any(extent == 0 for extent in o.extents):
             return
-        for inner in walk(o.body):
-            if isinstance(inner, Gemm):
-                raise CompileError(
-                    "a tile product inside of a parallel loop", inner.loc, "move it out of the loop"
-                )
+        for inner in o.body.every(Gemm):
+            raise CompileError(
+                "a tile product inside of a parallel loop", inner.loc, "move it out of the loop"
+            )
         if self.lanes > 1:
             self._nest(o, len(o.extents), 1, False)
             return
@@ -265,12 +264,12 @@ def _element_bytes(o: Parallel) -> tuple[int, int, int]:
     defined: dict[Value, Op] = {}
     for i in walk(o.body):
         defined.update((r, i) for r in i.results)
-        match i:
-            case _ if isinstance(i, ElementAccess):
-                moved.append(i.buffer.dtype.bytes)
-                data += [] if isinstance(i, Load) else [i.value]
-            case _ if i.region_fields or isinstance(i, Yield):
-                data.extend(i.operands)
+        if isinstance(i, ElementAccess):
+            moved.append(i.buffer.dtype.bytes)
+        if isinstance(i, Store | Atomic):
+            data.append(i.value)
+        elif i.region_fields or isinstance(i, Yield):
+            data.extend(i.operands)
     computed, seen = 0, set(data)
     while data:
         v = data.pop()
@@ -294,8 +293,8 @@ def _guards(loop: LoopFacts) -> tuple[Proofs, Proofs, list[Check], list[str]]:
     slow: Proofs = {}
     checks: list[Check] = []
     units: dict[str, None] = {}
-    for o in walk(loop.loop.body):
-        if not isinstance(o, ElementAccess) or o.buffer.buffer.space != "global":
+    for o in loop.loop.body.every(ElementAccess):
+        if o.buffer.buffer.space != "global":
             continue
         buffer = o.buffer.buffer
         found = [loop.check(i, extent) for i, extent in zip(o.indices, buffer.shape)]

@@ -109,20 +109,11 @@ def read_object(blob: bytes) -> Object:
         SECTION_HEADER.unpack_from(blob, offset + SECTION_HEADER.size * i) for i in range(count)
     ]
     strings = _content(blob, headers[names])
-    sections = [
-        Section(
-            _string(strings, name),
-            type,
-            flags_,
-            align,
-            bytearray(_content(blob, h)),
-            entsize,
-            link,
-            info,
-        )
-        for h in headers
-        for name, type, flags_, _, _, _, link, info, align, entsize in [h]
-    ]
+    sections = []
+    for h in headers:
+        name, type, flags_, _, _, _, link, info, align, entsize = h
+        own, data = _string(strings, name), bytearray(_content(blob, h))
+        sections.append(Section(own, type, flags_, align, data, entsize, link, info))
     table = next((s for s in sections if s.type == SHT_SYMTAB), None)
     symbols = _symbols(table, sections) if table else []
     relocations = [

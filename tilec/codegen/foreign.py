@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilec.codegen.casts import memory_type
 from tilec.ir.core import Block, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.extern_source import Signature, signatures, without_header
+from tilec.ir.instr import instruction
 from tilec.ir.instr.instruction import Operands
 from tilec.ir.instr.semantics import Semantics
 from tilec.ir.llvm import Function, Val
@@ -42,18 +44,10 @@ def call_foreign(
             "annotated T.constexpr",
         )
     held = [_register(f, x) for x in args]
-    wanted = [_INTS_OF.get(t, t) for t in types]
-    template = _escaped(o.template)
-    effects = isinstance(o, AsmEffect)
-    made = f.asm(
-        template,
-        o.constraints,
-        held,
-        wanted,
-        instr="asm",
-        effects=effects,
-        semantics=_semantics(o, wanted),
-    )
+    wanted = tuple(_INTS_OF.get(t, t) for t in types)
+    effects, semantics = isinstance(o, AsmEffect), _semantics(o, wanted)
+    own = _escaped(o.template), o.constraints, (), wanted, effects
+    made = f.asm(instruction.Asm(*own, semantics=semantics), held, "asm")
     return [f.cast("bitcast", x, t) if x.type != t else x for x, t in zip(made, types)]
 
 
@@ -195,21 +189,13 @@ def _call_ptx(
     result = f"({', '.join(got)}), " if got else ""
     call = f"call.uni {result}{o.name}, ({', '.join(given)});"
     effects = isinstance(o, ExternEffect)
-    wanted = [_INTS_OF.get(t, t) for t in types]
+    wanted = tuple(_INTS_OF.get(t, t) for t in types)
     semantics = _semantics(o, wanted)
     made = counted.asm(
         " ".join(["{", *before, call, *after, "}"]), semantics, memory=effects, effects=effects
     )
     held = [_register(f, x) for x in args]
-    found = f.asm(
-        made.template,
-        made.constraints,
-        held,
-        wanted,
-        instr=f"extern.{o.name}",
-        effects=effects,
-        semantics=semantics,
-    )
+    found = f.asm(replace(made, outputs=wanted), held, f"extern.{o.name}")
     return [_as(f, x, t) for x, t in zip(found, types)]
 
 

@@ -3,7 +3,7 @@ instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX
@@ -13,7 +13,7 @@ from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, launched_cluster
-from tilec.ir.core import Func, Value
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     Asm,
@@ -92,6 +92,15 @@ class NvptxScalars(GpuScalars):
         return self.f.cast("fpext", self.f.extract_element(pair, 0, "half"), "float")
 
 
+def _plain(instr: Instruction) -> Callable[[NvptxEmitter, Op], None]:
+    """The method for an op that is one instruction without operands."""
+
+    def emit(self: NvptxEmitter, o: Op) -> None:
+        self.execute(instr)
+
+    return emit
+
+
 class NvptxEmitter(PrintingEmitter):
     """PTX through LLVM's NVPTX target."""
 
@@ -134,15 +143,7 @@ class NvptxEmitter(PrintingEmitter):
             raise InternalError(
                 f"{instr}: arguments {given}, the instruction takes {a.inputs}", self.f.loc
             )
-        return self.f.asm(
-            a.template,
-            a.constraints,
-            args,
-            a.outputs,
-            instr=instr,
-            effects=a.effects,
-            semantics=a.semantics,
-        )
+        return self.f.asm(a, args, instr)
 
     # --- ids ---
 
@@ -201,17 +202,11 @@ class NvptxEmitter(PrintingEmitter):
         number = self.scalars.binary("add", at, o.id, INT32)
         self.execute(instr, number, int_val(2 * 32 * WARPGROUP))
 
-    def emit_warp_sync(self, o: ops.WarpSync) -> None:
-        self.execute(sync.WARP_SYNC)
-
-    def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
-        self.execute(sync.PROXY_FENCE)
-
-    def emit_pause(self, o: ops.Pause) -> None:
-        self.execute(sync.PAUSE)
-
-    def emit_device_fence(self, o: ops.DeviceFence) -> None:
-        self.execute(sync.DEVICE_FENCE)
+    emit_warp_sync, emit_proxy_fence = _plain(sync.WARP_SYNC), _plain(sync.PROXY_FENCE)
+    emit_pause, emit_device_fence = _plain(sync.PAUSE), _plain(sync.DEVICE_FENCE)
+    emit_mbarrier_init_fence = _plain(sync.MBARRIER_INIT_FENCE)
+    emit_cp_async_commit = _plain(moves.CP_ASYNC_COMMIT)
+    emit_tma_store_commit = _plain(moves.TMA_STORE_COMMIT)
 
     def atomic_offset(self, o: ops.MemAtomic) -> Val:
         """Of minima and maxima of less than 32 bits LLVM (20) makes a loop of compare-and-swap on
@@ -245,9 +240,6 @@ class NvptxEmitter(PrintingEmitter):
         instr = sync.mbarrier_init(o.count)
         for i in range(o.barrier.buffer.size) if o.slot < 0 else (o.slot,):
             self.execute(instr, self.shared_address(o.barrier, int_val(i)))
-
-    def emit_mbarrier_init_fence(self, o: ops.MbarrierInitFence) -> None:
-        self.execute(sync.MBARRIER_INIT_FENCE)
 
     def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
         at = self.barrier_address(o.barrier, o.stage)
@@ -331,9 +323,6 @@ class NvptxEmitter(PrintingEmitter):
         instr = moves.cp_async(o.bytes, o.valid is not None, o.cache)
         self.execute(instr, *args)
 
-    def emit_cp_async_commit(self, o: ops.CpAsyncCommit) -> None:
-        self.execute(moves.CP_ASYNC_COMMIT)
-
     def emit_cp_async_wait(self, o: ops.CpAsyncWait) -> None:
         self.execute(moves.cp_async_wait(o.pending))
 
@@ -356,9 +345,6 @@ class NvptxEmitter(PrintingEmitter):
         if o.guard is not None:
             args.append(self.f.cast("zext", self.get(o.guard), "i32"))
         self.execute(instr, *args)
-
-    def emit_tma_store_commit(self, o: ops.TmaStoreCommit) -> None:
-        self.execute(moves.TMA_STORE_COMMIT)
 
     def emit_tma_store_wait(self, o: ops.TmaStoreWait) -> None:
         self.execute(moves.tma_store_wait(o.pending, o.read))

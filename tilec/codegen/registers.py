@@ -36,9 +36,9 @@ def plan_registers(func: Func) -> RegisterPlan:
     """See the module's opening."""
     body = func.body
     made = {r: o for o in walk(body) for r in o.results}
-    loop_of = {a: o for o in walk(body) if isinstance(o, ops.For) for a in o.body.args}
+    loop_of = {a: o for o in body.every(ops.For) for a in o.body.args}
     uses = [use for o in walk(body) for use in register_uses(o)]
-    wanted: set[Op] = {o for o in walk(body) if isinstance(o, ops.For) and o.kind in _WISHED}
+    wanted: set[Op] = {o for o in body.every(ops.For) if o.kind in _WISHED}
     wanted |= _selecting([i for _, i in uses], made, loop_of)
     known = _known(body, wanted)
     plan = RegisterPlan()

@@ -29,10 +29,9 @@ from tilec.ir.core import (
     defining_ops,
     squeeze,
     upstream,
-    walk,
 )
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
-from tilec.ir.types import BufferType, Extent, ScalarType
+from tilec.ir.types import BufferType, Extent
 
 _WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
@@ -77,7 +76,7 @@ class Facts(Forms):
         found = self._ranges.get(value)
         if found is not None:
             return found
-        return dtype_range(value.dtype) if _is_integer(value) else (None, None)
+        return dtype_range(value.dtype) if value.is_integer else (None, None)
 
     def divisor(self, value: Value) -> int:
         """Largest power of two known to divide `value` (`MOST` for zero)."""
@@ -175,7 +174,7 @@ class Facts(Forms):
         match self._defined.get(cond):
             case ops.Binary(kind="and", lhs=a, rhs=b):
                 return self.holds_between(a, index) and self.holds_between(b, index)
-            case ops.Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and _is_integer(a):
+            case ops.Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and a.is_integer:
                 return None not in (self.slope(a, index), self.slope(b, index))
         return False
 
@@ -234,7 +233,7 @@ class Facts(Forms):
     # --- one pass in textual order ----------------------------------------------------------------
 
     def _set(self, value: Value, found: Range, divisor: int = 1) -> None:
-        if not _is_integer(value):
+        if not value.is_integer:
             return
         limits = dtype_range(value.dtype)
         lo, hi = found
@@ -264,7 +263,7 @@ class Facts(Forms):
             if isinstance(o, ops.Assume):
                 self._assume(o, block)
             if not o.region_fields:
-                if len(o.results) == 1 and _is_integer(o.results[0]):
+                if len(o.results) == 1 and o.results[0].is_integer:
                     self._op(o, o.results[0])
                 continue
             match o:
@@ -346,7 +345,7 @@ class Facts(Forms):
         for n, (init, after) in enumerate(zip(inits, nexts)):
             arg = same[0][n]
             step = self._advance(after, {v[n] for v in same}, 16)
-            if not _is_integer(arg) or step is None:
+            if not arg.is_integer or step is None:
                 continue
             grows, divisor = step
             found: Range = (self.range(init)[0], None) if grows else (None, None)
@@ -408,9 +407,9 @@ class Facts(Forms):
             case ops.Select(on_true=a, on_false=b):
                 both = union(self.range(a), self.range(b))
                 self._set(result, both, min(self.divisor(a), self.divisor(b)))
-            case ops.Cast(operand=x) if _is_integer(x) and result.dtype.kind != "bool":
+            case ops.Cast(operand=x) if x.is_integer and result.dtype.kind != "bool":
                 self._cast(x, result)
-            case ops.Compare(kind=kind, lhs=a, rhs=b) if _is_integer(a):
+            case ops.Compare(kind=kind, lhs=a, rhs=b) if a.is_integer:
                 self._set(result, decide(kind, self.range(a), self.range(b)))
             case ops.BlockIndex(dim=dim):
                 self._forms[result] = Affine.of(self._blocks.setdefault(dim, result))
@@ -502,7 +501,7 @@ def _narrowed(a: Range, b: Range) -> Range:
 
 def _homes(func: Func) -> dict[Value, Block]:
     """The block in which each value is defined; none where nothing asks for it."""
-    if not any(isinstance(o, ops.Assume) for o in walk(func.body)):
+    if not any(func.body.every(ops.Assume)):
         return {}
     found: dict[Value, Block] = {}
     blocks = [func.body]
@@ -528,15 +527,13 @@ def acting(block: Block) -> list[Op]:
 def _is_quiet(e: Effect) -> bool:
     if e.region is None or e.kind in ("read", "allocate"):
         return e.region is not None
-    return e.region.buffer.buffer.space == "local" and not squeeze(e.region.extents)
+    return e.region.type.space == "local" and not squeeze(e.region.extents)
 
 
 def asks_for_threads(func: Func) -> bool:
     """Whether it shows in what the user's code does, as it is written in TILE, that each thread
     does it: it asks for the thread index, or has atomics that are no iteration's."""
-    return any(isinstance(o, ops.ThreadIndex) for o in walk(func.body)) or _has_own_atomics(
-        func.body
-    )
+    return any(func.body.every(ops.ThreadIndex)) or _has_own_atomics(func.body)
 
 
 def _has_own_atomics(block: Block) -> bool:
@@ -546,11 +543,6 @@ def _has_own_atomics(block: Block) -> bool:
         if not isinstance(o, ops.Parallel) and any(map(_has_own_atomics, o.regions)):
             return True
     return False
-
-
-def _is_integer(value: Value) -> bool:
-    t = value.type
-    return isinstance(t, ScalarType) and t.dtype.is_int
 
 
 @functools.lru_cache(maxsize=8)

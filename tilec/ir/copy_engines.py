@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Func, Region, Value, squeeze, walk
+from tilec.ir.core import Func, Region, Value, squeeze
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
@@ -101,7 +101,7 @@ class CopyEngines:
 
     def tma_may_store(self, o: Copy) -> bool:
         """Whether TMA can write where a copy does, whatever its source."""
-        t = o.dest.buffer.buffer
+        t = o.dest.type
         return (
             self.target.has("tma")
             and not o.disable_tma
@@ -120,7 +120,7 @@ class CopyEngines:
         """Whether threads may bring a tile whose rows begin anywhere by 16 bytes at a time from
         multiples of 16 bytes (`passes/utils/realign.py`): rows that nothing writes while the kernel
         runs, wide enough, and no element before the tensor's first."""
-        t, last = o.source.buffer.buffer, o.dest.shape[-1:]
+        t, last = o.source.type, o.dest.shape[-1:]
         return (
             t.dtype.bits in (8, 16)
             and t.dtype == o.dest.dtype != BOOL
@@ -133,7 +133,7 @@ class CopyEngines:
             and self.safe.zero(o.source.buffer)
             and o.source.buffer not in self.written | self.gathered
             and not self.func.attrs.get("may_alias")
-            and all(_not_negative(self.facts.range(v)[0]) for v in o.source.offsets)
+            and all(map(self.facts.non_negative, o.source.offsets))
         )
 
     @cached_property
@@ -144,7 +144,7 @@ class CopyEngines:
     @cached_property
     def gathered(self) -> set[Value]:
         """The tensors that are nowhere in memory."""
-        return {o.result for o in walk(self.func.body) if isinstance(o, Gather)}
+        return {o.result for o in self.func.body.every(Gather)}
 
     @cached_property
     def written(self) -> set[Value]:
@@ -164,7 +164,7 @@ class CopyEngines:
             if through_registers and self.in_pieces(o):
                 tiles.append((o.dest.shape, 16 * 8 // bits))
             else:
-                each = o.dest.buffer.buffer.size // vector
+                each = o.dest.type.size // vector
                 accesses += each
                 waiting += ACCESS_REGISTERS * through_registers * each
         return Narrow(accesses, waiting, tuple(tiles))
@@ -173,10 +173,10 @@ class CopyEngines:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""
         # A fragment's elements are converted in registers; what counts is their size in memory.
         both = o.source, o.dest
-        sides = [r for r in both if r.buffer.buffer.space != "fragment"]
+        sides = [r for r in both if r.type.space != "fragment"]
         widest = 16 * 8 // max(r.dtype.bits for r in sides or both)
         for r in both:
-            t = r.buffer.buffer
+            t = r.type
             if t.space == "global":
                 widest = min(widest, contiguous(t, r.offsets, r.extents, self.facts))
         last = o.dest.shape or (1,)
@@ -193,17 +193,11 @@ class SafeValues:
 
     def __init__(self, func: Func) -> None:
         known = constants(func.body)
-        self.found = {
-            o.dest: known.get(o.value) for o in walk(func.body) if isinstance(o, AnnotateSafeValue)
-        }
+        self.found = {o.dest: known.get(o.value) for o in func.body.every(AnnotateSafeValue)}
 
     def zero(self, tensor: Value) -> bool:
         """Whether that is 0, which is what copies past the registers give."""
         return not self.found.get(tensor)
-
-
-def _not_negative(low: int | None) -> bool:
-    return low is not None and low >= 0
 
 
 def gcd2(limit: int, divisor: int) -> int:
@@ -283,8 +277,8 @@ def box_may_begin(r: Region, facts: Facts, store: bool = False) -> bool:
     any dimension. Anywhere else it ends in an illegal instruction (NVIDIA H200; Triton's issue
     7385)."""
     return (
-        tensor_map_fits(r.buffer.buffer)
-        and (r.buffer.buffer.rank > 1 or not store)
+        tensor_map_fits(r.type)
+        and (r.type.rank > 1 or not store)
         and facts.divisor(r.offsets[-1]) * r.dtype.bits // 8 % TMA_ALIGN == 0
         and (not store or all(map(facts.non_negative, r.offsets)))
     )
@@ -293,6 +287,6 @@ def box_may_begin(r: Region, facts: Facts, store: bool = False) -> bool:
 def same_order(o: Copy) -> bool:
     """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
     one."""
-    extents = (o.source if o.source.buffer.buffer.space == "global" else o.dest).extents
+    extents = (o.source if o.source.type.space == "global" else o.dest).extents
     wide = [i for i, e in enumerate(extents) if e != 1]
     return o.source.shape == o.dest.shape and (not wide or wide[-1] == len(extents) - 1)

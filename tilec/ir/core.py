@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
@@ -34,6 +34,24 @@ class Block:
 
     args: tuple[Value, ...] = ()
     ops: tuple[Op, ...] = ()
+
+    def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
+        """The ops of one class, of those that `walk` gives."""
+        return (o for o in walk(self) if isinstance(o, kind))
+
+    def with_ops(self, ops: Sequence[Op]) -> Block:
+        """The block with these ops; the same object if they are what it has."""
+        same = len(ops) == len(self.ops) and all(map(operator.is_, ops, self.ops))
+        return self if same else Block(self.args, tuple(ops))
+
+    def rewrite(
+        self,
+        kind: type[AnyOp],
+        visit: Callable[[AnyOp], Replacement],
+        subst: Substitution | None = None,
+    ) -> Block:
+        """As `rewrite`, where `visit` sees the ops of one class."""
+        return rewrite(self, lambda o: visit(o) if isinstance(o, kind) else None, subst)
 
 
 _T = TypeVar("_T", bound=type)
@@ -104,6 +122,21 @@ class Op:
         """The blocks inside of it (likewise)."""
         return tuple(getattr(self, name) for name in self.region_fields)
 
+    def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
+        """The ops of one class, of those that `walk` gives."""
+        return (o for o in walk(self) if isinstance(o, kind))
+
+    def with_regions(self, change: Callable[[Block], Block], backwards: bool = False) -> Self:
+        """The op with each of its regions (the last one first, if `backwards`) as `change` makes
+        it; the same object if nothing changes."""
+        changed: dict[str, Any] = {}
+        for name in reversed(self.region_fields) if backwards else self.region_fields:
+            region = getattr(self, name)
+            done = change(region)
+            if done is not region:
+                changed[name] = done
+        return altered(self, **changed) if changed else self
+
 
 OPS: dict[str, type[Op]] = {}
 _OPERANDS_OF = {  # a field of each kind, as the items of a tuple
@@ -143,7 +176,7 @@ def op(
     ]
 
     def stated(o: Op) -> Effects:
-        regions = [(kind, r) for kind, field in touched for r in _boxes(getattr(o, field))]
+        regions = [(kind, r) for kind, field in touched for r in _boxes(o, getattr(o, field))]
         return (*(Effect(kind, r, engine) for kind, r in regions), *(effects or ()))
 
     def make(cls: _O) -> _O:
@@ -193,11 +226,15 @@ def _infer(result: str) -> Callable[[Op], Sequence[Type]]:
     return lambda o: (like(o),)
 
 
-def _boxes(operand: Any) -> tuple[Region, ...]:
-    """The regions that an operand names; of a buffer, somewhere in it."""
+def _boxes(o: Op, operand: Any) -> tuple[Region, ...]:
+    """The regions that an operand names; of a buffer, its element at the op's indices, or somewhere
+    in it."""
     if isinstance(operand, tuple):
-        return tuple(r for v in operand for r in _boxes(v))
-    return (operand if isinstance(operand, Region) else Region(operand),)
+        return tuple(r for v in operand for r in _boxes(o, v))
+    if isinstance(operand, Region):
+        return (operand,)
+    indices = getattr(o, "indices", ())
+    return (Region(operand, indices, (1,) * len(indices)),)
 
 
 def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
@@ -257,6 +294,15 @@ class Func:
     def with_body(self, body: Block) -> Func:
         return self if body is self.body else replace(self, body=body)
 
+    def rewrite(
+        self,
+        kind: type[AnyOp],
+        visit: Callable[[AnyOp], Replacement],
+        subst: Substitution | None = None,
+    ) -> Func:
+        """The function with its body's ops of one class as `visit` has them (see `rewrite`)."""
+        return self.with_body(self.body.rewrite(kind, visit, subst))
+
     def with_attrs(self, **attrs: Any) -> Func:
         return replace(self, attrs={**self.attrs, **attrs})
 
@@ -273,6 +319,7 @@ class Builder:
     def __init__(self, loc: Loc = UNKNOWN) -> None:
         self.ops: list[Op] = []
         self.loc = loc
+        self.known: dict[Value, bool | int | float] = {}  # the literals made here
 
     def emit(
         self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any
@@ -292,12 +339,25 @@ class Builder:
 
     def const(self, number: bool | int | float, dtype: DType = INT32) -> Value:
         """A literal."""
-        return self.value(OPS["const"], number, dtype)
+        made = self.value(OPS["const"], number, dtype)
+        self.known[made] = number
+        return made
 
     def binary(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
         """A `Binary`; a number on the right is a literal of the left side's dtype."""
         rhs = rhs if isinstance(rhs, Value) else self.const(rhs, lhs.dtype)
         return self.value(OPS["binary"], kind, lhs, rhs, **more)
+
+    def fold(self, kind: str, x: Value, y: Value | int, **more: Any) -> Value:
+        """A `Binary` of integers, if it is not what the literals made here make it."""
+        a, c = self.known.get(x), self.known.get(y) if isinstance(y, Value) else y
+        if (kind in ("add", "xor", "sub") and c == 0) or (kind in ("mul", "floordiv") and c == 1):
+            return x
+        if kind == "mul" and (a == 0 or c == 0):
+            return self.const(0, x.dtype)
+        if (kind in ("add", "xor") and a == 0) or (kind == "mul" and a == 1):
+            return y if isinstance(y, Value) else self.const(y, x.dtype)
+        return self.binary(kind, x, y, **more)
 
     def compare(self, kind: str, lhs: Value, rhs: Value | bool | int | float, **more: Any) -> Value:
         """A `Compare`, likewise."""
@@ -481,28 +541,16 @@ def rewrite(
     which later ops see. Returns the same object if nothing changed."""
     subst = {} if subst is None else subst
     ops: list[Op] = []
-    same = True
     for o in block.ops:
         new = substitute(o, subst) if subst else o
-        inner: dict[str, Any] = {}
-        for name in new.region_fields:
-            region = getattr(new, name)
-            done = rewrite(region, visit, subst)
-            if done is not region:
-                inner[name] = done
-        if inner:
-            new = altered(new, **inner)
+        if new.region_fields:
+            new = new.with_regions(lambda region: rewrite(region, visit, subst))
         got = visit(new)
-        if got is None:
-            ops.append(new)
-            same = same and new is o
-        elif isinstance(got, Op):
-            ops.append(got)
-            same = same and got is o
+        if got is None or isinstance(got, Op):
+            ops.append(got or new)
         else:
             ops.extend(got)
-            same = False
-    return block if same else Block(block.args, tuple(ops))
+    return block.with_ops(ops)
 
 
 def clone(o: Op, subst: Substitution) -> Op:

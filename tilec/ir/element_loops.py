@@ -141,7 +141,7 @@ def in_turn(loop: Parallel) -> list[Op]:
 def is_private(o: Op, uniformity: Uniformity) -> bool:
     """Whether each thread does it for itself, with variables (`local`) of its own. What must not be
     repeated and is the same for all threads is done once."""
-    spaces = {r.buffer.buffer.space for r in boxes(o)}
+    spaces = {r.type.space for r in boxes(o)}
     if "local" not in spaces or "fragment" in spaces:
         return False
     once = any(e.is_once for e in o.effects())
@@ -150,7 +150,7 @@ def is_private(o: Op, uniformity: Uniformity) -> bool:
 
 def is_part_of_fragment(r: Region) -> bool:
     """Whether it is some, but not all, of a fragment."""
-    t = r.buffer.buffer
+    t = r.type
     return t.space == "fragment" and r.shape != squeeze(t.static_shape)
 
 
@@ -158,7 +158,7 @@ def element_indices(b: Builder, r: Region, args: Sequence[Value]) -> tuple[Value
     """The buffer's indices for the loop's: dimensions of extent 1 keep their offset. Those of a
     whole fragment are the loop's own, zeros where its extent is 1."""
     own = _own(r.extents, args)
-    if r.buffer.buffer.space == "fragment" and not is_part_of_fragment(r):
+    if r.type.space == "fragment" and not is_part_of_fragment(r):
         return tuple(b.const(0) if a is None else a for a in own)
     return tuple(v if arg is None else shifted(b, v, arg) for v, arg in zip(r.offsets, own))
 

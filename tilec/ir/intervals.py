@@ -113,10 +113,6 @@ def _min(a: Range, b: Range) -> Range:
     return lo, min(his) if his else None
 
 
-def _max(a: Range, b: Range) -> Range:
-    return negate(_min(negate(a), negate(b)))
-
-
 def _and(a: Range, b: Range) -> Range:
     his = [r[1] for r in (a, b) if r[0] is not None and r[0] >= 0 and r[1] is not None]
     if not any(r[0] is not None and r[0] >= 0 for r in (a, b)):
@@ -146,20 +142,11 @@ def _shr(a: Range, b: Range) -> Range:
 
 RANGES: dict[str, Callable[[Range, Range], Range]] = {
     "add": lambda a, b: (add(a[0], b[0]), add(a[1], b[1])),
-    "sub": lambda a, b: (add(a[0], negate(b)[0]), add(a[1], negate(b)[1])),
-    "mul": _mul,
-    "floordiv": _floordiv,
-    "mod": _mod,
-    "truncdiv": _truncdiv,
-    "truncmod": _truncmod,
-    "min": _min,
-    "max": _max,
-    "and": _and,
-    "or": _or,
-    "xor": _or,
-    "shl": _shl,
-    "shr": _shr,
-}
+    "sub": lambda a, b: (add(a[0], negate(b)[0]), add(a[1], negate(b)[1])), "mul": _mul,
+    "floordiv": _floordiv, "mod": _mod, "truncdiv": _truncdiv, "truncmod": _truncmod, "min": _min,
+    "max": lambda a, b: negate(_min(negate(a), negate(b))), "and": _and, "or": _or, "xor": _or,
+    "shl": _shl, "shr": _shr,
+}  # fmt: skip
 
 
 def decide(kind: str, a: Range, b: Range) -> Range:

@@ -11,12 +11,15 @@ https://llvm.org/docs/LangRef.html"""
 from __future__ import annotations
 
 import functools
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tilec.ir.instr.instruction import Asm
 from tilec.ir.instr.semantics import Semantics
 from tilec.ir.loc import UNKNOWN, Loc
+from tilec.ir.semantics import COMPARISONS
 
 _MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_FFFF_FFFF_FFFF}
 
@@ -205,9 +208,8 @@ class Function:
     ) -> Val:
         """Append an instruction with a result and return the result."""
         result = self.fresh(type)
-        self.block.insts.append(
-            Inst(opcode, result, operands, text, instr, self.loc, "", semantics, self.buffer)
-        )
+        made = Inst(opcode, result, operands, text, instr, self.loc, "", semantics, self.buffer)
+        self.block.insts.append(made)
         return result
 
     def pure(self, opcode: str, type: str, operands: tuple[Val, ...], text: str) -> Val:
@@ -243,9 +245,8 @@ class Function:
         semantics: Semantics | None = None,
     ) -> None:
         """Append an instruction without a result."""
-        self.block.insts.append(
-            Inst(opcode, None, operands, text, instr, self.loc, merge, semantics, self.buffer)
-        )
+        made = Inst(opcode, None, operands, text, instr, self.loc, merge, semantics, self.buffer)
+        self.block.insts.append(made)
 
     def binary(self, opcode: str, a: Val, b: Operand, flags: str = "") -> Val:
         """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub
@@ -267,15 +268,14 @@ class Function:
         b = b if isinstance(b, Val) else constant(a.type, b)
         if a.literal is not None and b.literal is not None:
             return int_val(_compare(pred, a, b), "i1")
-        return self.pure(
-            "icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}"
-        )
+        return self._comparison("icmp", pred, a, b)
 
     def fcmp(self, pred: str, a: Val, b: Operand) -> Val:
-        b = b if isinstance(b, Val) else constant(a.type, b)
-        return self.pure(
-            "fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}"
-        )
+        return self._comparison("fcmp", pred, a, b if isinstance(b, Val) else constant(a.type, b))
+
+    def _comparison(self, opcode: str, pred: str, a: Val, b: Val) -> Val:
+        type = shaped("i1", lanes_of(a.type))
+        return self.pure(opcode, type, (a, b), f"{opcode} {pred} {a.type} {a.ref}, {b.ref}")
 
     def select(self, cond: Val, a: Operand, b: Operand) -> Val:
         if not isinstance(a, Val):
@@ -301,9 +301,8 @@ class Function:
     def gep(self, elem: str, base: Val, index: Val) -> Val:
         if index.literal == 0:
             return base
-        return self.pure(
-            "getelementptr", base.type, (base, index), f"getelementptr {elem}, {base}, {index}"
-        )
+        text = f"getelementptr {elem}, {base}, {index}"
+        return self.pure("getelementptr", base.type, (base, index), text)
 
     def load(self, type: str, ptr: Val, align: int, words: str = "", tail: str = "") -> Val:
         text = f"load {words}{type}, {ptr}, align {align}{tail}"
@@ -353,34 +352,20 @@ class Function:
         assert result is not None
         return result
 
-    def asm(
-        self,
-        template: str,
-        constraints: str,
-        args: Sequence[Val] = (),
-        outputs: Sequence[str] = (),
-        *,
-        instr: str = "",
-        effects: bool = True,
-        semantics: Semantics | None = None,
-    ) -> list[Val]:
-        """Inline assembly; returns one value per entry of `outputs` (their LLVM types)."""
-        if len(outputs) == 0:
-            type = "void"
-        elif len(outputs) == 1:
-            type = outputs[0]
-        else:
-            type = "{ " + ", ".join(outputs) + " }"
-        words = "asm sideeffect" if effects else "asm"
+    def asm(self, a: Asm, args: Sequence[Val] = (), instr: str = "") -> list[Val]:
+        """Inline assembly; returns one value per entry of its `outputs`."""
+        several = len(a.outputs) > 1
+        words = "asm sideeffect" if a.effects else "asm"
         given = ", ".join(map(str, args))
-        text = f'call {type} {words} "{template}", "{constraints}"({given}) #1'
-        if type == "void":
-            self.act("asm", tuple(args), text, instr, semantics=semantics)
+        type = "{ " + ", ".join(a.outputs) + " }" if several else "".join(a.outputs) or "void"
+        text = f'call {type} {words} "{a.template}", "{a.constraints}"({given}) #1'
+        if not a.outputs:
+            self.act("asm", tuple(args), text, instr, semantics=a.semantics)
             return []
-        result = self.inst("asm", type, tuple(args), text, instr, semantics)
-        if len(outputs) == 1:
+        result = self.inst("asm", type, tuple(args), text, instr, a.semantics)
+        if not several:
             return [result]
-        return [self.extract_value(result, i, t) for i, t in enumerate(outputs)]
+        return [self.extract_value(result, i, t) for i, t in enumerate(a.outputs)]
 
     def compare_exchange(self, at: Val, compare: Val, value: Val, how: str) -> Val:
         """What was at `at`, where `value` now is if that was `compare`."""
@@ -392,12 +377,8 @@ class Function:
         return self.inst("extractvalue", type, (struct,), f"extractvalue {struct}, {index}")
 
     def insert_element(self, vector: Val, value: Val, index: int) -> Val:
-        return self.inst(
-            "insertelement",
-            vector.type,
-            (vector, value),
-            f"insertelement {vector}, {value}, i32 {index}",
-        )
+        text = f"insertelement {vector}, {value}, i32 {index}"
+        return self.inst("insertelement", vector.type, (vector, value), text)
 
     def extract_element(self, vector: Val, index: int, type: str) -> Val:
         return self.inst("extractelement", type, (vector,), f"extractelement {vector}, i32 {index}")
@@ -427,19 +408,23 @@ class Function:
         self.act("ret", (), "ret void")
 
 
-def _bool_type(type: str) -> str:
-    return f"{type.rsplit(' x ', 1)[0]} x i1>" if type.startswith("<") else "i1"
-
-
-def _compare(pred: str, a: Val, b: Val) -> int:
+def _compare(pred: str, a: Val, b: Val) -> bool:
     x, y = a.literal or 0, b.literal or 0
     if pred.startswith("u"):
         x, y = x & _MASK[a.type], y & _MASK[b.type]
-    return int(
-        {"eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[
-            pred if pred in ("eq", "ne") else pred[1:]
-        ]
-    )
+    return COMPARISONS[pred if pred in COMPARISONS else pred[1:]](x, y)
+
+
+_OF_SIGNED: dict[str, Callable[[int, int], int]] = {
+    "ashr": lambda x, y: x >> y if y >= 0 else -(x < 0),
+    "sdiv": lambda x, y: abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1),
+    "srem": lambda x, y: abs(x) % abs(y) * (1 if x >= 0 else -1),
+}
+_OF_UNSIGNED: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
+    "or": operator.or_, "xor": operator.xor, "lshr": operator.rshift, "udiv": operator.floordiv,
+    "urem": operator.mod, "shl": lambda x, y: x << y if y < 64 else 0,
+}  # fmt: skip
 
 
 def _fold(opcode: str, a: Val, b: Val) -> Val | None:
@@ -461,35 +446,9 @@ def _fold(opcode: str, a: Val, b: Val) -> Val | None:
         return int_val(0, a.type)
     if x is None or y is None:
         return None
-    mask = _MASK[a.type]
-    ux, uy = x & mask, y & mask
-    match opcode:
-        case "add":
-            value = x + y
-        case "sub":
-            value = x - y
-        case "mul":
-            value = x * y
-        case "and":
-            value = ux & uy
-        case "or":
-            value = ux | uy
-        case "xor":
-            value = ux ^ uy
-        case "shl":
-            value = ux << uy if uy < 64 else 0
-        case "lshr":
-            value = ux >> uy
-        case "ashr":
-            value = x >> uy
-        case "udiv" if uy:
-            value = ux // uy
-        case "urem" if uy:
-            value = ux % uy
-        case "sdiv" if y:
-            value = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-        case "srem" if y:
-            value = abs(x) % abs(y) * (1 if x >= 0 else -1)
-        case _:
-            return None
-    return int_val(value, a.type)
+    if opcode in _OF_SIGNED:
+        return None if y == 0 else int_val(_OF_SIGNED[opcode](x, y), a.type)
+    x, y = x & _MASK[a.type], y & _MASK[a.type]
+    if opcode not in _OF_UNSIGNED or (opcode in ("udiv", "urem") and y == 0):
+        return None
+    return int_val(_OF_UNSIGNED[opcode](x, y), a.type)

@@ -281,8 +281,9 @@ class _Printer:
         if o.results:
             line = f"{', '.join([self.result(o, r) for r in o.results])} = {line}"
         tail = ""
-        if o.results and not (form.names_types and self.infers(o)):
-            tail = f" : {', '.join([self.type(r.type) for r in o.results])}"
+        types = tuple(r.type for r in o.results)
+        if types and not (form.names_types and tuple(o.infer()) == types):
+            tail = f" : {', '.join(map(self.type, types))}"
         comment = f"  // line {o.loc.chain()[-1].line}" if self.locs else ""
         opened = False
         for name in form.regions:
@@ -308,9 +309,6 @@ class _Printer:
             if type(number) is int and number >= 0:
                 self.names[value] = self._fresh(f"c{number}")
         return self.names.get(value) or self.name(value)
-
-    def infers(self, o: Op) -> bool:
-        return tuple(o.infer()) == tuple(r.type for r in o.results)
 
     def places(self, value: Places, indent: str) -> str:
         """`places(%i: i32) { … }` over several lines; copies of a gather share it."""

@@ -36,14 +36,9 @@ ml_dtypes: Any = Lazy("ml_dtypes")
 Array = Any  # numpy.ndarray, which is loaded at the first use
 
 _OF_ML_DTYPES = {
-    BFLOAT16: "bfloat16",
-    FLOAT8_E4M3: "float8_e4m3fn",
-    FLOAT8_E5M2: "float8_e5m2",
-    FLOAT4_E2M1: "float4_e2m1fn",
-    FLOAT8_E8M0: "float8_e8m0fnu",
-    INT4: "int4",
-    UINT4: "uint4",
-}
+    BFLOAT16: "bfloat16", FLOAT8_E4M3: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2",
+    FLOAT4_E2M1: "float4_e2m1fn", FLOAT8_E8M0: "float8_e8m0fnu", INT4: "int4", UINT4: "uint4",
+}  # fmt: skip
 SATURATING = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1)  # have no infinity to round to
 
 
@@ -80,17 +75,10 @@ def wrap(n: int, dtype: DType) -> int:
 
 
 INTEGERS: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "min": min,
-    "max": max,
-    "and": operator.and_,
-    "or": operator.or_,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
+    "mod": operator.mod, "min": min, "max": max, "and": operator.and_, "or": operator.or_,
     "xor": operator.xor,
-}
+}  # fmt: skip
 """Ops on two integers as Python computes them, before `wrap`; divisors are above 0. (NumPy takes
 ten times as long for one number.)"""
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from tilec.ir.caller import caller_loc
-from tilec.ir.errors import CompileError
+from tilec.ir.errors import CompileError, InternalError
 
 if TYPE_CHECKING:
     from tilec.ir.layout import Layout
@@ -97,17 +97,11 @@ def unit_of(extent: int) -> int:
 DTYPES = {d.name: d for d in tuple(globals().values()) if isinstance(d, DType)}
 SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}
 ALIASES: dict[str, str] = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "int": "int32",
-    "uint": "uint32",
-    "float8_e4m3fn": "float8_e4m3",
-    "float8_e4m3fnuz": "float8_e4m3",
-    "float8_e5m2fnuz": "float8_e5m2",
-    "float4_e2m1fn": "float4_e2m1",
+    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "uint": "uint32",
+    "float8_e4m3fn": "float8_e4m3", "float8_e4m3fnuz": "float8_e4m3",
+    "float8_e5m2fnuz": "float8_e5m2", "float4_e2m1fn": "float4_e2m1",
     "float8_e8m0fnu": "float8_e8m0",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +162,13 @@ class BufferType:
             if not isinstance(e, int):
                 raise ValueError(f"{self} has run-time extents")
         return cast("tuple[int, ...]", self.shape)  # asked thousands of times: not copied
+
+    @property
+    def laid_out(self) -> Layout:
+        """The layout, which it must have."""
+        if self.layout is None:
+            raise InternalError(f"{self} has no layout")
+        return self.layout
 
     @property
     def size(self) -> int:

@@ -5,7 +5,7 @@ lanes, or threads, that run a block side by side (`varying`)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import IntEnum
 
 from tilec.ir import ops
@@ -162,7 +162,7 @@ class Uniformity:
         for e in o.effects():
             if e.kind in ("output", "update"):
                 self._around[o] = around
-            if e.writes and e.region and e.region.buffer.buffer.space == "local":
+            if e.writes and e.region and e.region.type.space == "local":
                 level = max(self._highest(o.operands), around)
                 self._again = self._raise(e.region.buffer, level) or self._again
 
@@ -173,10 +173,12 @@ def uniformity_of(func: Func) -> Uniformity:
     return Uniformity(func)
 
 
-def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
-    """The values inside `block` that may differ between lanes, given that `sources` do. With
-    `allocs`, buffers allocated inside are each lane's own: what is read from them differs.
-    """
+def varying(
+    block: Block, sources: Iterable[Value], allocs: bool = True, same: Container[Value] = ()
+) -> set[Value]:
+    """The values inside `block` that may differ between lanes, given that `sources` do, and those
+    of `same` do not. With `allocs`, buffers allocated inside are each lane's own: what is read from
+    them differs."""
     found = set(sources)
     for o in walk(block):
         if allocs and isinstance(o, ops.Alloc):
@@ -184,15 +186,28 @@ def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[
     size = -1
     while size != len(found):
         size = len(found)
-        _spread(block, found)
+        _spread(block, found, same)
     return found
 
 
-def _spread(block: Block, found: set[Value], alone: bool = True) -> None:
+def parted(
+    block: Block, differs: Container[Value], around: Op | None = None
+) -> Iterator[tuple[Op, Op]]:
+    """The ops in `block` to which not all may come, or not as often, for what `differs`: each with
+    the innermost op that asks for some of that."""
+    for o in block.ops:
+        if around is not None:
+            yield o, around
+        inside = o if any(v in differs for v in ops.decides(o)) else around
+        for region in o.regions:
+            yield from parted(region, differs, inside)
+
+
+def _spread(block: Block, found: set[Value], same: Container[Value], alone: bool = True) -> None:
     """`alone`: each lane does for itself what stands here, and does not share iterations."""
     for o in block.ops:
         for region in o.regions:
-            _spread(region, found, alone and not isinstance(o, ops.Parallel))
+            _spread(region, found, same, alone and not isinstance(o, ops.Parallel))
         uneven = not found.isdisjoint(ops.decides(o))
         for sources, holders in ops.handed_on(o):
             if uneven or not found.isdisjoint(sources):
@@ -202,4 +217,4 @@ def _spread(block: Block, found: set[Value], alone: bool = True) -> None:
         if alone and isinstance(o, ops.Atomic):  # each finds what the one before has left
             found.update(o.results)
         if not isinstance(o, (ops.For, ops.While, ops.If)) and not found.isdisjoint(o.operands):
-            found.update(o.results)
+            found.update(r for r in o.results if r not in same)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilec.ir.errors import InternalError
-from tilec.ir.types import BufferType, DType, Type
+from tilec.ir.types import BufferType, DType, ScalarType, Type
 
 
 class Value:
@@ -37,6 +37,11 @@ class Value:
             raise InternalError(f"%{self.name} is {self.type}, not a buffer")
         return self.type
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is one integer, or bool."""
+        return isinstance(self.type, ScalarType) and self.type.dtype.is_int
+
     def __repr__(self) -> str:
         return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
 
@@ -56,6 +61,11 @@ class Region:
     extents: tuple[int, ...] = ()
 
     @property
+    def type(self) -> BufferType:
+        """Of its buffer."""
+        return self.buffer.buffer
+
+    @property
     def dtype(self) -> DType:
         return self.buffer.dtype
 
@@ -67,7 +77,7 @@ class Region:
     @property
     def is_whole(self) -> bool:
         """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
-        return self.extents == self.buffer.buffer.shape
+        return self.extents == self.type.shape
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,14 +114,14 @@ class Effect:
         it would change memory, or be seen, again. Registers are each thread's own."""
         if self.region is None or self.kind != "update":
             return self.kind == "output"
-        return self.region.buffer.buffer.space not in ("fragment", "local")
+        return self.region.type.space not in ("fragment", "local")
 
     @property
     def is_seen(self) -> bool:
         """Whether it can be seen from outside of the block of threads."""
         if self.region is None or not self.writes:
             return self.kind == "output"
-        return self.region.buffer.buffer.space == "global"
+        return self.region.type.space == "global"
 
 
 Effects = tuple[Effect, ...]

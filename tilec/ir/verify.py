@@ -15,7 +15,7 @@ from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.printer import print_op
-from tilec.ir.types import BufferType, ScalarType
+from tilec.ir.types import BufferType
 from tilec.ir.uniformity import Level, uniformity_of
 
 CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
@@ -102,7 +102,7 @@ class _Structure:
         if not func.grid.ops or not isinstance(func.grid.ops[-1], ops.Yield):
             raise InternalError(f"the grid of {func.name} ends without a yield", func.loc)
         for v in ops.yielded(func.grid):
-            if not _is_integer(v):
+            if not v.is_integer:
                 raise InternalError(f"a grid extent is {v.type}, not an integer", func.loc)
         self.live = params
         self.block(func.body, None)
@@ -111,7 +111,7 @@ class _Structure:
 
     def params(self) -> None:
         func = self.func
-        sizes = {p.value.name for p in func.params if _is_integer(p.value)}
+        sizes = {p.value.name for p in func.params if p.value.is_integer}
         for p in func.params:
             t = p.value.type
             if p.role == "tensor" and not (isinstance(t, BufferType) and t.space == "global"):
@@ -174,6 +174,11 @@ class _Structure:
     def alone(self, o: Op) -> None:
         """What an op says of itself and of its operands."""
         try:
+            for r in _regions(o):
+                if len(r.offsets) != r.type.rank:
+                    raise InternalError(f"{len(r.offsets)} indices into {r.type}", o.loc)
+                if len(r.extents) != r.type.rank:
+                    raise InternalError(f"extents {r.extents} of {r.type}", o.loc)
             types = tuple(o.infer())
             o.verify()
         except InternalError as error:
@@ -184,16 +189,18 @@ class _Structure:
             raise _breach(
                 o, f"results are {[str(r.type) for r in o.results]}, should be {[*map(str, types)]}"
             )
-        for name in o.operand_fields:
-            got = getattr(o, name)
-            indices = got.offsets if isinstance(got, Region) else got if name == "indices" else ()
-            for v in indices:
-                if not _is_integer(v):
-                    raise _breach(o, f"index {v} is not an integer")
+        for v in (v for r in _regions(o) for v in r.offsets):
+            if not v.is_integer:
+                raise _breach(o, f"index {v} is not an integer")
 
 
-def _is_integer(v: Value) -> bool:
-    return isinstance(v.type, ScalarType) and v.type.dtype.is_int
+def _regions(o: Op) -> list[Region]:
+    """The boxes, and the elements, that an op names."""
+    given = {name: getattr(o, name) for name in o.operand_fields}
+    found = [x for x in given.values() if isinstance(x, Region)]
+    if indices := given.get("indices"):
+        found.append(Region(next(iter(given.values())), indices, (1,) * len(indices)))
+    return found
 
 
 # --- rules of the contracts ---------------------------------------------------------------------
@@ -211,19 +218,15 @@ def no_layouts(func: Func) -> None:
 
 def all_laid_out(func: Func) -> None:
     """LAID_OUT and later: every fragment and shared buffer has a layout."""
-    for o in walk(func.body):
-        if (
-            isinstance(o, ops.Alloc)
-            and o.type.space in ("fragment", "shared")
-            and o.type.layout is None
-        ):
+    for o in func.body.every(ops.Alloc):
+        if o.type.space in ("fragment", "shared") and o.type.layout is None:
             raise _breach(o, f"{o.result} has no layout")
 
 
 def rows_chosen(func: Func) -> None:
     """LAID_OUT and later: every product has its instruction row."""
-    for o in walk(func.body):
-        if isinstance(o, ops.Gemm) and not o.instr:
+    for o in func.body.every(ops.Gemm):
+        if not o.instr:
             raise _breach(o, "no instruction was selected for this gemm")
 
 
@@ -318,19 +321,11 @@ def _needs(o: Op) -> Level | None:
 
 
 _SPELLED = {
-    "parallel": "T.Parallel",
-    "barrier": "T.sync_threads()",
-    "cluster_barrier": "T.cluster_sync()",
-    "cluster_copy": "T.copy_cluster",
-    "grid_sync": "T.sync_grid()",
-    "warp_sync": "T.sync_warp()",
-    "shuffle": "a shuffle",
-    "shuffle_xor": "a shuffle",
-    "warp_mma": "T.ptx_mma (or T.tvm_mfma)",
-    "load_matrices": "T.ldmatrix",
-    "set_registers": "T.set_max_nreg",
-    "wgmma_wait": "T.wait_wgmma",
-}
+    "parallel": "T.Parallel", "barrier": "T.sync_threads()", "cluster_barrier": "T.cluster_sync()",
+    "cluster_copy": "T.copy_cluster", "grid_sync": "T.sync_grid()", "warp_sync": "T.sync_warp()",
+    "shuffle": "a shuffle", "shuffle_xor": "a shuffle", "warp_mma": "T.ptx_mma (or T.tvm_mfma)",
+    "load_matrices": "T.ldmatrix", "set_registers": "T.set_max_nreg", "wgmma_wait": "T.wait_wgmma",
+}  # fmt: skip
 
 
 def spelled(o: Op) -> str:

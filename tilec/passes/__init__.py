@@ -1,9 +1,9 @@
 """The passes, in order: a table of contents.
 
-Every pass is `name(func, target) -> func` in the file of its name; it may expect valid IR of the
-contract before it and must leave valid IR of the contract after it. The runner verifies, dumps and
-times between passes. What several of them use, or one calls for a part of its work, is in
-`utils`."""
+Every pass is `name(func, target) -> func` in the file of its name, whose opening tells what it
+does; it may expect valid IR of the contract before it and must leave valid IR of the contract after
+it. The runner verifies, dumps and times between passes. What several of them use, or one calls for
+a part of its work, is in `utils`."""
 
 from __future__ import annotations
 

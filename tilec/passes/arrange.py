@@ -66,16 +66,16 @@ SPECIAL = ("exp", "exp2", "log", "log2", "log10", "tanh", "rsqrt", "sqrt", "sin"
 
 
 def arrange(func: Func, target: Target) -> Func:
-    """See the module's opening. `attrs["arranged"]` lists for each loop (line, arrangement, its
-    statements: (line, what it is)). Raises ResourceError where the plan wants iterations to overlap
-    and no loop has a legal form, or none gains by it."""
+    """`attrs["arranged"]` lists for each loop (line, arrangement, its statements: (line, what it
+    is)). Raises ResourceError where the plan wants iterations to overlap and no loop has a legal
+    form, or none gains by it."""
     if not func.attrs.get("overlap") and not target.has("wgmma"):
         return func.with_body(rewrite(func.body, _in_order))
     groups = int(func.attrs["threads"]) // target.warp_size // 4
     blocks = int(func.attrs.get("min_blocks", 1))
     limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
     if not func.attrs.get("overlap"):
-        asked = [o for o in walk(func.body) if isinstance(o, For) and asks_to_overlap(o)]
+        asked = [o for o in func.body.every(For) if asks_to_overlap(o)]
         bodies = {o.loc.line: _Body(o) for o in asked}
         left = tuple(
             (line, why if isinstance(why := b.best(groups, limit, target), str) and why else OTHER)
@@ -87,8 +87,8 @@ def arrange(func: Func, target: Target) -> Func:
     why = "no T.Pipelined holds several products that run beside the threads"
     found: dict[Op, Arrangement] = {}
     not_held: list[tuple[int, str]] = []
-    for o in walk(func.body):
-        if isinstance(o, For) and o.kind == "pipelined":
+    for o in func.body.every(For):
+        if o.kind == "pipelined":
             body = _Body(o)
             chosen = body.best(groups, limit, target)
             if isinstance(chosen, Arrangement):
@@ -121,8 +121,8 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
         return func
     threads = int(func.attrs["threads"]) * int(func.attrs.get("consumer_groups", 1))
     limit = budget(threads, True, target, int(func.attrs.get("min_blocks", 1))) - KEPT
-    branches = (o for o in walk(func.body) if isinstance(o, If))
-    conditional = {o.c for b in branches for o in walk(Block((), (b,))) if isinstance(o, Gemm)}
+    branches = (o for o in func.body.every(If))
+    conditional = {o.c for b in branches for o in Block((), (b,)).every(Gemm)}
     shown = []
 
     def visit(o: Op) -> None | Op:
@@ -144,7 +144,7 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
 def _ringed(loop: For) -> list[Value]:
     """The buffers of a loop that producers fill for its products alone; none, where not all copies
     ahead are theirs."""
-    ahead = [o for o in walk(loop.body) if isinstance(o, Copy) and o.ahead]
+    ahead = [o for o in loop.body.every(Copy) if o.ahead]
     if not all(is_brought(o) and o in loop.body.ops for o in ahead):
         return []
     others = (o for o in walk(loop.body) if o not in ahead and not isinstance(o, Gemm))
@@ -158,7 +158,7 @@ def asks_to_overlap(loop: For) -> bool:
     every = acting(loop.body)
     if loop.kind != "pipelined" or len(loop.stage) != len(every):
         return False
-    brought = (isinstance(o, Copy) and o.source.buffer.buffer.space == "global" for o in every)
+    brought = (isinstance(o, Copy) and o.source.type.space == "global" for o in every)
     return len({s for s, copy in zip(loop.stage, brought) if s >= 0 and not copy}) > 1
 
 
@@ -304,7 +304,7 @@ class _Body:
     def _brought(self) -> list[tuple[Value, BufferType]]:
         """The buffers that are filled ahead."""
         found = (o for n, o in enumerate(self.every) if n not in self.numbers)
-        copies = (x for o in found for x in walk(o) if isinstance(x, Copy))
+        copies = (x for o in found for x in o.every(Copy))
         return [(v, v.buffer) for v in dict.fromkeys(o.dest.buffer for o in copies)]
 
     def _merged(self, found: Sequence[Edge]) -> list[list[int]]:
@@ -382,7 +382,7 @@ def statement_clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
             m, n, k = o.shape
             rate = s.product_rate(instr.feature, instr.a_dtype.bits)
             steps = m * n * k / groups / (instr.m * instr.n * instr.k)
-            rows = 0 if o.swap_operands().a.buffer.buffer.space == "fragment" else instr.m
+            rows = 0 if o.swap_operands().a.type.space == "fragment" else instr.m
             operands = (rows * instr.a_k + instr.n * instr.k) * instr.a_dtype.bits / 8
             tensor, port = 2 * instr.m * instr.n * instr.k / rate, operands / s.shared
             return {"tensor": steps * tensor, "shared": steps * port}
@@ -400,7 +400,7 @@ def statement_clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
     shared = sum(
         math.prod(e.region.extents) / groups * e.region.dtype.bits / 8 / s.shared
         for e in o.effects()  # a copy, a fill
-        if e.region and e.writes and e.region.buffer.buffer.space == "shared"
+        if e.region and e.writes and e.region.type.space == "shared"
     )
     return {"vector": thread_work(o)[0] / groups / s.vector, "shared": shared}
 
@@ -431,12 +431,7 @@ def _elementwise(o: Parallel) -> tuple[float, float]:
     """Of all iterations. What depends on some of the loop's indices only is done once for each of
     these; a product that a sum takes up is a part of it (fma)."""
     along: dict[Value, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(o.body.args)}
-    fused = {
-        v
-        for x in walk(o.body)
-        if isinstance(x, Binary) and x.kind in ("add", "sub")
-        for v in x.operands
-    }
+    fused = {v for x in o.body.every(Binary) if x.kind in ("add", "sub") for v in x.operands}
     issued = special = 0.0
     for x in walk(o.body):
         dims = frozenset[int]().union(*(along.get(v, frozenset()) for v in x.operands))

@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.core import (
@@ -56,7 +55,6 @@ _PASSED = (
 
 
 def batch_conditions(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if func.attrs.get("may_alias"):
         return func
     found = _Loops(func)
@@ -95,12 +93,7 @@ class _Loops:
         """`block`, and those inside, with the first words asked for in front of waits for tiles."""
         statements: list[Op] = []
         for o in block.ops:
-            if o.region_fields and o not in self.first:
-                inner: dict[str, Any] = {
-                    x: self.asked_early(getattr(o, x)) for x in o.region_fields
-                }
-                o = replace(o, **inner)
-            statements.append(o)
+            statements.append(o if o in self.first else o.with_regions(self.asked_early))
         for asked in [o for o in statements if o in self.first]:
             at = end = statements.index(asked)
             while at and _passes(statements[at - 1]):
@@ -150,7 +143,7 @@ class _Loops:
     def in_lanes(self, jumps: _Jumps) -> bool:
         """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and
         no barrier in it needs to know that it is the same word for all warps."""
-        if any(isinstance(x, ops.Barrier) for x in walk(jumps.branch.then)):
+        if any(jumps.branch.then.every(ops.Barrier)):
             return False
         numbers = ("int", "uint", "float")
         if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, ops.Load)):
@@ -389,7 +382,7 @@ class LeadThread:
         writes."""
         return not o.region_fields and all(
             e.region is not None
-            and (e.region.buffer.buffer.space == "local" or is_clonable(o, self.written))
+            and (e.region.type.space == "local" or is_clonable(o, self.written))
             for e in o.effects()
         )
 

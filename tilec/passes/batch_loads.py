@@ -17,18 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Effect,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    rewrite,
-    walk,
-)
+from tilec.ir.core import Block, Builder, Effect, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression
@@ -45,13 +34,9 @@ MOST_OPS = 2048  # as they stand before they are simplified
 
 
 def batch_loads(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     known = MemoryFacts(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        return _batched(o, known) if isinstance(o, ops.For) and _only_loads(o) else None
-
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(ops.For, lambda o: _batched(o, known) if _only_loads(o) else None)
 
 
 def _usual(o: ops.For) -> tuple[Block, list[Value]]:
@@ -93,7 +78,7 @@ def _stays_in_registers(e: Effect) -> bool:
     """Whether it changes registers at most, and at once."""
     if e.region is None or e.engine != "threads":
         return False
-    return e.kind == "read" or e.region.buffer.buffer.space in ("fragment", "local")
+    return e.kind == "read" or e.region.type.space in ("fragment", "local")
 
 
 def _together(o: ops.For, known: MemoryFacts) -> int:
@@ -108,8 +93,8 @@ def _together(o: ops.For, known: MemoryFacts) -> int:
         dim, run = leading_run(p.layout)
         arg, registers = (p.body.args[dim] if dim >= 0 else None), p.layout.size("reg")
         statements += sum(1 for _ in walk(p.body)) * registers
-        for x in walk(p.body):
-            if isinstance(x, ops.Load) and x.source.buffer.space == "global":
+        for x in p.body.every(ops.Load):
+            if x.source.buffer.space == "global":
                 size += registers * x.source.dtype.bits // 8
                 width = known.memory(x, arg, run).width
                 loads += registers // width

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
@@ -28,16 +29,16 @@ from tilec.ir.clusters import SINGLE, Dims, cluster_of, size
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.types import INT32, UINT32, ScalarType
-from tilec.passes.utils.addressing import Numbers, narrow
+from tilec.ir.loc import Loc
+from tilec.ir.types import INT32, UINT32, DType, ScalarType
+from tilec.passes.utils.addressing import narrow
 from tilec.target import Target
 
 
 def block_order(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises ResourceError for a plan's cluster that the launch cannot
-    have."""
+    """Raises ResourceError for a plan's cluster that the launch cannot have."""
     func = settle_cluster(func, target)
-    swizzles = [o for o in walk(func.body) if isinstance(o, ops.UseSwizzle)]
+    swizzles = [o for o in func.body.every(ops.UseSwizzle)]
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
     if func.attrs.get("persistent") and not persistent:
         func = func.with_attrs(persistent=False)
@@ -53,21 +54,21 @@ def block_order(func: Func, target: Target) -> Func:
 def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
-    plane = any(isinstance(o, ops.BlockIndex) and o.dim == 1 for o in walk(func.body))
+    plane = any(o.dim == 1 for o in func.body.every(ops.BlockIndex))
     return plane and can_persist(func)
 
 
 def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
     keeping busy, and does not walk over blocks by itself."""
-    loops = (o for o in walk(func.body) if isinstance(o, ops.For))
+    loops = (o for o in func.body.every(ops.For))
     return bool(_pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
 
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
-    indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)}
+    indices = {o.dim: o.result for o in func.body.every(ops.BlockIndex)}
     loops = _pipelined(func.body)
     return frozenset(
         d
@@ -80,7 +81,7 @@ def uneven(func: Func) -> bool:
     """Whether some blocks of the grid have more to do than others: a pipelined loop's range, or a
     condition that such a loop stands under or has copies under, depends on the block."""
     facts = Facts(func)
-    indices = [o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)]
+    indices = [o.result for o in func.body.every(ops.BlockIndex)]
 
     def differs(v: Value) -> bool:
         return any(facts.trend(v, x) != 0 for x in indices)
@@ -100,93 +101,99 @@ def uneven(func: Func) -> bool:
 
 
 def _pipelined(of: Block | Op) -> list[ops.For]:
-    return [o for o in walk(of) if isinstance(o, ops.For) and o.kind == "pipelined"]
+    return [o for o in of.every(ops.For) if o.kind == "pipelined"]
 
 
-class _InLoop(Numbers):
-    """Arithmetic inside of a loop, on numbers that are not negative. What does not change there is
-    computed `before` it, reciprocals of divisors too."""
+class _Counter(Builder):
+    """Arithmetic on numbers that are not negative: it divides by nothing that may be 0 or -1."""
 
-    def __init__(self, b: Builder, before: Numbers, fixed: Sequence[Value]) -> None:
-        super().__init__(b, nonzero=True)
+    def fold(self, kind: str, x: Value, y: Value | int, **more: Any) -> Value:
+        return super().fold(kind, x, y, nonzero=kind in ("floordiv", "mod"), **more)
+
+
+class _InLoop(_Counter):
+    """The same inside of a loop. What does not change there is computed `before` it, reciprocals of
+    divisors too."""
+
+    def __init__(self, loc: Loc, before: Builder, fixed: Sequence[Value]) -> None:
+        super().__init__(loc)
         self.before, self.known = before, before.known
         self.fixed = {*fixed}
         self.reciprocals: dict[Value, Value] = {}
 
-    def const(self, value: int) -> Value:
-        made = self.before.const(value)
+    def const(self, number: bool | int | float, dtype: DType = INT32) -> Value:
+        made = self.before.const(number, dtype)
         self.fixed.add(made)
         return made
 
-    def op(self, kind: str, x: Value, y: Value | int) -> Value:
-        y = y if isinstance(y, Value) else self.const(y)
+    def fold(self, kind: str, x: Value, y: Value | int, **more: Any) -> Value:
+        y = y if isinstance(y, Value) else self.const(y, x.dtype)
         if x in self.fixed and y in self.fixed:
-            made = self.before.op(kind, x, y)
+            made = self.before.fold(kind, x, y)
             self.fixed.add(made)
             return made
         if kind in ("floordiv", "mod") and y in self.fixed and y not in self.known:
-            reciprocal = self._reciprocal(y)
-            return self.b.binary(kind, x, y, nonzero=True, reciprocal=reciprocal)
-        return super().op(kind, x, y)
+            more["reciprocal"] = self._reciprocal(y)
+        return super().fold(kind, x, y, **more)
 
     def _reciprocal(self, d: Value) -> Value:
         if d not in self.reciprocals:
-            b = self.before.b
+            b = self.before
             most = b.const(2**32 - 1, UINT32)
-            by = b.cast(self.before.op("max", d, 1), UINT32)
+            by = b.cast(b.fold("max", d, 1), UINT32)
             self.reciprocals[d] = b.binary("floordiv", most, by, nonzero=True)
         return self.reciprocals[d]
 
 
 def _grouped(
-    n: Numbers, tile: Value, across: Value, along: Value, group: int
+    n: Builder, tile: Value, across: Value, along: Value, group: int
 ) -> tuple[Value, Value]:
     """The `tile`-th position of an `across` x `along` grid that is walked in rasterisation groups
     of `group` along the second dimension: (index across, index along)."""
     size = n.const(group)
-    raster_group = n.op("mul", across, size)
-    number = n.op("floordiv", tile, raster_group)
-    first = n.op("mul", number, size)
-    width = n.op("min", n.op("sub", along, first), size)
-    width = n.op("max", width, 1)  # as it is; then no index can be below 0
-    inside = n.op("mod", tile, raster_group)
-    x = n.op("floordiv", inside, width)
-    y = n.op("add", first, n.op("mod", inside, width))
+    raster_group = n.fold("mul", across, size)
+    number = n.fold("floordiv", tile, raster_group)
+    first = n.fold("mul", number, size)
+    width = n.fold("min", n.fold("sub", along, first), size)
+    width = n.fold("max", width, 1)  # as it is; then no index can be below 0
+    inside = n.fold("mod", tile, raster_group)
+    x = n.fold("floordiv", inside, width)
+    y = n.fold("add", first, n.fold("mod", inside, width))
     return x, y
 
 
 def _decode(
-    n: Numbers, tile: Value, grid: list[Value], group: int, along: int, backwards: frozenset[int]
+    n: Builder, tile: Value, grid: list[Value], group: int, along: int, backwards: frozenset[int]
 ) -> list[Value]:
     """The user's block indices of the `tile`-th block; some run `backwards`."""
     return _backwards(n, _forwards(n, tile, grid, group, along), grid, backwards)
 
 
 def _backwards(
-    n: Numbers, found: list[Value], grid: list[Value], backwards: frozenset[int]
+    n: Builder, found: list[Value], grid: list[Value], backwards: frozenset[int]
 ) -> list[Value]:
     for d in backwards & {*range(len(found))}:
-        last = n.op("sub", grid[d], 1)
-        found[d] = n.op("max", n.op("sub", last, found[d]), 0)
+        last = n.fold("sub", grid[d], 1)
+        found[d] = n.fold("max", n.fold("sub", last, found[d]), 0)
     return found
 
 
-def _forwards(n: Numbers, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
+def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
     if len(grid) == 1:
         return [tile]
-    plane = n.op("mul", grid[0], grid[1])
+    plane = n.fold("mul", grid[0], grid[1])
     indices: list[Value] = []
     if len(grid) == 3:
-        z = n.op("floordiv", tile, plane)
-        tile = n.op("mod", tile, plane)
+        z = n.fold("floordiv", tile, plane)
+        tile = n.fold("mod", tile, plane)
         indices = [z]
     if along == 1 and len(grid) == 3:
         size = n.const(group)
-        blocks = n.op("mul", grid[0], size)
-        first = n.op("mul", n.op("floordiv", tile, blocks), size)
-        inside = n.op("mod", tile, blocks)
-        y = n.op("add", first, n.op("floordiv", inside, grid[0]))
-        left = n.op("mod", inside, grid[0]), y
+        blocks = n.fold("mul", grid[0], size)
+        first = n.fold("mul", n.fold("floordiv", tile, blocks), size)
+        inside = n.fold("mod", tile, blocks)
+        y = n.fold("add", first, n.fold("floordiv", inside, grid[0]))
+        left = n.fold("mod", inside, grid[0]), y
         indices = [*_whole_groups(n, (first, inside), left, grid, group), *indices]
         return indices
     if along == 1:
@@ -197,7 +204,7 @@ def _forwards(n: Numbers, tile: Value, grid: list[Value], group: int, along: int
 
 
 def _whole_groups(
-    n: Numbers, at: tuple[Value, Value], left: tuple[Value, Value], grid: list[Value], group: int
+    n: Builder, at: tuple[Value, Value], left: tuple[Value, Value], grid: list[Value], group: int
 ) -> list[Value]:
     """The indices in a plane that is walked in rasterisation groups of `group` along the second
     dimension, where `at` says: the group's first row, and how many blocks of the group come before;
@@ -205,10 +212,10 @@ def _whole_groups(
     `group`: a block cannot ask for its tiles before it knows which they are."""
     size = n.const(group)
     first, inside = at
-    whole = n.b.compare("le", n.op("add", first, size), grid[1])
-    y = n.op("add", first, n.op("mod", inside, size))
-    x = n.b.select(whole, n.op("floordiv", inside, size), left[0])
-    return [x, n.b.select(whole, y, left[1])]
+    whole = n.compare("le", n.fold("add", first, size), grid[1])
+    y = n.fold("add", first, n.fold("mod", inside, size))
+    x = n.select(whole, n.fold("floordiv", inside, size), left[0])
+    return [x, n.select(whole, y, left[1])]
 
 
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
@@ -230,19 +237,19 @@ def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tu
     return rewrite(func.body, visit, subst).ops
 
 
-def _in_clusters(n: Numbers, at: list[Value], func: Func) -> list[Value]:
+def _in_clusters(n: Builder, at: list[Value], func: Func) -> list[Value]:
     """This block's indices, where its cluster has these."""
     made = []
     for d, (index, c) in enumerate(zip(at, cluster_of(func))):
         if c > 1:
-            first = n.op("mul", index, c)
-            index = n.op("add", first, n.b.value(ops.ClusterIndex, d))
+            first = n.fold("mul", index, c)
+            index = n.fold("add", first, n.value(ops.ClusterIndex, d))
         made.append(index)
     return made
 
 
-def _share(n: Numbers, v: Value, parts: int) -> Value:
-    return v if parts == 1 else n.op("floordiv", v, parts)
+def _share(n: Builder, v: Value, parts: int) -> Value:
+    return v if parts == 1 else n.fold("floordiv", v, parts)
 
 
 def _rounded(func: Func) -> Func:
@@ -255,22 +262,21 @@ def _rounded(func: Func) -> Func:
 
 def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     """`wished`: by the author, so that rows which are left over are a group, too."""
-    b = Builder(func.loc)
-    n = Numbers(b, nonzero=True)
+    b = _Counter(func.loc)
     c = cluster_of(func)
-    grid = [_share(n, b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
-    mine = [_share(n, b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
+    grid = [_share(b, b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
+    mine = [_share(b, b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
-        size = n.const(group)
-        first = n.op("mul", n.op("floordiv", mine[1], size), size)
-        inside = n.op("add", n.op("mul", n.op("mod", mine[1], size), grid[0]), mine[0])
-        found = _whole_groups(n, (first, inside), (mine[0], mine[1]), grid, group)
-        at = _backwards(n, found, grid, growing(func))
+        size = b.const(group)
+        first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
+        inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
+        found = _whole_groups(b, (first, inside), (mine[0], mine[1]), grid, group)
+        at = _backwards(b, found, grid, growing(func))
     else:
-        tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
-        at = _decode(n, tile, grid, group, along, growing(func))
-    indices = _in_clusters(n, at, func)
+        tile = b.fold("add", b.fold("mul", mine[1], grid[0]), mine[0])
+        at = _decode(b, tile, grid, group, along, growing(func))
+    indices = _in_clusters(b, at, func)
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
     user = UserGrid(func, b)
@@ -287,23 +293,21 @@ def _relaunched(func: Func, b: Builder, user: UserGrid, indices: list[Value]) ->
 
 
 def _persistent(func: Func, group: int, along: int) -> Func:
-    b = Builder(func.loc)
-    n = Numbers(b, nonzero=True)
+    b = _Counter(func.loc)
     c = cluster_of(func)
     user = UserGrid(func, b)
     clusters = user.clusters(b)
     total = clusters[0]
     for extent in clusters[1:]:
-        total = n.op("mul", total, extent)
-    start = _share(n, b.value(ops.BlockIndex, 0), c[0])
-    step = _share(n, b.value(ops.GridSize, 0), c[0])
+        total = b.fold("mul", total, extent)
+    start = _share(b, b.value(ops.BlockIndex, 0), c[0])
+    step = _share(b, b.value(ops.GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
-    inner = Builder(func.loc)
-    m = Numbers(inner, nonzero=True)
+    inner = _Counter(func.loc)
     if len(clusters) == 3:  # three divisions, one behind the other, before a tile begins
-        m = _InLoop(inner, n, clusters)
-    at = _decode(m, tile, clusters, max(1, group // c[along]), along, growing(func))
-    indices = _in_clusters(m, at, func)
+        inner = _InLoop(func.loc, b, clusters)
+    at = _decode(inner, tile, clusters, max(1, group // c[along]), along, growing(func))
+    indices = _in_clusters(inner, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
     inner.ops += [o for o in body if not isinstance(o, ops.Yield)]
@@ -354,7 +358,7 @@ def _check(func: Func, dims: Dims) -> None:
             func.loc,
             f"give the cluster {rank} extents",
         )
-    loops = [o for o in walk(func.body) if isinstance(o, ops.While)]
+    loops = [o for o in func.body.every(ops.While)]
     if loops and not all(_divides(func, dims)):
         raise ResourceError(
             f"the grid is not known to be a multiple of clusters of {shown}, and what the blocks "
@@ -462,13 +466,7 @@ def _guarded(o: Op, inside: Value) -> Op:
         b = Builder(o.loc)
         b.branch(inside, [o])
         return b.ops[0]
-    if not o.regions:
-        return o
-    changed = {
-        name: replace(region, ops=tuple(only_inside(region.ops, inside)))
-        for name, region in zip(o.region_fields, o.regions)
-    }
-    return replace(o, **changed)  # type: ignore[arg-type]
+    return o.with_regions(lambda r: replace(r, ops=tuple(only_inside(r.ops, inside))))
 
 
 def _is_seen(o: Op) -> bool:

@@ -9,16 +9,15 @@ by the simulator, which executes the program."""
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.instr.sync import NAMED_BARRIERS
-from tilec.ir.uniformity import LANES, Level, uniformity_of, varying
+from tilec.ir.uniformity import LANES, Level, parted, uniformity_of, varying
 from tilec.passes.utils.thread_masks import ThreadMasks, Visit, visits
 from tilec.target import Target
 
@@ -27,10 +26,8 @@ _Announcement = ops.MbarrierExpect | ops.MbarrierExpectTx
 
 
 def check_barriers(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    if any(isinstance(o, ops.GridSync) for o in walk(func.body)):
-        blocks = {o.result for o in walk(func.body) if isinstance(o, ops.BlockIndex)}
-        _check_grid(func.body, varying(func.body, blocks, allocs=False))
+    if any(func.body.every(ops.GridSync)):
+        _check_grid(func)
     if not ops.is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
         return func
     found = tuple(visits(func, target))
@@ -136,11 +133,11 @@ def _check_numbers(func: Func, places: list[Visit]) -> None:
 # --- the grid ---------
 
 
-def _check_grid(block: Block, differs: Container[Value], around: Op | None = None) -> None:
-    """Warn of T.sync_grid where blocks may go different ways. `differs`: what is not the same for
-    all blocks; `around`: the innermost op that asks for some of it."""
-    for o in block.ops:
-        if isinstance(o, ops.GridSync) and around is not None:
+def _check_grid(func: Func) -> None:
+    """Warn of T.sync_grid where blocks may go different ways."""
+    blocks = {o.result for o in func.body.every(ops.BlockIndex)}
+    for o, around in parted(func.body, varying(func.body, blocks, allocs=False)):
+        if isinstance(o, ops.GridSync):
             warn(
                 CompileWarning,
                 "T.sync_grid waits for all blocks, and stands in a loop or a condition (line "
@@ -148,9 +145,6 @@ def _check_grid(block: Block, differs: Container[Value], around: Op | None = Non
                 o.loc,
                 "let what is around it depend on sizes and scalars only",
             )
-        inside = o if any(v in differs for v in ops.decides(o)) else around
-        for region in o.regions:
-            _check_grid(region, differs, inside)
 
 
 # --- clusters -------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from tilec.target import Target
 
 
 def check_consumer_groups(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if int(func.attrs.get("consumer_groups", 1)) == 1:
         return func
     loop = loop_over_blocks(func)

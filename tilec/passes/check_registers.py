@@ -27,14 +27,13 @@ eight for products with accumulators of 1024)."""
 
 
 def check_registers(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     _check_local(func, target)
     groups = int(func.attrs.get("consumer_groups", 1))
     threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
     given = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
     own = _asked_for(func)
-    of_products = {v for o in walk(func.body) if isinstance(o, Gemm) for v in _operands(o)}
+    of_products = {v for o in func.body.every(Gemm) for v in _operands(o)}
     for held in _held_sets(func):
         needed = sum(map(_registers, held))
         limit = min((own.get(o.result, given) for o in held), default=given)
@@ -82,27 +81,26 @@ def fragment_registers(func: Func) -> int:
 def _fragments(func: Func) -> dict[Value, Alloc]:
     return {
         o.result: o
-        for o in walk(func.body)
-        if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
+        for o in func.body.every(Alloc)
+        if o.type.space == "fragment" and o.type.layout is not None
     }
 
 
 def _asked_for(func: Func) -> dict[Value, int]:
     """What is left for the fragments of groups whose threads ask for registers of their own."""
     found: dict[Value, int] = {}
-    for scope in walk(func.body):
-        if isinstance(scope, Scope):
-            inside = list(walk(scope.body))
-            counts = [o.registers for o in inside if isinstance(o, SetRegisters)]
-            if counts:
-                limit = max(counts) - RESERVED
-                for v in (v for o in inside for v in o.operands):
-                    found[v] = min(limit, found.get(v, limit))
+    for scope in func.body.every(Scope):
+        inside = list(walk(scope.body))
+        counts = [o.registers for o in inside if isinstance(o, SetRegisters)]
+        if counts:
+            limit = max(counts) - RESERVED
+            for v in (v for o in inside for v in o.operands):
+                found[v] = min(limit, found.get(v, limit))
     return found
 
 
 def _check_local(func: Func, target: Target) -> None:
-    arrays = [o for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "local"]
+    arrays = [o for o in func.body.every(Alloc) if o.type.space == "local"]
     arrays.sort(key=_local_bytes, reverse=True)
     total = sum(map(_local_bytes, arrays))
     if not target.local_bytes or total <= target.local_bytes:
@@ -129,8 +127,7 @@ def _local_bytes(o: Alloc) -> int:
 
 def _of_products(loop: For | While) -> list[Value]:
     """The fragments that the products of a loop keep in registers, each once."""
-    products = [o for o in walk(loop) if isinstance(o, Gemm)]
-    return list(dict.fromkeys(v for o in products for v in _operands(o)))
+    return list(dict.fromkeys(v for o in loop.every(Gemm) for v in _operands(o)))
 
 
 def _operands(o: Gemm) -> tuple[Value, Value, Value]:
@@ -155,8 +152,7 @@ def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) 
 
 
 def _registers(o: Alloc) -> int:
-    assert o.type.layout is not None
-    return -(-o.type.layout.size("reg") * o.type.dtype.bits // 32)
+    return -(-o.type.laid_out.size("reg") * o.type.dtype.bits // 32)
 
 
 def _named(held: list[Alloc]) -> str:

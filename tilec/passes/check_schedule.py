@@ -36,7 +36,6 @@ Stage = tuple[Value, int]  # of a ring, or of a barrier
 
 
 def check_schedule(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     asynchronous = (ops.TmaLoad, ops.CpAsyncCommit, ops.WgmmaWait)
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it

@@ -30,7 +30,6 @@ SLOTS = 2  # the producer may be one tile ahead of its readers
 
 
 def claim_blocks(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     scopes = [o for o in func.body.ops if isinstance(o, ops.Scope)]
     if not func.attrs.get("claimed") or len(scopes) != 2:
         return func
@@ -71,12 +70,9 @@ class _Claims:
     def scope(self, scope: ops.Scope) -> Block:
         produces = scope.name == "producer"
 
-        def visit(o: Op) -> None | list[Op]:
-            if isinstance(o, ops.For) and o.kind == "persistent":
-                return self.loop(o, produces)
-            return None
-
-        return rewrite(scope.body, visit)
+        return scope.body.rewrite(
+            ops.For, lambda o: self.loop(o, produces) if o.kind == "persistent" else None
+        )
 
     def loop(self, o: ops.For, produces: bool) -> list[Op]:
         b = Builder(o.loc)

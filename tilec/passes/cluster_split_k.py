@@ -22,12 +22,10 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs,
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.passes.utils.addressing import Numbers
 from tilec.target import Target
 
 
 def cluster_split_k(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if split_of(func) * parts_of(func) == 1:
         return func
     return _sharer(func, target).share()
@@ -138,7 +136,7 @@ class _Sharer:
         return ""
 
     def sums(self, loop: ops.For) -> list[Value]:
-        return list(dict.fromkeys(o.c for o in walk(loop.body) if isinstance(o, ops.Gemm)))
+        return list(dict.fromkeys(o.c for o in loop.body.every(ops.Gemm)))
 
     def starts_at_zero(self, v: Value, loop: ops.For) -> bool:
         """Whether the last op before the loop that touches `v` sets all of it to zero."""
@@ -187,16 +185,15 @@ class _Sharer:
 
     def part(self, b: Builder, loop: ops.For, number: Value) -> ops.For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
-        x = Numbers(b, loop.lo.dtype)
-        mine = b.cast(number, x.dtype)
-        span = x.op("max", x.op("sub", loop.hi, loop.lo), 0)
-        last = x.op("sub", x.op("add", span, loop.step), 1)
-        trips = x.op("floordiv", last, loop.step)
+        mine = b.cast(number, loop.lo.dtype)
+        span = b.fold("max", b.fold("sub", loop.hi, loop.lo), 0)
+        last = b.fold("sub", b.fold("add", span, loop.step), 1)
+        trips = b.fold("floordiv", last, loop.step)
         count = self.split * self.parts
-        each = x.op("floordiv", x.op("add", trips, count - 1), count)
-        length = x.op("mul", each, loop.step)
-        lo = x.op("add", loop.lo, x.op("mul", mine, length))
-        hi = x.op("min", loop.hi, x.op("add", lo, length))
+        each = b.fold("floordiv", b.fold("add", trips, count - 1), count)
+        length = b.fold("mul", each, loop.step)
+        lo = b.fold("add", loop.lo, b.fold("mul", mine, length))
+        hi = b.fold("min", loop.hi, b.fold("add", lo, length))
         return replace(loop, lo=lo, hi=hi)
 
     def place(self, b: Builder) -> Value:
@@ -204,15 +201,13 @@ class _Sharer:
         x, wide = self.shared(b, ops.BlockIndex, 0), self.shared(b, ops.GridSize, 0)
         z, tall = self.shared(b, ops.BlockIndex, 2), self.shared(b, ops.GridSize, 1)
         y = self.shared(b, ops.BlockIndex, 1)
-        n = Numbers(b)
-        before = n.op("add", n.op("mul", z, tall), y)
-        return n.op("add", n.op("mul", before, wide), x)
+        before = b.fold("add", b.fold("mul", z, tall), y)
+        return b.fold("add", b.fold("mul", before, wide), x)
 
     def shared(self, b: Builder, cls: type[ops.BlockIndex | ops.GridSize], dim: int) -> Value:
         """The launch's index or size along a dimension, as if blocks did not share sums."""
-        n = Numbers(b)
         by = {0: self.split, 2: self.parts}.get(dim, 1)
-        return n.op("floordiv", b.value(cls, dim), by)
+        return b.fold("floordiv", b.value(cls, dim), by)
 
     def relaunched(self, top: Builder, body: Block) -> Func:
         """The function with `body`, launched with more blocks for each of the user's. `top` is what

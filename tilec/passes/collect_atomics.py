@@ -18,9 +18,8 @@ the number of these is not known, the block asks whether it is so, and else does
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import (
@@ -50,10 +49,9 @@ _NOTHING = {"add": 0, "or": 0, "xor": 0, "and": -1}
 
 
 def collect_atomics(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if target.kind == "cpu" or func.attrs.get("may_alias") or asks_for_threads(func):
         return func
-    if not any(isinstance(o, Atomic) for o in walk(func.body)):
+    if not any(func.body.every(Atomic)):
         return func
     return func.with_body(_Scopes(func).block(func.body))
 
@@ -98,15 +96,9 @@ class _Scopes:
                 ops += made
                 continue
             if isinstance(o, If) or (isinstance(o, For) and o.kind in ("serial", "unroll")):
-                o = self.inside(o)
+                o = o.with_regions(self.block)
             ops.append(o)
-        return block if ops == [*block.ops] else replace(block, ops=tuple(ops))
-
-    def inside(self, o: Op) -> Op:
-        """What stands around scopes."""
-        inner: dict[str, Any] = {name: self.block(getattr(o, name)) for name in o.region_fields}
-        same = all(new is getattr(o, name) for name, new in inner.items())
-        return o if same else replace(o, **inner)
+        return block.with_ops(ops)
 
     def collected(self, o: Op) -> list[Op] | None:
         """What stands for a scope; None where it stays as it is."""
@@ -131,8 +123,8 @@ class _Scopes:
 
     def bins(self, o: Op, b: Builder, subst: Substitution) -> list[_Bins]:
         """The tensors whose atomics a block may collect; `b` makes what they need before."""
-        loops = [p for p in walk(o) if isinstance(p, Parallel)]
-        inside = [x for p in loops for x in walk(p.body) if isinstance(x, Atomic)]
+        loops = [p for p in o.every(Parallel)]
+        inside = [x for p in loops for x in p.body.every(Atomic)]
         touched = [(x, e.region.buffer) for x, e in effects_in(o) if e.region is not None]
         found = []
         for tensor in dict.fromkeys(a.dest for a in inside):
@@ -171,8 +163,9 @@ class _Scopes:
         varying = [d for d, x in enumerate(window) if not isinstance(x, Value)]
         if not varying:
             return window if atomics[0].dest.dtype.is_int else None
-        read = any(self.is_read(a.indices[varying[-1]], inside) for a in atomics)
-        return window if read else None
+        made = {x: o for x, o in self.made.items() if x in inside}
+        behind = upstream((a.indices[varying[-1]] for a in atomics), made)
+        return window if any(isinstance(x, Load) for x in behind) else None
 
     def before(self, v: Value, inside: set[Value], b: Builder, subst: Substitution) -> Value | None:
         """An index as it is before the scope; None where it is not the same all over."""
@@ -187,10 +180,6 @@ class _Scopes:
             return None
         b.ops += [clone(x, subst) for x in needed]
         return subst[v]
-
-    def is_read(self, v: Value, inside: set[Value]) -> bool:
-        made = {x: o for x, o in self.made.items() if x in inside}
-        return any(isinstance(x, Load) for x in upstream((v,), made))
 
     def shape(self, found: _Bins, most: int) -> list[int] | None:
         """The shape of a block's own elements, `most` at most: of a dimension whose extent is not

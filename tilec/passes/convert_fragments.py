@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Builder, Func, Op
 from tilec.ir.layout import conversion, padded
 from tilec.ir.ops import Alloc, Copy
 from tilec.passes.utils.building import whole
@@ -18,15 +18,11 @@ from tilec.target import Target
 
 
 def convert_fragments(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy) or o.engine == "registers":
+    def visit(o: Copy) -> None | list[Op]:
+        s, d = o.source.type, o.dest.type
+        held = s.space == d.space == "fragment"
+        if o.engine == "registers" or not held or s.layout == d.layout:
             return None
-        s, d = o.source.buffer.buffer, o.dest.buffer.buffer
-        if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:
-            return None
-        assert s.layout is not None and d.layout is not None
         if s.shape == d.shape:
             kind = conversion(s.layout, d.layout, min(s.dtype.bits, d.dtype.bits)).kind
             if kind in ("same", "registers"):
@@ -42,4 +38,4 @@ def convert_fragments(func: Func, target: Target) -> Func:
         b.emit(Copy, between, o.dest, engine="threads", vector=1)
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Copy, visit)

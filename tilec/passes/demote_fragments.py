@@ -32,7 +32,6 @@ from tilec.target import Target
 
 
 def demote_fragments(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     func = over_all(_with_runs(func), _accumulators(func))
     bad = demoted(func)
     shared = {v: replace(v.buffer, space="shared") for v in bad}
@@ -43,13 +42,13 @@ def demote_fragments(func: Func, target: Target) -> Func:
 def demoted(func: Func) -> dict[Value, Op]:
     """The fragments that registers cannot hold, each with the first op that says so."""
     bad: dict[Value, Op] = {}
-    good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
+    good = {a.op for p in func.body.every(Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
         if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
             continue
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
-            if part and r.buffer.buffer.space == "fragment":
+            if part and r.type.space == "fragment":
                 bad.setdefault(r.buffer, o)
     kept = _accumulators(func)
     return {v: o for v, o in bad.items() if v not in kept}
@@ -60,9 +59,7 @@ def _with_runs(func: Func) -> Func:
     behind a view, is spelled so in the loop (`Access.runs`)."""
     facts = facts_of(func)
 
-    def visit(p: Op) -> Op | None:
-        if not isinstance(p, Parallel):
-            return None
+    def visit(p: Parallel) -> Op | None:
         extents = dict(zip(p.body.args, p.extents))
         own = {a.op for a in fragment_accesses(p)}
 
@@ -76,7 +73,7 @@ def _with_runs(func: Func) -> Func:
         body = rewrite(p.body, spelled)
         return None if body is p.body else replace(p, body=body)
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Parallel, visit)
 
 
 def _number(b: Builder, form: Affine, extents: Mapping[Value, int]) -> Value | None:
@@ -97,7 +94,7 @@ def _number(b: Builder, form: Affine, extents: Mapping[Value, int]) -> Value | N
 
 
 def _accumulators(func: Func) -> set[Value]:
-    return {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+    return {o.c for o in func.body.every(Gemm)}
 
 
 # --- parts of what stays in registers -------------------------------------------------------------
@@ -117,7 +114,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
     def as_loop(o: Op) -> Op | None:
         if type(o) not in ELEMENTWISE:
             return None
-        found = [r for r in boxes(o) if r.buffer.buffer.space == "fragment"]
+        found = [r for r in boxes(o) if r.type.space == "fragment"]
         if len(found) != 1 or found[0].buffer not in held or not is_part_of_fragment(found[0]):
             return None
         return loop_of(o, width=getattr(o, "coalesced_width", 0))
@@ -125,8 +122,8 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
     func = func.with_body(rewrite(func.body, as_loop))
     uniformity, facts = uniformity_of(func), facts_of(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Parallel) or o.layout is not None or o.wanted is not None:
+    def visit(o: Parallel) -> None | list[Op]:
+        if o.layout is not None or o.wanted is not None:
             return None
         found = [a for a in parallel_accesses(o) if a.buffer.buffer.space == "fragment"]
         plain = all(isinstance(a.op, Load | Store) and a.buffer in held for a in found)
@@ -135,7 +132,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
             return None
         return _Part(o, found, facts).over_all()
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Parallel, visit)
 
 
 class _Part(LoopRegions):

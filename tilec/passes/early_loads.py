@@ -19,7 +19,6 @@ MOST = 4
 
 
 def early_loads(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if func.attrs.get("may_alias"):
         return func
     found = _Found(func)

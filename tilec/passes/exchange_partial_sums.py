@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir import ops
 from tilec.ir.clusters import parts_of, split_of
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
@@ -44,13 +44,10 @@ LEAST, IN_FLIGHT = 16, 128  # which takes so many
 
 
 def exchange_partial_sums(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    for o in walk(func.body):
-        if isinstance(o, ops.ClusterSum):
-            func = _Gather(func, o, target).expanded()
-    for o in walk(func.body):
-        if isinstance(o, ops.CombineParts):
-            func = _Sum(func, o, target).expanded()
+    for o in func.body.every(ops.ClusterSum):
+        func = _Gather(func, o, target).expanded()
+    for p in func.body.every(ops.CombineParts):
+        func = _Sum(func, p, target).expanded()
     return func
 
 
@@ -59,8 +56,7 @@ class _Vectors:
     elements each; `full` of them, and one more for the `left` elements."""
 
     def __init__(self, fragment: Value, threads: int) -> None:
-        layout = fragment.buffer.layout
-        assert layout is not None
+        layout = fragment.buffer.laid_out
         self.fragment = fragment
         self.threads = threads
         self.lanes = VECTOR_BITS // fragment.dtype.bits
@@ -114,11 +110,10 @@ class _Exchange:
     def expanded(self) -> Func:
         """The function with what the op becomes in its place."""
         subst: Substitution = {}
-
-        def visit(o: Op) -> None | list[Op]:
-            return self.expand(subst) if o is self.op else None
-
-        statements = rewrite(self.func.body, visit, subst).ops
+        done = rewrite(
+            self.func.body, lambda o: self.expand(subst) if o is self.op else None, subst
+        )
+        statements = done.ops
         end = len(statements) - (bool(statements) and isinstance(statements[-1], ops.Yield))
         body = Block((), (*self.top.ops, *statements[:end], *self.end, *statements[end:]))
         return replace(self.func, params=(*self.func.params, *self.params), body=body)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
 from tilec.ir.errors import CompileError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.rings import elected
@@ -27,24 +27,22 @@ from tilec.target import Target
 
 
 def expand_grid_sync(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError where a part of the block only comes."""
-    if not any(isinstance(o, ops.GridSync) for o in walk(func.body)):
+    """Raises CompileError where a part of the block only comes."""
+    if not any(func.body.every(ops.GridSync)):
         return func
     _check(func)
     return _Meeting(func, target).expanded()
 
 
 def _check(func: Func) -> None:
-    for o in walk(func.body):
-        if isinstance(o, ops.Scope):
-            for inside in walk(o.body):
-                if isinstance(inside, ops.GridSync):
-                    raise CompileError(
-                        "T.sync_grid stands under a condition that holds for a part of the block's "
-                        "threads: blocks meet as a whole",
-                        inside.loc,
-                        "let all threads of the block come to it",
-                    )
+    for o in func.body.every(ops.Scope):
+        for inside in o.body.every(ops.GridSync):
+            raise CompileError(
+                "T.sync_grid stands under a condition that holds for a part of the block's "
+                "threads: blocks meet as a whole",
+                inside.loc,
+                "let all threads of the block come to it",
+            )
 
 
 class _Meeting:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
@@ -37,16 +37,11 @@ from tilec.target import Target
 
 
 def expand_pipeline(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     expander = _Expander(func, target)
 
-    def visit(o: Op) -> None | list[Op]:
-        if isinstance(o, ops.For) and ring_copies(o):
-            return expander.expand(o)
-        return None
-
+    func = func.rewrite(ops.For, lambda o: expander.expand(o) if ring_copies(o) else None)
     # What is left stands beside its loop: of an iteration that others overlap.
-    func = func.with_body(rewrite(rewrite(func.body, visit), _at_once))
+    func = func.rewrite(ops.Copy, _at_once)
     if expander.in_place:
         ahead = tuple(x for x in func.attrs["ahead"] if x[:2] not in expander.in_place)
         why = "its tile does not divide among the threads, and would fill their registers"
@@ -61,7 +56,7 @@ class _Expander:
         self.threads = int(func.attrs["threads"])
         self.realigner = Realigner(func, self.threads, target)
         self.barrier = meeting(func)
-        self.gathered = {o.result for o in walk(func.body) if isinstance(o, ops.Gather)}
+        self.gathered = {o.result for o in func.body.every(ops.Gather)}
         self.rings = 0
         # Lines of copies that do not run ahead after all, and what they fill.
         self.in_place: set[tuple[int, str]] = set()
@@ -89,7 +84,7 @@ class _Expander:
         zero = b.const(0)
         subst = _at_stage(b, copies, zero)
 
-        body = rewrite(loop.body, _at_once, subst)
+        body = loop.body.rewrite(ops.Copy, _at_once, subst)
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
         return b.ops
 
@@ -99,14 +94,12 @@ class _Expander:
         """The loop's copies for iteration `index`, into stage `stage`."""
         made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
 
-        def here(o: Op) -> list[Op] | None:
-            if not isinstance(o, ops.Copy):
-                return None
+        def here(o: ops.Copy) -> list[Op]:
             ring_stage = Builder(o.loc)
             v = ring_stage.value(ops.RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
             return [*ring_stage.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
 
-        b.ops += rewrite(Block((), tuple(made)), here).ops
+        b.ops += Block((), tuple(made)).rewrite(ops.Copy, here).ops
 
     def _body(
         self,
@@ -134,15 +127,15 @@ class _Expander:
         """All threads' writes to the ring are done and visible to whoever reads it."""
         filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            isinstance(o, ops.Gemm) and o.is_asynchronous and {r.buffer for r in o.inputs} & filled
-            for o in walk(loop.body)
+            o.is_asynchronous and {r.buffer for r in o.inputs} & filled
+            for o in loop.body.every(ops.Gemm)
         )
         if by_engine:
             b.emit(ops.ProxyFence)
         b.emit(ops.Barrier, *self.barrier)
 
     def _asynchronous(self, loop: ops.For, copies: list[ops.Copy]) -> list[Op]:
-        stages = min(o.dest.buffer.buffer.stages for o in copies)
+        stages = min(o.dest.type.stages for o in copies)
         b = Builder(loop.loc)
         at = Position(b, stages, 0, f"pipe{self.rings}")
         self.rings += 1
@@ -196,7 +189,7 @@ class _Expander:
         waiting.load(first, loop.lo, found)
         waiting.store(first, loop.lo, waiting.zero, found)
         self._synchronise(first, copies, loop)
-        stages = min(o.dest.buffer.buffer.stages for o in copies)
+        stages = min(o.dest.type.stages for o in copies)
         body = Builder(loop.loc)
         stage = at.get_stage(body) if stages > 1 else body.const(0)
         following = body.binary("add", loop.body.args[0], loop.step)
@@ -273,24 +266,20 @@ class _Waiting:
         if found is not None:
             self.realigner.load(into, found, self.held)
 
-        def to_fragment(o: Op) -> Op | None:
-            if not isinstance(o, ops.Copy):
-                return None
+        def to_fragment(o: ops.Copy) -> Op:
             fragment = whole(into, self.staged[o.dest.buffer])
             return replace(o, dest=fragment, ahead=False, engine="threads")
 
         if self.aligned:
             made = Block((), tuple(self._copied(self.aligned, index)))
-            into.ops += rewrite(made, to_fragment).ops
+            into.ops += made.rewrite(ops.Copy, to_fragment).ops
 
     def store(self, into: Builder, index: Value, stage: Value, found: Pieces | None) -> None:
         """What `load` has brought, to stage `stage` of each tile."""
         if found is not None:
             self.realigner.store(into, found, self.held, stage)
 
-        def to_shared(o: Op) -> None | list[Op]:
-            if not isinstance(o, ops.Copy):
-                return None
+        def to_shared(o: ops.Copy) -> list[Op]:
             b = Builder(o.loc)
             ring_stage = b.value(ops.RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
             copy_whole(b, self.staged[o.dest.buffer], ring_stage, engine="threads", vector=1)
@@ -298,7 +287,7 @@ class _Waiting:
 
         for copy in self.aligned:
             statements = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
-            into.ops += rewrite(Block((), tuple(statements)), to_shared).ops
+            into.ops += Block((), tuple(statements)).rewrite(ops.Copy, to_shared).ops
 
 
 def _is_ahead(o: Op) -> TypeGuard[ops.Copy]:
@@ -308,16 +297,16 @@ def _is_ahead(o: Op) -> TypeGuard[ops.Copy]:
 def _last_sum(loop: ops.For) -> set[Value]:
     """The sum of the last product of an iteration, if that is under way while threads start copies:
     nothing else adds to it."""
-    products = [o for o in walk(loop.body) if isinstance(o, ops.Gemm)]
+    products = [o for o in loop.body.every(ops.Gemm)]
     last = next((o for o in reversed(loop.body.ops) if isinstance(o, ops.Gemm)), None)
     if last is None or not last.is_asynchronous or sum(o.c is last.c for o in products) > 1:
         return set()
     return {last.c}
 
 
-def _at_once(o: Op) -> Op | None:
+def _at_once(o: ops.Copy) -> Op | None:
     """A copy that runs ahead as one that its threads make where it stands."""
-    return replace(o, ahead=False, engine="threads") if _is_ahead(o) else None
+    return replace(o, ahead=False, engine="threads") if o.ahead else None
 
 
 def _at_stage(b: Builder, copies: list[ops.Copy], stage: Value) -> Substitution:

@@ -21,18 +21,10 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, 
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
-from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
-from tilec.passes.utils.rings import (
-    Position,
-    Ring,
-    TensorMaps,
-    elected,
-    is_brought,
-    tma_boxes,
-)
+from tilec.passes.utils.rings import Position, Ring, TensorMaps, elected, is_brought, tma_boxes
 from tilec.passes.utils.slicing import Slice
 from tilec.passes.utils.software_pipeline import (
     SoftwarePipeline,
@@ -45,7 +37,6 @@ from tilec.target import Target
 
 
 def expand_scopes(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     tiles = [o for o in walk(func.body) if is_brought(o)]
     count = int(func.attrs.get("consumer_groups", 1))
     multicast = Multicast(func)
@@ -231,12 +222,12 @@ class _Consumers:
         self.warpgroups = warpgroups
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
-        branches = (o for o in walk(func.body) if isinstance(o, ops.If))
+        branches = (o for o in func.body.every(ops.If))
         inside = (x for o in branches for region in o.regions for x in region.ops)
         self.conditional = {o.c for o in inside if isinstance(o, ops.Gemm)}
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
-        if any(isinstance(o, ops.For) and o.turns for o in walk(func.body)):
+        if any(o.turns for o in func.body.every(ops.For)):
             give_first_turn(self.top, warpgroups)
 
     def body(self, private: dict[Value, Value], groups: ConsumerGroups | None) -> Block:
@@ -311,8 +302,7 @@ class _Consumers:
         if isinstance(o, ops.For):
             return self.loop(o)
         if o.region_fields:
-            regions = {n: self.block(getattr(o, n)) for n in o.region_fields}
-            return [replace(o, **regions)]  # type: ignore[arg-type]
+            return [o.with_regions(self.block)]
         return [replace(o, asynchronous=True) if in_flight else o]  # type: ignore[call-arg]
 
     def loop(self, loop: ops.For) -> list[Op]:
@@ -351,21 +341,20 @@ class _Consumers:
         """`loop` with two iterations in one, of which the second fills other fragments; and these.
         Of an odd number of iterations the first one stands in front, and waits for its products: a
         branch around products in flight serialises all (C7518)."""
-        n = Numbers(b, loop.lo.dtype)
-        last = n.op("sub", n.op("add", loop.hi, n.op("sub", loop.step, 1)), loop.lo)
-        left = n.op("mod", n.op("floordiv", last, loop.step), 2)
+        last = b.fold("sub", b.fold("add", loop.hi, b.fold("sub", loop.step, 1)), loop.lo)
+        left = b.fold("mod", b.fold("floordiv", last, loop.step), 2)
         index = loop.body.args[0]
         alone: Substitution = {index: loop.lo}
         once = [clone(o, alone) for o in self.block(loop.body).ops[:-1]]
         runs = b.compare("gt", loop.hi, loop.lo)
         b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
-        start = n.op("add", loop.lo, n.op("mul", left, loop.step))
-        pairs = replace(loop, lo=start, step=n.op("mul", loop.step, 2))
+        start = b.fold("add", loop.lo, b.fold("mul", left, loop.step))
+        pairs = replace(loop, lo=start, step=b.fold("mul", loop.step, 2))
         others = {v: b.value(ops.Alloc, v.type, name=f"{v.name}_other") for v in versions}
         body = self.block(loop.body, pairs, products, tuple(others.values()))
         both = Builder(loop.loc)
         both.ops += body.ops[:-1]
-        after = Numbers(both, index.dtype).op("add", index, loop.step)
+        after = both.fold("add", index, loop.step)
         subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
         both.ops += [clone(o, subst) for o in body.ops]
         return replace(pairs, body=both.block(body.args)), tuple(others.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
@@ -21,8 +21,7 @@ from tilec.target import Target
 
 
 def expand_sparse(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    if not any(isinstance(o, Gemm) and o.metadata is not None for o in walk(func.body)):
+    if not any(o.metadata is not None for o in func.body.every(Gemm)):
         return func
 
     def visit(o: Op) -> None | Sequence[Op]:
@@ -41,7 +40,7 @@ def expand_sparse(func: Func, target: Target) -> Func:
 def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     """The dense A of `o`, (M, K) in a buffer of its own."""
     kept = o.a
-    if kept.buffer.buffer.space == "fragment":  # whose threads hold other elements than they need
+    if kept.type.space == "fragment":  # whose threads hold other elements than they need
         name = f"{kept.buffer.name}_kept"
         moved = b.value(Alloc, BufferType(kept.extents, kept.dtype, "shared"), name=name)
         b.emit(Copy, kept, whole(b, moved))

@@ -46,7 +46,6 @@ from tilec.target import Target
 
 
 def flatten_rows(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     dense = dict(func.attrs.get("dense", ()))
     if not dense:
         return func
@@ -87,9 +86,7 @@ class _Elements:
         self.places = self._places()
         self.facts = facts_of(func)
         self.fixed = {
-            o.source
-            for o in walk(func.body)
-            if isinstance(o, ops.Load) and self.places.isdisjoint(o.indices)
+            o.source for o in func.body.every(ops.Load) if self.places.isdisjoint(o.indices)
         }
         self.sides: tuple[Side, ...] = ()
         self.shape: tuple[Extent, ...] = ()
@@ -345,7 +342,7 @@ class _Flat:
                 b.ops.append(o)
 
     def _box(self, b: Builder, r: Region) -> Region:
-        is_tensor = r.buffer.buffer.space == "global"
+        is_tensor = r.type.space == "global"
         at = self.start if is_tensor else b.const(0)
         return replace(r, offsets=(at,), extents=(self.count,))
 
@@ -362,7 +359,7 @@ class _Flat:
             if isinstance(o, ops.ElementAccess):
                 v = o.buffer
                 if v in self.flat:
-                    return replace(o, indices=(at if v.buffer.space == "global" else arg,))
+                    return o.at(v, (at if v.buffer.space == "global" else arg,))
             return None if self.found.places.isdisjoint(o.results) else []
 
         body = rewrite(p.body, visit, self.subst)

@@ -20,7 +20,6 @@ from tilec.target import Target
 
 
 def fold_clears(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     numbers = constants(func.body)
     folded: dict[Op, For] = {}
     product: dict[Op, For] = {}
@@ -88,7 +87,7 @@ def fold_clears(func: Func, target: Target) -> Func:
 def _zeroes(o: Fill, numbers: Mapping[Value, object]) -> bool:
     """Whether the fill sets a whole fragment to zero."""
     return (
-        o.dest.buffer.buffer.space == "fragment"
+        o.dest.type.space == "fragment"
         and o.dest.is_whole
         and numbers.get(o.value) == 0
         and all(numbers.get(v) == 0 for v in o.dest.offsets)

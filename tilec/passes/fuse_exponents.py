@@ -27,14 +27,13 @@ HUGE = 2.0**27  # of m * s: neighbouring float32 numbers are 16 apart there
 
 
 def fuse_exponents(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    exponentials = [o for o in walk(func.body) if isinstance(o, Unary) and o.kind in EXPONENTIALS]
+    exponentials = [o for o in func.body.every(Unary) if o.kind in EXPONENTIALS]
     if not exponentials:
         return func
     defs = defining_ops(func.body)
     uses = Counter(v for o in walk(func.body) for v in o.operands)
     numbers = constants(func.body)
-    indices = {v for o in walk(func.body) if isinstance(o, Parallel) for v in o.body.args}
+    indices = {v for o in func.body.every(Parallel) for v in o.body.args}
 
     def product(v: Value) -> tuple[Value, Value] | None:
         """What is multiplied by a constant, and the constant's value."""

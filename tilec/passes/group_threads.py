@@ -31,7 +31,7 @@ _BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.M
 
 
 def group_threads(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
+    """Raises CompileError for a group that is no run of whole warps."""
     func = whole_warps(func, target)
     asks = any(
         isinstance(o, ops.ThreadIndex | ops.WarpMma | ops.LoadMatrices) for o in walk(func.body)
@@ -115,10 +115,7 @@ class _Groups:
             if isinstance(o, ops.If):
                 statements += self.branch(o, group, inside)
                 continue
-            if o.region_fields:
-                inner = {n: self.block(getattr(o, n), group, inside) for n in o.region_fields}
-                if any(x is not getattr(o, n) for n, x in inner.items()):
-                    o = replace(o, **inner)  # type: ignore[arg-type]
+            o = o.with_regions(lambda region: self.block(region, group, inside))
             if (
                 isinstance(o, ops.Barrier)
                 and o.number is not None
@@ -133,10 +130,7 @@ class _Groups:
                 ):
                     o = replace(o, kind="serial", num_stages=0, order=(), stage=())
             statements.append(o)
-        same = len(statements) == len(block.ops) and all(
-            a is b for a, b in zip(statements, block.ops)
-        )
-        return block if same else replace(block, ops=tuple(statements))
+        return block.with_ops(statements)
 
     def branch(self, o: ops.If, group: Any, inside: bool) -> list[Op]:
         mask = self.masks.mask(o.cond)
@@ -220,7 +214,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     if threads == asked:
         return func
     facts = uniformity_of(func)
-    loops = (o for o in walk(func.body) if isinstance(o, ops.Parallel))
+    loops = (o for o in func.body.every(ops.Parallel))
     shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
 
     own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
@@ -247,7 +241,7 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
         return False
     if isinstance(o, ops.MbarrierArrive | ops.MbarrierExpect | ops.MbarrierExpectTx):
         return True
-    memory = [e for e in o.effects() if e.region and e.region.buffer.buffer.space in _MEMORY]
+    memory = [e for e in o.effects() if e.region and e.region.type.space in _MEMORY]
     if any(e.kind == "update" for e in memory):
         return True
     levels = [facts.level(v) for v in o.operands if isinstance(v.type, ScalarType)]

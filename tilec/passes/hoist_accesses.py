@@ -25,19 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import Layout, leading_run, single_registers
-from tilec.ir.ops import (
-    Alloc,
-    Atomic,
-    Cast,
-    Copy,
-    ElementAccess,
-    Load,
-    Parallel,
-    Store,
-)
+from tilec.ir.layout import Layout, leading_run
+from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import whole
@@ -51,20 +42,17 @@ SLICES = (2, 4)  # more would be narrower than memory likes
 
 
 def hoist_accesses(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     overlapping = bool(func.attrs.get("may_alias"))
     threads, specialised = int(func.attrs["threads"]), bool(func.attrs.get("specialise"))
     room = budget(threads, specialised, target) - WORKING
     facts = facts_of(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Parallel) or o.layout is None or o.engine:
-            return None
-        if not _is_open(o, o.layout, overlapping, facts):
+    def visit(o: Parallel) -> None | list[Op]:
+        if o.layout is None or o.engine or not _is_open(o, o.layout, overlapping, facts):
             return None
         return _Hoist(o, o.layout, room, facts).ops()
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Parallel, visit)
 
 
 @dataclass(frozen=True)
@@ -140,7 +128,7 @@ class _Hoist(LoopRegions):
     def stored(self) -> int:
         """Registers of what is stored beside the loop's own fragments: one store takes their place,
         others do not; single bytes are not packed before they are in order."""
-        stores = [o for o in self.boxes if not isinstance(o, Load | Atomic)]
+        stores = [o for o in self.boxes if isinstance(o, Store)]
         count = self.layout.size("reg")
         return sum(
             _words(self.layout, self.result_dtype(o)) if number else 0
@@ -172,7 +160,7 @@ class _Hoist(LoopRegions):
             if d not in dims:
                 layout = layout.drop(d)
         kept = sorted(dims)
-        return single_registers(layout.permute(kept.index(d) for d in dims))
+        return layout.permute(kept.index(d) for d in dims).once("reg")
 
 
 class _Slice:
@@ -210,14 +198,14 @@ class _Slice:
 
     def access(self, o: ElementAccess, index: Substitution, full: Substitution) -> None:
         """A load or store of a fragment."""
+        assert isinstance(o, Load | Store)  # no atomic is hoisted
         if o in self.loop.own:
             v, indices = self.part(o.buffer, self.loop.own[o].dims), o.indices
         else:
             indices = self.loop.boxes[o].order
-            assert not isinstance(o, Atomic)  # none is hoisted
             v = self.tile(o) if isinstance(o, Load) else self.result(o)
         at = tuple(index.get(i, full.get(i, i)) for i in indices)
-        if isinstance(o, Load):
+        if not isinstance(o, Store):
             full[o.result] = self.body.value(Load, v, at, name=o.result.name)
             return
         value = o.value
@@ -296,7 +284,7 @@ def sliced(layout: Layout, dim: int, count: int) -> Layout | None:
         return None
     extents = [e // count if d == dim else e for d, e in enumerate(layout.shape)]
     try:
-        part = single_registers(layout.restrict(extents))
+        part = layout.restrict(extents).once("reg")
     except LayoutError:
         return None
     same = all(part.replicas(o) == layout.replicas(o) for o in ("lane", "warp"))
@@ -340,5 +328,5 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bo
         elif o not in p.body.ops:
             return False
         else:
-            written[o.dest] = o.indices
+            written[o.buffer] = o.indices
     return all(written.get(o.buffer, o.indices) == o.indices for o in accesses)

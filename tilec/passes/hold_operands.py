@@ -25,7 +25,7 @@ from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, upstream, users_of, walk
+from tilec.ir.core import Builder, Func, Op, Value, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -43,7 +43,6 @@ ALL = 192  # for all fragments, these tiles in two versions
 
 
 def hold_operands(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if not target.has("wgmma") or is_by_hand(func.body):
         return func
     found = _Found(func, target)
@@ -52,10 +51,7 @@ def hold_operands(func: Func, target: Target) -> Func:
     changed = _changed(func, found.made)
     engines = CopyEngines(changed, target)
 
-    def visit(o: Op) -> None | Op | list[Op]:
-        return _staged(o, engines) if isinstance(o, For) and o.loc in found.loops else None
-
-    return changed.with_body(rewrite(changed.body, visit))
+    return changed.rewrite(For, lambda o: _staged(o, engines) if o.loc in found.loops else None)
 
 
 class _Found:
@@ -68,13 +64,13 @@ class _Found:
         self.facts = facts_of(func)
         engines = CopyEngines(func, target, self.facts)
         self.users = users_of(func.body)
-        self.sums = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+        self.sums = {o.c for o in func.body.every(Gemm)}
         self.made: dict[Value, BufferType] = {}
         self.loops: set[Loc] = set()
-        buffers = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
+        buffers = [o.type for o in func.body.every(Alloc)]
         taken = sum(_registers(t, self.threads) for t in buffers if t.space == "fragment")
-        for loop in walk(func.body):
-            if not isinstance(loop, For) or not has_stages(loop) or not _is_brought(loop, engines):
+        for loop in func.body.every(For):
+            if not has_stages(loop) or not _is_brought(loop, engines):
                 continue
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
@@ -100,7 +96,7 @@ class _Found:
         held, other = (o.a, o.b) if o.a.buffer is v else (o.b, o.a)
         if other.buffer is v or not held.is_whole or held.shape != v.buffer.static_shape:
             return False
-        stays = other.buffer.buffer.space == "shared" and other.buffer not in self.made
+        stays = other.type.space == "shared" and other.buffer not in self.made
         if not stays or o.metadata is not None or o.policy == "full_col":
             return False
         summed = sum(isinstance(x, Gemm) and x.c is o.c for x in self.users[o.c])
@@ -129,7 +125,7 @@ def _is_brought(loop: For, engines: CopyEngines) -> bool:
     return all(
         engines.tma_may_load(o, o.dest.dtype)
         for o in copies
-        if (o.source.buffer.buffer.space, o.dest.buffer.buffer.space) == ("global", "shared")
+        if (o.source.type.space, o.dest.type.space) == ("global", "shared")
     )
 
 
@@ -138,7 +134,7 @@ def _staged(loop: For, engines: CopyEngines) -> list[Op]:
     bring ahead."""
     b, body = Builder(loop.loc), Builder(loop.loc)
     for o in loop.body.ops:
-        if isinstance(o, Copy) and o.source.buffer.buffer.space == "global" and o.dest.is_whole:
+        if isinstance(o, Copy) and o.source.type.space == "global" and o.dest.is_whole:
             f = o.dest.buffer
             if f.buffer.space == "fragment" and len(f.buffer.shape) == 2:
                 t = BufferType(f.buffer.static_shape, o.source.dtype, "shared")
@@ -189,12 +185,12 @@ def _computes(o: Op, facts: Facts) -> bool:
     """Whether `o` makes a tile of what is on the chip already: tiles that come from memory are
     brought ahead, or by as many bytes at a time as lie together there."""
     if isinstance(o, Copy):
-        return o.source.buffer.buffer.space != "global"
+        return o.source.type.space != "global"
     if not isinstance(o, Parallel):
         return False
     defs = {r: x for x in walk(o.body) for r in x.results}
     last = o.body.args[-1]
-    loads = (x for x in walk(o.body) if isinstance(x, Load) and x.indices)
+    loads = (x for x in o.body.every(Load) if x.indices)
     for x in (x for x in loads if x.source.buffer.space == "global"):
         used = {v for y in upstream(x.indices, defs) for v in y.operands} | {*x.indices}
         if used >= {*o.body.args} or facts.form(x.indices[-1]).terms.get(last) == 1:

@@ -24,7 +24,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import contiguous
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import (
@@ -42,12 +42,7 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.conversions import convert_operands
-from tilec.passes.utils.distribution import (
-    covering,
-    each_thread,
-    fewest_registers,
-    folded_rows,
-)
+from tilec.passes.utils.distribution import covering, each_thread, fewest_registers, folded_rows
 from tilec.passes.utils.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -60,8 +55,7 @@ from tilec.target import Target
 
 
 def infer_layouts(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises LayoutError where an annotated layout does not fit its
-    buffer."""
+    """Raises LayoutError where an annotated layout does not fit its buffer."""
     inference = _Inference(func, target)
     inference.strict()
     inference.common()
@@ -132,7 +126,7 @@ class _Inference:
             )
         for o in gemms:
             for which, operand in (("a", o.a), ("b", o.b)):
-                t = operand.buffer.buffer
+                t = operand.type
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr)
                     self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
@@ -140,12 +134,10 @@ class _Inference:
                     layout = operand_fragment_layout(o, which, self.warps(o))
                     reason = f"strict: {which.upper()} of {o.instr} in registers"
                     self.set(operand.buffer, layout, reason)
-        feeds = {
-            x.buffer: o for o in gemms for x in (o.a, o.b) if x.buffer.buffer.space == "fragment"
-        }
+        feeds = {x.buffer: o for o in gemms for x in (o.a, o.b) if x.type.space == "fragment"}
         for o in self.ops:
             if isinstance(o, ops.Copy) and o.dest.buffer in feeds:
-                t, row = o.source.buffer.buffer, feeds[o.dest.buffer].instr
+                t, row = o.source.type, feeds[o.dest.buffer].instr
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
                     reason = f"strict: registers of {row} are read from it"
@@ -311,12 +303,10 @@ class _Inference:
     # --- writing it down ---
 
     def rewrite(self) -> Func:
-        def visit(o: Op) -> None | list[Op]:
-            return [] if isinstance(o, ops.AnnotateLayout) else None
-
         func = self.func.with_body(_set_loops(self.func, self.loops))
         typed = {v: v.buffer.with_layout(layout) for v, layout in self.layouts.items()}
-        func = func.with_body(rewrite(with_types(func.body, typed), visit))
+        func = func.with_body(with_types(func.body, typed))
+        func = func.rewrite(ops.AnnotateLayout, lambda _: [])
         func = func.with_body(convert_operands(func, self.target))
         return func.with_attrs(layout_reasons=tuple(self.reasons))
 
@@ -324,19 +314,18 @@ class _Inference:
 def _set_loops(func: Func, loops: dict[ops.Parallel, Layout]) -> Block:
     by_args = {p.body.args: layout for p, layout in loops.items()}
 
-    def visit(o: Op) -> None | Op:
-        if isinstance(o, ops.Parallel) and o.body.args in by_args:
-            return replace(o, layout=by_args[o.body.args], wanted=None)
-        return None
+    def visit(o: ops.Parallel) -> None | Op:
+        layout = by_args.get(o.body.args)
+        return None if layout is None else replace(o, layout=layout, wanted=None)
 
-    return rewrite(func.body, visit)
+    return func.body.rewrite(ops.Parallel, visit)
 
 
 def _fragments_alike(statements: Sequence[Op]) -> Iterator[tuple[Op, Value, Value]]:
     """Each op that does one thing to the elements of several fragments, with two of one shape."""
     for o in statements:
         if type(o) in ELEMENTWISE:
-            held = [r.buffer for r in boxes(o) if r.buffer.buffer.space == "fragment"]
+            held = [r.buffer for r in boxes(o) if r.type.space == "fragment"]
             for x, y in permutations(held, 2):
                 if x.buffer.shape == y.buffer.shape:
                     yield o, x, y
@@ -371,9 +360,8 @@ class Coalescing:
     def __init__(self, func: Func) -> None:
         self.known = MemoryFacts(func)
         self.copied: dict[Value, list[Row]] = {}
-        for o in walk(func.body):
-            if isinstance(o, ops.Copy):
-                self._copy(o)
+        for o in func.body.every(ops.Copy):
+            self._copy(o)
 
     def of_fragment(self, v: Value) -> list[Row]:
         """The rows that copies bring to a fragment or take from it."""
@@ -395,7 +383,7 @@ class Coalescing:
 
     def _copy(self, o: ops.Copy) -> None:
         for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
-            t = r.buffer.buffer
+            t = r.type
             if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:
                 width = contiguous(t, r.offsets, r.extents, self.known.facts)
                 self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))

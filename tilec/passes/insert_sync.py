@@ -48,7 +48,6 @@ Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement t
 
 
 def insert_sync(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     return func.with_body(_Placer(func, target).block(func.body, _State()))
 
 
@@ -402,7 +401,7 @@ class _Placer:
     def _loop(self, o: ops.For, state: _State, statements: list[Op]) -> ops.For:
         rings = set()
         if o.kind == "pipelined":
-            rings = {x.root for x in walk(o.body) if isinstance(x, ops.RingStage)} - self.own_rings
+            rings = {x.root for x in o.body.every(ops.RingStage)} - self.own_rings
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         filled = kept - self.refilled  # what TMA fills its readers wait for by themselves
@@ -493,13 +492,13 @@ def _conflict(e: _Effects, known: _Known) -> bool:
 
 def _numbered(func: Func) -> ops.Barrier | None:
     """A barrier whose number is known at run time, if there is one."""
-    found = (o for o in walk(func.body) if isinstance(o, ops.Barrier) and o.number is not None)
+    found = (o for o in func.body.every(ops.Barrier) if o.number is not None)
     return next(found, None)
 
 
 def _barrier_numbers(func: Func) -> dict[Group, int]:
     """A named barrier for each group of threads, of those that the author does not use."""
-    scopes = [o for o in walk(func.body) if isinstance(o, ops.Scope)]
+    scopes = [o for o in func.body.every(ops.Scope)]
     groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
     taken = {o.id for o in walk(func.body) if isinstance(o, (ops.Barrier, ops.BarrierArrive))}
     if _numbered(func) is not None:  # it may be any of them

@@ -17,7 +17,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.clusters import cluster_of, size
-from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.errors import LayoutError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.groups import warps_of
@@ -27,12 +27,15 @@ from tilec.target import Target
 
 
 def lower_barriers(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a copy that TMA cannot do."""
-    inits = [o for o in walk(func.body) if isinstance(o, ops.MbarrierInit)]
+    """Raises CompileError for a copy that TMA cannot do."""
+    inits = [o for o in func.body.every(ops.MbarrierInit)]
     if not func.attrs.get("by_hand"):
         return func
     lowering = _Lowering(func, target)
-    copies = any(_reaches_others(o) for o in walk(func.body))
+    # what writes to other blocks of the cluster
+    copies = any(True for _ in func.body.every(ops.ClusterCopy)) or any(
+        o.mask for o in func.body.every(ops.TmaCopy)
+    )
     body = rewrite(func.body, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)
@@ -54,11 +57,6 @@ def lower_barriers(func: Func, target: Target) -> Func:
         top.emit(ops.ClusterBarrier)
         top.ops += last
     return lowering.maps.added(top.block())
-
-
-def _reaches_others(o: Op) -> bool:
-    """Whether it writes to other blocks of the cluster."""
-    return isinstance(o, ops.ClusterCopy) or (isinstance(o, ops.TmaCopy) and bool(o.mask))
 
 
 def _is_barrier(o: Op) -> bool:

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Exchange, Layout, MatrixAccess, exchange, matrix_access, stmatrix_ok
 from tilec.ir.uniformity import Uniformity, uniformity_of
 from tilec.passes.recognise_gathers import with_places
-from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted, read_packed
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
@@ -32,7 +32,6 @@ WIDEST_BITS = 128  # a thread's widest access
 
 
 def lower_copies(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     warps = warps_of(func, target)
     facts, uniformity = facts_of(func), uniformity_of(func)
     inputs = matrix_inputs(func)
@@ -75,7 +74,7 @@ def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:
 def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Layout:
     extents = sides[0].shape or (1,)
     for side in sides:
-        t = side.buffer.buffer
+        t = side.type
         if t.space == "fragment":
             if t.layout is None:
                 raise InternalError(f"{t} has no layout")
@@ -83,7 +82,7 @@ def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Lay
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2
-    dest = sides[0].buffer.buffer
+    dest = sides[0].type
     narrow = dest.space == "global" and vector * dest.dtype.bits < WIDEST_BITS
     spread = along_rows if narrow else covering
     return spread(extents, target.warp_size, warps, vector)
@@ -96,20 +95,18 @@ def exchange_registers(o: ops.Copy) -> list[Op]:
     """The ops of a copy between fragments with the engine "shuffle": selects, shuffles and names of
     registers, as `tilec.ir.layout.exchange` plans them. Elements travel in the narrower of the two
     dtypes."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
-    assert s.layout is not None and d.layout is not None
+    s, d = o.source.type, o.dest.type
     narrow = s if s.dtype.bits <= d.dtype.bits else d
     plan = exchange(s.layout, d.layout, narrow.dtype.bits)
     if plan is None:
         raise InternalError(f"no exchange from {s} to {d}", o.loc)
     b = Builder(o.loc)
-    n = Numbers(b)
     lane = b.value(ops.Lane)
     highs = {
-        mask: b.compare("eq", _lane_bit(n, lane, mask), n.const(1))
+        mask: b.compare("eq", _lane_bit(b, lane, mask), b.const(1))
         for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
     }
-    reader = _reader(n, lane, plan)
+    reader = _reader(b, lane, plan)
     count = len(plan.sources)
     with counted(b, count, "group") as (g, inner):
         values = []
@@ -131,8 +128,7 @@ def exchange_registers(o: ops.Copy) -> list[Op]:
         if reader is not None:
             values = [inner.value(ops.Shuffle, v, reader) for v in values]
         for m, value in enumerate(values):
-            if value.dtype != d.dtype:
-                value = inner.cast(value, d.dtype)
+            value = inner.cast(value, d.dtype)
             for e in range(plan.pack):
                 at = inner.value(ops.Lookup, tuple(group[m][e] for group in plan.dests), g)
                 one = value if plan.pack == 1 else inner.value(ops.Extract, value, e)
@@ -143,11 +139,10 @@ def exchange_registers(o: ops.Copy) -> list[Op]:
 def rename_registers(o: ops.Copy, facts: Facts) -> list[Op]:
     """The ops of a copy between a fragment and its part at an offset that is a number: each thread
     has the elements already."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
-    assert s.layout is not None and d.layout is not None
+    s, d = o.source.type, o.dest.type
     tables = [
         layout.table("reg", "lane", "warp") - [facts.constant(v) for v in offsets]
-        for layout, offsets in ((s.layout, o.source.offsets), (d.layout, o.dest.offsets))
+        for layout, offsets in ((s.laid_out, o.source.offsets), (d.laid_out, o.dest.offsets))
     ]
     where = {tuple(map(int, at)): r for r, at in enumerate(tables[0][:, 0, 0])}
     pairs = [
@@ -180,18 +175,18 @@ def _swap(b: Builder, values: list[Value], bit: int, mask: int, high: Value) -> 
         values[m | bit] = b.select(high, second, taken)
 
 
-def _reader(n: Numbers, lane: Value, plan: Exchange) -> Value | None:
+def _reader(n: Builder, lane: Value, plan: Exchange) -> Value | None:
     """The lane that each lane reads from in the end; None if it is itself."""
     if not plan.turn:
         return None
     total = n.const(0)
     for p, q in enumerate(plan.turn):
-        total = n.op("add", total, n.op("mul", _lane_bit(n, lane, 1 << p), 1 << q))
+        total = n.fold("add", total, n.fold("mul", _lane_bit(n, lane, 1 << p), 1 << q))
     return total
 
 
-def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
-    return n.op("mod", n.op("floordiv", lane, mask), 2)
+def _lane_bit(n: Builder, lane: Value, mask: int) -> Value:
+    return n.fold("mod", n.fold("floordiv", lane, mask), 2)
 
 
 # --- by matrices ----------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
 def is_matrix_store(o: ops.Copy, target: Target) -> bool:
     """Whether `stmatrix` can make a copy of a whole fragment onto a whole shared tile, or one of
     several in a buffer: the fragment holds matrices as the instruction takes them."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    s, d = o.source.type, o.dest.type
     return (
         target.has("stmatrix")
         and (s.space, d.space) == ("fragment", "shared")
@@ -214,7 +209,7 @@ def is_matrix_store(o: ops.Copy, target: Target) -> bool:
 
 def _is_tile(fragment: Region, tile: Region) -> bool:
     """Whether a fragment and a tile are whole, and alike."""
-    rank, shape = len(fragment.extents), tile.buffer.buffer.shape
+    rank, shape = len(fragment.extents), tile.type.shape
     last = tile.extents[-rank:]
     front = tile.extents[:-rank]
     return fragment.is_whole and fragment.extents == last == shape[-rank:] and {*front} <= {1}
@@ -223,10 +218,9 @@ def _is_tile(fragment: Region, tile: Region) -> bool:
 def store_matrices(o: ops.Copy) -> list[Op]:
     """The ops of such a copy; elements are converted two at a time."""
     with _groups(o, o.source.buffer, o.dest) as (b, inner, g, offset, access):
-        x = Numbers(inner)
         per = 2 * access.count
-        first = x.op("mul", g, per)
-        registers = [x.op("add", first, e) for e in range(per)]
+        first = inner.fold("mul", g, per)
+        registers = [inner.fold("add", first, e) for e in range(per)]
         values = tuple(
             read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
             for e in range(0, per, 2)
@@ -242,8 +236,7 @@ def _groups(
     """A loop over the groups of matrices that one instruction moves between a fragment and a shared
     tile: builders at the copy and in the loop, the group's number, the offset of this lane's row in
     the tile, and what is moved."""
-    t, layout = tile.buffer.buffer, fragment.buffer.layout
-    assert layout is not None and t.layout is not None
+    t, layout = tile.type, fragment.buffer.laid_out
     access = matrix_access(layout, t.layout, t.dtype.bits)
     assert access is not None
     b = Builder(o.loc)
@@ -252,7 +245,7 @@ def _groups(
     with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
         row = inner.binary("mul", g, 8)
         coords = [*tile.offsets[: -layout.rank], *coordinates(inner, access.rows, place, row)]
-        offset = shared_offset(inner, t.layout, coords)
+        offset = shared_offset(inner, t.laid_out, coords)
         yield b, inner, g, offset, access
 
 
@@ -260,8 +253,8 @@ def matrix_inputs(func: Func) -> set[Value]:
     """The fragments that matrix instructions take two elements at a time, as ldmatrix gives
     them."""
     found = set()
-    for o in walk(func.body):
-        if isinstance(o, ops.Gemm) and not o.instr.startswith("simt"):
+    for o in func.body.every(ops.Gemm):
+        if not o.instr.startswith("simt"):
             seen, row = o.swap_operands(), find_instruction(o.instr)
             for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
                 if v.buffer.space == "fragment" and pack == 2:
@@ -272,7 +265,7 @@ def matrix_inputs(func: Func) -> set[Value]:
 def is_matrix_load(o: ops.Copy, inputs: set[Value], target: Target) -> bool:
     """Whether `ldmatrix` can make a copy of a whole shared tile, or one of several in a buffer,
     onto one of the `inputs`."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    s, d = o.source.type, o.dest.type
     return (
         target.has("ldmatrix")
         and o.dest.buffer in inputs

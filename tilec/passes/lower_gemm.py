@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Builder, Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.types import BOOL, BufferType
-from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
@@ -35,13 +35,10 @@ LDMATRIX_FEEDS = ("mma", "mma_fp8", "mma_sp", "mma_sp_fp8")
 
 
 def lower_gemm(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     packs: dict[Value, int] = {}
     facts = facts_of(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, ops.Gemm):
-            return None
+    def visit(o: ops.Gemm) -> list[Op]:
         o, b = o.swap_operands(), Builder(o.loc)
         if o.clear and not o.is_asynchronous:
             _clear(b, o.c)
@@ -53,19 +50,16 @@ def lower_gemm(func: Func, target: Target) -> Func:
             _matrix(b, o, packs, facts)
         return b.ops
 
-    body = rewrite(func.body, visit)
+    func = func.rewrite(ops.Gemm, visit)
 
-    def pack(o: Op) -> None | Op:
-        if isinstance(o, ops.Alloc) and o.result in packs:
-            return replace(o, packed=packs[o.result])
-        return None
+    def pack(o: ops.Alloc) -> None | Op:
+        return replace(o, packed=packs[o.result]) if o.result in packs else None
 
-    return func.with_body(rewrite(body, pack) if packs else body)
+    return func.rewrite(ops.Alloc, pack) if packs else func
 
 
 def _clear(b: Builder, c: Value) -> None:
-    layout = c.buffer.layout
-    assert layout is not None
+    layout = c.buffer.laid_out
     with counted(b, layout.size("reg"), "r") as (r, inner):
         inner.emit(ops.RegWrite, c, r, inner.zero(c.dtype))
 
@@ -82,18 +76,17 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
     m_blocks = m // groups_m // instr.m
     steps = range(0, k, instr.k)
-    numbers = Numbers(b)
-    group = numbers.op("floordiv", Place(b).warp, 4)
-    at_m = numbers.op("mod", group, groups_m) if groups_n > 1 else group
-    at_n = numbers.op("floordiv", group, groups_m)
-    in_registers = o.a.buffer.buffer.space == "fragment"
-    a_offset, a_fields, a_transposed = numbers.const(0), 0, False
+    group = b.fold("floordiv", Place(b).warp, 4)
+    at_m = b.fold("mod", group, groups_m) if groups_n > 1 else group
+    at_n = b.fold("floordiv", group, groups_m)
+    in_registers = o.a.type.space == "fragment"
+    a_offset, a_fields, a_transposed = b.const(0), 0, False
     a_steps: tuple[int, ...] = ()
     if in_registers:
         packs[o.a.buffer] = instr.packs[0]
     else:
         a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
-        a_offset, a_fields = a.offset(numbers, at_m, groups_m), a.fields
+        a_offset, a_fields = a.offset(b, at_m, groups_m), a.fields
         a_steps = tuple(
             a.units(i * instr.m, s * instr.a_k // instr.k) for i in range(m_blocks) for s in steps
         )
@@ -105,24 +98,11 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
         described = metadata.load_all(b, len(steps)), metadata.served
         # The stage of the metadata is freed for TMA once the product has ended, by one thread.
         b.emit(ops.ProxyFence)
-    b.emit(
-        ops.Wgmma,
-        o.instr,
-        o.c,
-        o.a.buffer,
-        a_offset,
-        o.b.buffer,
-        bb.offset(numbers, at_n, groups_n),
-        m_blocks,
-        a_fields,
-        bb.fields,
-        a_steps,
-        tuple(bb.units(0, s) for s in steps),
-        a_transposed,
-        bb.operand.mn_major,
-        b.const(False, BOOL) if o.clear else o.accumulate,
-        *described,
-    )
+    places = o.a.buffer, a_offset, o.b.buffer, bb.offset(b, at_n, groups_n)
+    pieces = a_fields, bb.fields, a_steps, tuple(bb.units(0, s) for s in steps)
+    transposed = a_transposed, bb.operand.mn_major
+    adds = b.const(False, BOOL) if o.clear else o.accumulate
+    b.emit(ops.Wgmma, o.instr, o.c, *places, m_blocks, *pieces, *transposed, adds, *described)
     if not o.asynchronous:
         b.emit(ops.WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
 
@@ -132,8 +112,7 @@ class _WgmmaOperand:
     M or N."""
 
     def __init__(self, x: Operand, share: int, depth: int = WGMMA_K_BYTES) -> None:
-        layout = x.buffer.buffer.layout
-        assert layout is not None
+        layout = x.buffer.buffer.laid_out
         found = wgmma_reads(x, layout, share, depth)
         if found is None:
             raise InternalError(f"wgmma cannot read {layout}")
@@ -146,7 +125,7 @@ class _WgmmaOperand:
     def _at(self, mn: int, k: int) -> int:
         return int(self.offsets[(k, mn) if self.operand.mn_major else (mn, k)])
 
-    def offset(self, x: Numbers, index: Value, shares: int) -> Value:
+    def offset(self, x: Builder, index: Value, shares: int) -> Value:
         """Elements from the buffer's start to share number `index`."""
         origin = self.operand.origin(x, self.layout)
         if shares == 1:
@@ -154,7 +133,7 @@ class _WgmmaOperand:
         starts = [self._at(i * self.share, 0) for i in range(shares)]
         if starts != [i * starts[1] for i in range(shares)]:
             raise InternalError(f"shares of {self.layout} do not start at equal distances")
-        return x.op("add", origin, x.op("mul", index, starts[1]))
+        return x.fold("add", origin, x.fold("mul", index, starts[1]))
 
     def units(self, mn: int, k: int) -> int:
         """Distance of a piece from the operand's start, in units of 16 bytes."""
@@ -172,7 +151,7 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> N
     _ = place.lane, place.warp
     steps = k // instr.k
     packs[o.c] = instr.packs[2]
-    held = [x.buffer for x in (o.a, o.b) if x.buffer.buffer.space == "fragment"]
+    held = [x.buffer for x in (o.a, o.b) if x.type.space == "fragment"]
     packs.update((x, pack) for x, pack in zip((o.a.buffer, o.b.buffer), instr.packs) if x in held)
     # Conversions to another width need registers of their own: written out, they would all be under
     # way at once. What lies in registers for all of K is numbered, which takes a loop that is
@@ -192,15 +171,14 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> N
             for which, x in (("a", o.a), ("b", o.b))
         )
         with counted(inner, m_atoms, "i") as (i, rows), counted(rows, n_atoms, "j") as (j, columns):
-            x = Numbers(columns)
-            a_index = x.op("mul", i, a_size * (steps if a in held else 1))
+            a_index = columns.fold("mul", i, a_size * (steps if a in held else 1))
             if a in held:
-                a_index = x.op("add", a_index, x.op("mul", step, a_size))
-            b_index = x.op("mul", j, b_size)
+                a_index = columns.fold("add", a_index, columns.fold("mul", step, a_size))
+            b_index = columns.fold("mul", j, b_size)
             if bb in held:
-                b_index = x.op("add", b_index, x.op("mul", step, n_atoms * b_size))
-            first = x.op("mul", i, n_atoms * c_size)
-            c_index = x.op("add", first, x.op("mul", j, c_size))
+                b_index = columns.fold("add", b_index, columns.fold("mul", step, n_atoms * b_size))
+            first = columns.fold("mul", i, n_atoms * c_size)
+            c_index = columns.fold("add", first, columns.fold("mul", j, c_size))
             word = None if words is None else columns.value(ops.RegRead, words, i)
             columns.emit(ops.Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
 
@@ -213,9 +191,8 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> N
         words = metadata.alloc(b, 1)
         metadata.load(inner, words, group)
         for selector in range(metadata.served):
-            x = Numbers(inner)
-            first = x.op("mul", group, metadata.served)
-            multiply(inner, x.op("add", first, selector), words, selector)
+            first = inner.fold("mul", group, metadata.served)
+            multiply(inner, inner.fold("add", first, selector), words, selector)
 
 
 class _Step:
@@ -229,8 +206,7 @@ class _Step:
         self.region = operand(o, which, facts)
         self.pack = instr.packs[0 if self.is_a else 1]
         self.share = o.shape[0] // o.warps[0] if self.is_a else o.shape[1] // o.warps[1]
-        assert o.c.buffer.layout is not None
-        self.layout = operand_layout(o, which, instr.k, o.c.buffer.layout.size("warp"))
+        self.layout = operand_layout(o, which, instr.k, o.c.buffer.laid_out.size("warp"))
         dtype = instr.a_dtype if self.is_a else instr.b_dtype
         self.depth = instr.a_k if self.is_a else instr.k  # elements along K of one step
         self.type = BufferType(self.layout.shape, dtype, "fragment", layout=self.layout)
@@ -239,7 +215,7 @@ class _Step:
     def load(self, b: Builder, inner: Builder, step: Value) -> Value:
         """The fragment, made at `b`, whose registers `inner` fills."""
         fragment = b.value(ops.Alloc, self.type, packed=self.pack, name=self.name)
-        k0 = Numbers(inner).op("mul", step, inner.const(self.depth))
+        k0 = inner.fold("mul", step, inner.const(self.depth))
         own = self.region.buffer.dtype
         if not self._by_matrices():
             self._elements(inner, fragment, k0)
@@ -276,57 +252,53 @@ class _Step:
     def _adjacent(self, count: int) -> bool:
         """Whether every run of `count` elements of the operand's last dimension, from a multiple of
         `count` on, is adjacent in memory and aligned to its size."""
-        return self.region.divisors[1] % count == 0 and has_runs(self._memory(), count)
+        return self.region.divisors[1] % count == 0 and has_runs(
+            self.region.buffer.buffer.laid_out, count
+        )
 
-    def _memory(self) -> Layout:
-        layout = self.region.buffer.buffer.layout
-        assert layout is not None
-        return layout
-
-    def _offset(self, x: Numbers, mn: Value, k: Value) -> Value:
+    def _offset(self, x: Builder, mn: Value, k: Value) -> Value:
         """Where an element of the operand lies in shared memory."""
-        return shared_offset(x.b, self._memory(), self.region.coordinates(x, mn, k))
+        memory = self.region.buffer.buffer.laid_out
+        return shared_offset(x, memory, self.region.coordinates(x, mn, k))
 
     def _matrices(self, b: Builder, fragment: Value, k0: Value) -> None:
         """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first),
         two of B's atoms are 2x2 (k first), or one is 4 along k, each 8 rows of 16 bytes; `.trans`
         where K is not the contiguous dimension."""
-        x = Numbers(b)
         wm, wn = self.warps
         lane, warp = self.place.lane, self.place.warp
-        number = x.op("floordiv", lane, 8)
-        row_in = x.op("mod", lane, 8)
-        first = x.op("mod", number, 2)
-        second = x.op("floordiv", number, 2)
+        number = b.fold("floordiv", lane, 8)
+        row_in = b.fold("mod", lane, 8)
+        first = b.fold("mod", number, 2)
+        second = b.fold("floordiv", number, 2)
         # mn_at, k_at: which of the two matrices along M/N and along K this lane's address is of.
         if self.is_a:
             mn_at, k_at = first, second
-            at = x.op("mod", warp, wm)
+            at = b.fold("mod", warp, wm)
             per, count, width = 1, 4, self.instr.m
         else:
             mn_at, k_at = second, first
-            at = x.op("floordiv", warp, wm)
-            at = x.op("mod", at, wn) if wn > 1 else x.const(0)
+            at = b.fold("floordiv", warp, wm)
+            at = b.fold("mod", at, wn) if wn > 1 else b.const(0)
             per, count, width = 2, 4, self.instr.n
         atoms = self.share // width
         if not self.is_a and self._chunks(fragment.dtype.bits) == 4:
-            per, mn_at, k_at = 1, x.const(0), number
+            per, mn_at, k_at = 1, b.const(0), number
         elif atoms % per:
-            per, count, mn_at = 1, 2, x.const(0)
-        base = x.op("mul", at, self.share)
+            per, count, mn_at = 1, 2, b.const(0)
+        base = b.fold("mul", at, self.share)
         with counted(b, atoms // per, "i") as (i, inner):
-            y = Numbers(inner)
-            start = y.op("add", base, y.op("mul", i, width * per))
-            mn = y.op("add", start, y.op("mul", mn_at, 8))
+            start = inner.fold("add", base, inner.fold("mul", i, width * per))
+            mn = inner.fold("add", start, inner.fold("mul", mn_at, 8))
             chunk = CHUNK_BITS // fragment.dtype.bits
-            k = y.op("add", k0, y.op("mul", k_at, chunk))
+            k = inner.fold("add", k0, inner.fold("mul", k_at, chunk))
             # The rows of a stored matrix run along the dimension that is not contiguous.
             if self.region.mn_major:
-                k = y.op("add", k, row_in)
+                k = inner.fold("add", k, row_in)
             else:
-                mn = y.op("add", mn, row_in)
-            offset = self._offset(y, mn, k)
-            register = y.op("mul", i, count)
+                mn = inner.fold("add", mn, row_in)
+            offset = self._offset(inner, mn, k)
+            register = inner.fold("mul", i, count)
             source, transposed = self.region.buffer, self.region.mn_major
             inner.emit(ops.Ldmatrix, fragment, register, source, offset, count, transposed)
 
@@ -336,19 +308,17 @@ class _Step:
         v, pack = self.region.buffer, self.pack
         width = pack if not self.region.mn_major and self._adjacent(pack) else 1
         with counted(b, self.layout.size("reg") // pack, "r") as (r, inner):
-            x = Numbers(inner)
-            first = x.op("mul", r, pack)
+            first = inner.fold("mul", r, pack)
             for e in range(0, pack, width):
-                register = x.op("add", first, e)
+                register = inner.fold("add", first, e)
                 at = coordinates(inner, self.layout, self.place, register)
                 mn, k = at if self.is_a else reversed(at)
-                offset = self._offset(x, mn, x.op("add", k0, k))
+                offset = self._offset(inner, mn, inner.fold("add", k0, k))
                 loaded = inner.value(ops.MemLoad, v, offset, width, width * v.dtype.bits // 8)
                 for q in range(width):
                     value = loaded if width == 1 else inner.value(ops.Extract, loaded, q)
-                    if value.dtype != fragment.dtype:
-                        value = inner.cast(value, fragment.dtype)
-                    inner.emit(ops.RegWrite, fragment, x.op("add", register, q), value)
+                    value = inner.cast(value, fragment.dtype)
+                    inner.emit(ops.RegWrite, fragment, inner.fold("add", register, q), value)
 
 
 # --- SIMT ---
@@ -357,8 +327,7 @@ class _Step:
 def _simt(b: Builder, o: ops.Gemm, facts: Facts) -> None:
     """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it
     needs once."""
-    layout = o.c.buffer.layout
-    assert layout is not None
+    layout = o.c.buffer.laid_out
     place = Place(b)
     place.make(layout)
     table = layout.table("reg")
@@ -386,10 +355,9 @@ def _line(
     """The elements of step `k` of an operand that a thread needs, each once, in a fragment, and
     which of them each register of C needs. `at`: the thread, and C's dimension that they run
     along."""
-    v, layout, memory = x.buffer, o.c.buffer.layout, x.buffer.buffer.layout
+    v, layout, memory = x.buffer, o.c.buffer.laid_out, x.buffer.buffer.laid_out
     if v.buffer.space != "shared":
         raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
-    assert layout is not None and memory is not None
     place, dim = at
     rows = [int(c[dim]) for c in layout.table("reg")]
     distinct = sorted({*rows})
@@ -400,9 +368,7 @@ def _line(
     with counted(step, count, "i") as (i, inner):
         register = inner.value(ops.Lookup, tuple(map(rows.index, distinct)), i)
         mn = coordinates(inner, layout, place, register)[dim]
-        offset = shared_offset(inner, memory, x.coordinates(Numbers(inner), mn, k))
+        offset = shared_offset(inner, memory, x.coordinates(inner, mn, k))
         value = inner.value(ops.MemLoad, v, offset, 1, v.dtype.bits // 8)
-        if value.dtype != o.c.dtype:
-            value = inner.cast(value, o.c.dtype)
-        inner.emit(ops.RegWrite, held, i, value)
+        inner.emit(ops.RegWrite, held, i, inner.cast(value, o.c.dtype))
     return held, tuple(map(distinct.index, rows))

@@ -26,7 +26,6 @@ from collections.abc import Iterable
 from tilec.ir import ops
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
-from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, leading_run
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
@@ -50,7 +49,6 @@ MOST_TOGETHER = 8
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     lowering = Lowering(func, target)
 
     def loops(o: Op) -> None | list[Op]:
@@ -130,9 +128,7 @@ class Lowering:
     # --- parallel loops ---
 
     def parallel(self, p: ops.Parallel) -> list[Op]:
-        layout = p.layout
-        if layout is None:
-            raise InternalError("a parallel loop without a layout", p.loc)
+        layout = p.laid_out
         b = Builder(p.loc)
         place = Place(b)
         place.make(layout)
@@ -198,8 +194,7 @@ class Lowering:
     ) -> None:
         """The loop over groups of `width` registers, `batch` of them at a time. A loop of more than
         `most` operations is not written out."""
-        assert p.layout is not None
-        registers = p.layout.size("reg")
+        registers = p.laid_out.size("reg")
         batch = self._batch(p, registers // width, most)
         group = Value(b.const(0).type, "r")
         inner = Builder(p.loc)
@@ -213,8 +208,8 @@ class Lowering:
             start = first
             if at:
                 start = inner.binary("add", first, at * width)
-            coords = coordinates(inner, p.layout, place, start)
-            inside = _inside(inner, p, coords)
+            coords = coordinates(inner, p.laid_out, place, start)
+            inside = [inner.compare("lt", coords[d], p.extents[d]) for d in _partial(p)]
             own: Substitution = {}
             if nearest:
                 there = inner.conjunction(inside)
@@ -223,7 +218,7 @@ class Lowering:
                 _move_inside(inner, p, coords, width, dim)
             envs += (own | env for env in _neighbours(inner, p, coords, width, dim))
         if changes_memory(p) and not _registers_left(p):
-            first_of_all = unique_register(inner, p.layout, first)
+            first_of_all = unique_register(inner, p.laid_out, first)
             inside += [] if first_of_all is None else [first_of_all]
         for o in p.body.ops:
             if batch > 1 and isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load):
@@ -267,8 +262,7 @@ def _factor(p: ops.Parallel) -> Value | None:
 
 def _unless_one(factor: Value, statements: list[Op]) -> list[Op]:
     """A loop that multiplies by a fragment's elements, for threads that have one other than 1."""
-    layout = factor.buffer.layout
-    assert layout is not None
+    layout = factor.buffer.laid_out
     b = Builder(statements[0].loc)
     one = b.const(1.0, factor.dtype)
     held = (b.const(r) for r in range(layout.size("reg")))
@@ -279,14 +273,7 @@ def _unless_one(factor: Value, statements: list[Op]) -> list[Op]:
 
 def _partial(p: ops.Parallel) -> list[int]:
     """The dimensions along which the layout covers more than there is."""
-    assert p.layout is not None
-    return [d for d, (own, all) in enumerate(zip(p.extents, p.layout.shape)) if all > own]
-
-
-def _inside(b: Builder, p: ops.Parallel, coords: list[Value]) -> list[Value]:
-    """That the loop has the element at `coords`, by the dimensions of which the layout covers
-    more."""
-    return [b.compare("lt", coords[d], p.extents[d]) for d in _partial(p)]
+    return [d for d, (own, all) in enumerate(zip(p.extents, p.laid_out.shape)) if all > own]
 
 
 def _move_inside(b: Builder, p: ops.Parallel, coords: list[Value], width: int, dim: int) -> None:
@@ -328,16 +315,15 @@ def _nearest(p: ops.Parallel) -> bool:
 def _is_long(p: ops.Parallel, most: int) -> bool:
     """Whether what a thread does in the loop is more than `most` operations, and none of them
     selects a register."""
-    assert p.layout is not None
     count = sum(1 for _ in walk(p.body))
     # What cp.async brings is computed once for a vector.
     together = leading_run(p.layout)[1] if p.engine == "cp_async" else 1
-    return count * p.layout.size("reg") > most * together and not fragment_accesses(p)
+    return count * p.laid_out.size("reg") > most * together and not fragment_accesses(p)
 
 
 def _registers_left(p: ops.Parallel) -> set[Value]:
     """The registers that outlive the loop and that it writes."""
-    own = {o.result for o in walk(p.body) if isinstance(o, ops.Alloc)}
+    own = {o.result for o in p.body.every(ops.Alloc)}
     written = buffers_written(e for _, e in effects_in(p.body))
     return {v for v in written if v not in own and v.buffer.space in ("fragment", "local")}
 
@@ -351,14 +337,14 @@ def held_once(func: Func) -> set[Value]:
     the one that stores for the others.
 
     A sum of rows of shared memory is taken by a warp, then, where all would read the same."""
-    loops = [o for o in walk(func.body) if isinstance(o, ops.Parallel)]
+    loops = [o for o in func.body.every(ops.Parallel)]
     read = {p: _registers(buffers_read(p.effects())) for p in loops}
     written = {p: _registers(buffers_written(p.effects())) for p in loops}
     inside = {o for p in loops for o in walk(p.body)}
     once = {
         o.result
-        for o in walk(func.body)
-        if isinstance(o, ops.Alloc) and o not in inside and o.type.space == "fragment"
+        for o in func.body.every(ops.Alloc)
+        if o not in inside and o.type.space == "fragment"
     }
     once -= {v for o in walk(func.body) if o not in inside for v in o.operands}
     for p in loops:

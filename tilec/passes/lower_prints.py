@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Value
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -20,14 +20,11 @@ from tilec.target import Target
 
 
 def lower_prints(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    if not any(isinstance(o, Print) for o in walk(func.body)):
+    if not any(func.body.every(Print)):
         return func
     tensors, uniformity = Tensors(func), uniformity_of(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Print):
-            return None
+    def visit(o: Print) -> None | list[Op]:
         if o.buffer is None:
             levels = (uniformity.around(o), *map(uniformity.level, o.values))
             return [dataclasses.replace(o, once=True)] if max(levels) == Level.BLOCK else None
@@ -35,7 +32,7 @@ def lower_prints(func: Func, target: Target) -> Func:
             return _tensor(o, o.buffer, tensors, target)
         return _on_chip(o, o.buffer)
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Print, visit)
 
 
 def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) -> None:

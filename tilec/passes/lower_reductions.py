@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from math import prod
 
-from tilec.ir.core import Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Builder, Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Lookup, Reduce, RegRead, RegWrite, ShuffleXor
@@ -22,16 +22,11 @@ CHAINS = 4  # a thread's sums under way: an addition takes four cycles
 
 
 def lower_reductions(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        return _lowered(o) if isinstance(o, Reduce) else None
-
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Reduce, _lowered)
 
 
 def _lowered(o: Reduce) -> list[Op]:
-    source, dest = o.source.buffer.buffer.layout, o.dest.buffer.buffer.layout
+    source, dest = o.source.type.layout, o.dest.type.layout
     assert source is not None and dest is not None
     b = Builder(o.loc)
     registers = _registers(o, source, dest)

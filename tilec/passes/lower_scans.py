@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isqrt
 
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.core import Builder, Func, Op, Region, Value
 from tilec.ir.element_loops import carried, each_element, shifted
 from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
 from tilec.ir.types import BufferType
@@ -27,12 +27,7 @@ SHORT = 16  # a row of so many elements is not cut
 
 
 def lower_scans(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        return _lowered(o, target) if isinstance(o, Scan) else None
-
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Scan, lambda o: _lowered(o, target))
 
 
 def _lowered(o: Scan, target: Target) -> list[Op]:
@@ -52,7 +47,7 @@ def _lowered(o: Scan, target: Target) -> list[Op]:
 
 
 def _space(r: Region) -> str:
-    return r.buffer.buffer.space
+    return r.type.space
 
 
 def _in_shared(b: Builder, r: Region) -> Region:

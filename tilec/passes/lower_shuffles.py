@@ -15,7 +15,6 @@ from tilec.target import Target
 
 
 def lower_shuffles(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if not any(isinstance(o, Shuffle | ShuffleXor) for o in walk(func.body)):
         return func
     threads = int(func.attrs.get("threads") or DEFAULT_THREADS)

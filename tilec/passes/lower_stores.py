@@ -21,17 +21,16 @@ from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.types import DType
 from tilec.passes.stage_stores import staged_form
-from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
+from tilec.passes.utils.addressing import Place, combined, narrow, shared_offset
 from tilec.passes.utils.building import counted, read_packed
 from tilec.passes.utils.rings import TensorMaps, elected
 from tilec.target import Target
 
 
 def lower_stores(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    if not any(isinstance(o, ops.Copy) and o.engine == "tma_store" for o in walk(func.body)):
+    if not any(o.engine == "tma_store" for o in func.body.every(ops.Copy)):
         return func
-    staged = any(isinstance(o, ops.Copy) and o.staging is not None for o in walk(func.body))
+    staged = any(o.staging is not None for o in func.body.every(ops.Copy))
     maps = TensorMaps(func)
     late = _Late(func)
 
@@ -77,10 +76,8 @@ class _Late:
         self.loops: set[Value] = set()  # by their indices: their bodies change
         if func.attrs.get("by_hand"):
             return  # the author's barriers may free a tile for other threads than they join
-        stages = {o.result for o in walk(func.body) if isinstance(o, ops.RingStage)}
-        for loop in walk(func.body):
-            if not isinstance(loop, ops.For):
-                continue
+        stages = {o.result for o in func.body.every(ops.RingStage)}
+        for loop in func.body.every(ops.For):
             statements = loop.body.ops
             for at, o in enumerate(statements):
                 if not isinstance(o, ops.Copy) or o.engine != "tma_store" or o.staging is not None:
@@ -123,36 +120,31 @@ def _boxes(o: ops.Copy, maps: TensorMaps, wait: bool) -> list[Op]:
 
 def _store(o: ops.Copy, maps: TensorMaps, target: Target) -> list[Op]:
     b = Builder(o.loc)
-    layout = o.source.buffer.buffer.layout
-    assert layout is not None and o.staging is not None
-    _, found = staged_form(layout, o.dest.dtype.bits, target)
-    assert found is not None
-    staging = o.staging.buffer.layout
-    assert staging is not None
-    bits = o.dest.dtype.bits
-    rank = o.dest.buffer.buffer.rank
+    layout, bits = o.source.type.laid_out, o.dest.dtype.bits
+    _, found = staged_form(layout, bits, target)
+    assert found is not None and o.staging is not None
+    staging = o.staging.buffer.laid_out
+    rank = o.dest.type.rank
     box = (found.columns, CHUNK_ROWS, *(1 for _ in range(rank - 2)))
     descriptor = maps.get(o.dest.buffer, box, found.columns * bits // 8, _map_dtype(o))
     place = Place(b)
     lane, warp = place.lane, place.warp
-    x = Numbers(b)
-    first_lane = b.compare("eq", lane, x.const(0))
-    own_rows = x.op("mul", warp, CHUNK_ROWS)
-    origin = _part(x, layout, "warp", warp)
-    own_offset = shared_offset(b, staging, (own_rows, x.const(0)))
+    first_lane = b.compare("eq", lane, b.const(0))
+    own_rows = b.fold("mul", warp, CHUNK_ROWS)
+    origin = _part(b, layout, "warp", warp)
+    own_offset = shared_offset(b, staging, (own_rows, b.const(0)))
     if found.matrices:
-        row = x.op("mod", lane, 16)
-        column = x.op("mul", x.op("floordiv", lane, 16), 8)
+        row = b.fold("mod", lane, 16)
+        column = b.fold("mul", b.fold("floordiv", lane, 16), 8)
     else:
-        row, column = _part(x, layout, "lane", lane)
-    row = x.op("add", own_rows, row)
+        row, column = _part(b, layout, "lane", lane)
+    row = b.fold("add", own_rows, row)
     count = len(found.origins)
     with counted(b, count, "chunk") as (c, inner):
         inner.emit(ops.TmaStoreWait, 0, True)
         inner.emit(ops.WarpSync)
-        y = Numbers(inner)
         for access, (at_row, at_column) in enumerate(found.places):
-            own = y.op("add", row, at_row), y.op("add", column, at_column)
+            own = inner.fold("add", row, at_row), inner.fold("add", column, at_column)
             offset = shared_offset(inner, staging, own)
             values = _values(inner, o, c, [chunk[access] for chunk in found.registers], found.run)
             if found.matrices:
@@ -164,8 +156,8 @@ def _store(o: ops.Copy, maps: TensorMaps, target: Target) -> list[Op]:
         at = []
         for d in (1, 0):
             step = inner.value(ops.Lookup, tuple(corner[d] for corner in found.origins), c)
-            start = y.op("add", narrow(inner, o.dest.offsets[d - 2]), origin[d])
-            at.append(y.op("add", start, step))
+            start = inner.fold("add", narrow(inner, o.dest.offsets[d - 2]), origin[d])
+            at.append(inner.fold("add", start, step))
         at += [narrow(inner, v) for v in reversed(o.dest.offsets[:-2])]
         # Without a branch: nothing that is computed for later chunks moves past it.
         sent = (o.staging, own_offset, first_lane, o.eviction_policy, o.reduction)
@@ -197,7 +189,7 @@ def _values(
     )
 
 
-def _part(x: Numbers, layout: Layout, owner: str, at: Value) -> list[Value]:
+def _part(x: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
     """What the number of a lane or of a warp adds to the coordinates."""
     terms = ([t for t in layout.forward_terms(d) if t.source == owner] for d in range(layout.rank))
-    return [x.combine(own, lambda _: at) for own in terms]
+    return [combined(x, own, lambda _: at) for own in terms]

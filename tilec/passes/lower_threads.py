@@ -42,6 +42,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    ElementAccess,
     For,
     GridSync,
     If,
@@ -60,8 +61,7 @@ from tilec.target import Target
 
 
 def lower_threads(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError where threads would not come to a barrier
-    together."""
+    """Raises CompileError where threads would not come to a barrier together."""
     if not asks_for_threads(func):
         return func
     func = _ask_once(func)
@@ -74,13 +74,11 @@ def _ask_once(func: Func) -> Func:
     index = Value(ScalarType(INT32), "t")
     subst: Substitution = {}
 
-    def visit(o: Op) -> Sequence[Op] | None:
-        if not isinstance(o, ThreadIndex):
-            return None
+    def visit(o: ThreadIndex) -> Sequence[Op]:
         subst[o.result] = index
         return []
 
-    body = rewrite(func.body, visit, subst)
+    body = func.body.rewrite(ThreadIndex, visit, subst)
     first = ThreadIndex(results=(index,), loc=func.loc)
     return func.with_body(replace(body, ops=(first, *body.ops)))
 
@@ -97,12 +95,12 @@ class _Split:
 
     def __init__(self, func: Func) -> None:
         self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
-        self.indices = {o.result for o in walk(func.body) if isinstance(o, ThreadIndex)}
+        self.indices = {o.result for o in func.body.every(ThreadIndex)}
         level = uniformity_of(func).level
         private = {
             o.result
-            for o in walk(func.body)
-            if isinstance(o, Alloc) and o.type.space == "local" and level(o.result) > Level.BLOCK
+            for o in func.body.every(Alloc)
+            if o.type.space == "local" and level(o.result) > Level.BLOCK
         }
         self.per_thread = varying(func.body, self.indices | private, allocs=False)
         self.defined: dict[Value, Op] = {}
@@ -222,8 +220,7 @@ class _Split:
             elif self._has_cut(o):
                 flush()
                 self._same_for_all(o, o.operands)
-                inner: dict[str, Any] = {n: self._cut(getattr(o, n)) for n in o.region_fields}
-                ops.append(replace(o, **inner))
+                ops.append(o.with_regions(self._cut))
             else:
                 waiting.append(o)
                 made.update(o.results)
@@ -304,10 +301,8 @@ class _Split:
         """`o` with its accesses to kept local buffers turned to this thread's place."""
 
         def visit(x: Op) -> Op | None:
-            if isinstance(x, Load) and x.source in self.kept:
-                return replace(x, source=self.kept[x.source], indices=(*x.indices, thread))
-            if isinstance(x, Store) and x.dest in self.kept:
-                return replace(x, dest=self.kept[x.dest], indices=(*x.indices, thread))
+            if isinstance(x, ElementAccess) and x.buffer in self.kept:
+                return x.at(self.kept[x.buffer], (*x.indices, thread))
             return None
 
         (made,) = rewrite(Block((), (o,)), visit).ops

@@ -32,7 +32,7 @@ from tilec.target import Target
 
 
 def lower_tiles(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a sum of floats in an integer."""
+    """Raises CompileError for a sum of floats in an integer."""
     by_threads, uniformity = asks_for_threads(func), uniformity_of(func)
 
     def lower(o: Op) -> Sequence[Op] | None:
@@ -76,10 +76,10 @@ def _gemm(b: Builder, o: Gemm) -> None:
     dtype = compute_dtype(o)
     tf32 = o.allow_tf32 and o.a.dtype == FLOAT32 and dtype == FLOAT32
     a, right, transposed = o.a, o.b, o.transpose_a
-    if tf32 or a.dtype != dtype or a.buffer.buffer.space == "global":
+    if tf32 or a.dtype != dtype or a.type.space == "global":
         packed = _packed(b, a, transposed, (m, k), dtype, tf32)
         a, transposed = whole(b, packed), False
-    if tf32 or right.dtype != dtype or right.buffer.buffer.space == "global" or o.transpose_b:
+    if tf32 or right.dtype != dtype or right.type.space == "global" or o.transpose_b:
         packed = _packed(b, right, o.transpose_b, (k, n), dtype, tf32)
         right = whole(b, packed)
     c = o.c

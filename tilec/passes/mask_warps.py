@@ -27,7 +27,6 @@ from tilec.target import Target
 
 
 def mask_warps(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if not asks_for_threads(func):
         return func
     level = uniformity_of(func).level

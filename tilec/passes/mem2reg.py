@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from operator import is_
-from typing import Any
 
 from tilec.ir.core import (
     Block,
@@ -52,9 +50,7 @@ def mem2reg(func: Func, target: Target) -> Func:
 def _promotable(func: Func) -> set[Value]:
     made = defining_ops(func.body)
     found = {
-        o.result
-        for o in walk(func.body)
-        if isinstance(o, Alloc) and o.type.space == "local" and o.type.size == 1
+        o.result for o in func.body.every(Alloc) if o.type.space == "local" and o.type.size == 1
     }
 
     def zeros(indices: Iterable[Value]) -> bool:
@@ -131,9 +127,7 @@ class _Lifting:
         for old in block.ops:
             self.op(old, substitute(old, self.subst) if self.subst else old)
         done, self.out = self.out, outer
-        if len(done) == len(block.ops) and all(map(is_, done, block.ops)):
-            return block
-        return replace(block, ops=tuple(done))
+        return block.with_ops(done)
 
     def op(self, old: Op, o: Op) -> None:
         match o:
@@ -152,9 +146,9 @@ class _Lifting:
                 self.structured(o, [b for b in self.writes[old] if b in self.now])
             case _ if o.region_fields:
                 kept = dict(self.now)
-                regions: dict[str, Any] = {n: self.block(getattr(o, n)) for n in o.region_fields}
+                done = o.with_regions(self.block)
                 self.now = kept
-                self.out.append(updated(o, **regions))
+                self.out.append(done)
             case _:
                 self.out.append(o)
 

@@ -25,7 +25,7 @@ whole ones of the next: TMA brings them in half as many boxes. Products read wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -58,7 +58,6 @@ LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
 
 
 def pad_tiles(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if target.kind == "cpu":
         return func
     return _padded(func, target, _deep(func, target))
@@ -82,19 +81,18 @@ def _widen_rows(func: Func, target: Target) -> Func:
     """Shared operands that copies fill, with rows of whole `ROW` bytes, where all of it fits."""
     shapes = dict[Value, tuple[int, ...]]()
     facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
-    for o in walk(func.body):
-        if not isinstance(o, ops.Gemm) or o.metadata is not None or not _of_warps(o, target):
+    for o in func.body.every(ops.Gemm):
+        if o.metadata is not None or not _of_warps(o, target):
             continue
         for x in (o.a, o.b):
-            *rows, columns = x.buffer.buffer.static_shape
+            *rows, columns = x.type.static_shape
             unit = ROW * 8 // x.dtype.bits
             wide = -(-columns // unit) * unit
             if columns < wide <= MORE * columns and _grows(func, x, -1, facts, safe, written):
                 shapes[x.buffer] = (*rows, wide)
-    for o, e in effects_in(func.body):
-        if e.buffer in shapes and not (
-            isinstance(o, ops.Alloc | ops.Copy | ops.Gemm) and _stays(o, e)
-        ):
+    for user, e in effects_in(func.body):
+        stays = isinstance(user, ops.Alloc | ops.Copy | ops.Gemm) and _stays(user, e)
+        if e.buffer in shapes and not stays:
             del shapes[e.buffer]
     return _Padding(func, {}, {}, shapes).run() if shapes and _fits(func, target, shapes) else func
 
@@ -105,7 +103,7 @@ def _stays(o: Op, e: Effect) -> bool:
     they come."""
     if not isinstance(o, ops.Copy):
         return True
-    t = o.source.buffer.buffer
+    t = o.source.type
     row = t.shape[-1]
     return t.space == "global" and isinstance(row, int) and row * t.dtype.bits % (8 * SECTOR) == 0
 
@@ -113,11 +111,11 @@ def _stays(o: Op, e: Effect) -> bool:
 def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> bool:
     """Whether shared memory holds tiles of these shapes, as many of each as were asked for."""
     stages = dict[Value, int]()
-    for o in walk(func.body):
-        if isinstance(o, ops.For) and o.kind == "pipelined":
-            copied = (x.dest.buffer for x in walk(o.body) if isinstance(x, ops.Copy))
+    for o in func.body.every(ops.For):
+        if o.kind == "pipelined":
+            copied = (x.dest.buffer for x in o.body.every(ops.Copy))
             stages |= dict.fromkeys(copied, max(stages_of(o, LEAST_STAGES), 1))
-    tiles = (o.result for o in walk(func.body) if isinstance(o, ops.Alloc))
+    tiles = (o.result for o in func.body.every(ops.Alloc))
     taken = sum(
         stage_bytes(replace(v.buffer, shape=shapes.get(v, v.buffer.shape))) * stages.get(v, 1)
         for v in tiles
@@ -136,8 +134,8 @@ def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
     """Products that the instruction of several warps could do with a larger K, and that K."""
     found: dict[ops.Gemm, int] = {}
     facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
-    for o in walk(func.body):
-        if not isinstance(o, ops.Gemm) or o.metadata is not None:
+    for o in func.body.every(ops.Gemm):
+        if o.metadata is not None:
             continue
         rows = _of_warps(o, target)
         m, n, k = o.shape
@@ -162,11 +160,7 @@ def _grows(
             continue
         if not isinstance(o, ops.Alloc | ops.Copy | ops.Fill | ops.Gemm | ops.Load | ops.Store):
             return False  # laid out by hand, or known by its address
-        if (
-            isinstance(o, ops.Copy)
-            and o.dest.buffer is v
-            and o.source.buffer.buffer.space == "global"
-        ):
+        if isinstance(o, ops.Copy) and o.dest.buffer is v and o.source.type.space == "global":
             whole = o.dest.is_whole and all(facts.constant(i) == 0 for i in o.dest.offsets)
             if not (whole and safe.zero(o.source.buffer) and o.source.buffer not in written):
                 return False
@@ -187,14 +181,12 @@ def ends(x: Region, dim: int | None, facts: Facts) -> bool:
     """Whether the box ends where its tensor does along `dim`, or behind it."""
     if dim is None:
         return False
-    size, first = x.buffer.buffer.shape[dim], facts.constant(x.offsets[dim])
+    size, first = x.type.shape[dim], facts.constant(x.offsets[dim])
     return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
 
 
 def _fragments(func: Func) -> list[Value]:
-    return [
-        o.result for o in walk(func.body) if isinstance(o, ops.Alloc) and o.type.space == "fragment"
-    ]
+    return [o.result for o in func.body.every(ops.Alloc) if o.type.space == "fragment"]
 
 
 def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
@@ -211,14 +203,14 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
     pads = {e: p for e, p in pads.items() if e != p}
     if not pads:
         return {}
-    gemms = [o for o in walk(func.body) if isinstance(o, ops.Gemm)]
+    gemms = [o for o in func.body.every(ops.Gemm)]
     for o in gemms:
         m, n, k = o.shape
         if m in pads or n in pads:
             pads[m], pads[n] = _share(pads.get(m, m), pads.get(n, n), m == n, warps)
     pads = {e: p for e, p in pads.items() if e != p}
     for o in gemms:
-        spaces = [x.buffer.buffer.space for x in (o.a, o.b)]
+        spaces = [x.type.space for x in (o.a, o.b)]
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
             return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
@@ -275,19 +267,18 @@ class _Padding:
         self.products = set[Value]()
         for v in _fragments(func):
             self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
-        for o in walk(func.body):
-            if isinstance(o, ops.Gemm):
-                self.products.add(o.c)
-                self._operand(o.a, -1 if o.transpose_a else -2)
-                self._operand(o.b, -2 if o.transpose_b else -1)
-                if o in deep:
-                    self._operand(o.a, -2 if o.transpose_a else -1, deep[o])
-                    self._operand(o.b, -1 if o.transpose_b else -2, deep[o])
-                if o.metadata is not None:
-                    self._operand(o.metadata, -1 if o.transpose_metadata else -2)
+        for o in func.body.every(ops.Gemm):
+            self.products.add(o.c)
+            self._operand(o.a, -1 if o.transpose_a else -2)
+            self._operand(o.b, -2 if o.transpose_b else -1)
+            if o in deep:
+                self._operand(o.a, -2 if o.transpose_a else -1, deep[o])
+                self._operand(o.b, -1 if o.transpose_b else -2, deep[o])
+            if o.metadata is not None:
+                self._operand(o.metadata, -1 if o.transpose_metadata else -2)
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
         shared = [v for v in self.shapes if v.buffer.space == "shared"]
-        self.wide = {o: done for o in self._copies() if (done := self._widened(o))}
+        self.wide = {o: done for o in func.body.every(ops.Copy) if (done := self._widened(o))}
         written = [e for o, e in effects_in(func.body) if o not in self.wide]
         self.cleared = {v for v in buffers_written(written) if v in shared}
 
@@ -301,9 +292,6 @@ class _Padding:
             old = self.shapes.get(v, tuple(shape))
             self.shapes[v] = tuple(map(max, old, shape))
 
-    def _copies(self) -> Iterator[ops.Copy]:
-        return (o for o in walk(self.func.body) if isinstance(o, ops.Copy))
-
     def _is_whole(self, x: Region) -> bool:
         """Of a buffer that gets larger."""
         return (
@@ -314,7 +302,7 @@ class _Padding:
 
     def _is_fragment(self, x: Region) -> bool:
         """All of a fragment that gets larger."""
-        return self._is_whole(x) and x.buffer.buffer.space == "fragment"
+        return self._is_whole(x) and x.type.space == "fragment"
 
     def _grown(self, x: Region) -> Region:
         return replace(x, extents=self.shapes[x.buffer])
@@ -323,8 +311,8 @@ class _Padding:
         """A copy of a whole tile into shared memory that brings what is behind it, too."""
         if (
             not self._is_whole(o.dest)
-            or o.dest.buffer.buffer.space != "shared"
-            or o.source.buffer.buffer.space != "global"
+            or o.dest.type.space != "shared"
+            or o.source.type.space != "global"
             or o.source.buffer in self.written
         ):
             return None
@@ -419,7 +407,7 @@ class _Padding:
             source, dest = map(self._grown, sides)
             if source.shape == dest.shape:
                 return replace(o, source=source, dest=dest)
-        if len(whole) == 1 and whole[0] is o.source and o.dest.buffer.buffer.space == "global":
+        if len(whole) == 1 and whole[0] is o.source and o.dest.type.space == "global":
             grown = self._grown(o.source)
             more = [d for d, e in enumerate(grown.extents) if e != o.source.extents[d]]
             dims = [_same_dim(o.source, d, o.dest) for d in more]

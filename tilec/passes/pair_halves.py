@@ -42,7 +42,6 @@ _PAIRED = ("add", "sub", "mul")
 
 
 def pair_halves(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     every = list(walk(func.body))
     arrays = {o.result for o in every if isinstance(o, ops.Alloc) and o.type.space == "local"}
     if not arrays or not any(_is_half(o) for o in every):
@@ -98,15 +97,11 @@ def _names_elements(o: ops.For, arrays: set[Value]) -> bool:
     for x in o.body.ops:
         if x.region_fields:
             return False
-        if isinstance(x, ops.Load | ops.Store) and _buffer(x) in arrays:
+        if isinstance(x, ops.Load | ops.Store) and x.buffer in arrays:
             found = found or bool(moved & {*x.indices})
         elif x.pure and moved & {*x.operands}:
             moved.update(x.results)
     return found
-
-
-def _buffer(o: ops.Load | ops.Store) -> Value:
-    return o.source if isinstance(o, ops.Load) else o.dest
 
 
 # --- blocks without branches ----------------------------------------------------------------------
@@ -133,7 +128,7 @@ class _Straight:
         statements: list[Op] = []
         for o in block.ops:
             o = substitute(o, subst)
-            if isinstance(o, ops.Load | ops.Store) and _buffer(o) in self.arrays:
+            if isinstance(o, ops.Load | ops.Store) and o.buffer in self.arrays:
                 place = self._place(o)
                 if isinstance(o, ops.Load):
                     if place is not None and place in stored:
@@ -148,10 +143,7 @@ class _Straight:
                     if last % 2 and below is not None:
                         partner[below] = o.value
             elif o.region_fields:
-                inner: dict[str, Any] = {}
-                for name in o.region_fields:
-                    inner[name] = self._block(getattr(o, name), subst)
-                o = replace(o, **inner)
+                o = o.with_regions(lambda region: self._block(region, subst))
                 _forget(stored, {*inputs(o)})
             else:
                 _forget(stored, {*o.operands} & self.arrays)
@@ -163,7 +155,7 @@ class _Straight:
     def _place(self, o: ops.Load | ops.Store) -> tuple[Value, tuple[Number, ...]] | None:
         """Which element it is; None where its index is not a number."""
         at = tuple(self.numbers[i] for i in o.indices if i in self.numbers)
-        return (_buffer(o), at) if len(at) == len(o.indices) else None
+        return (o.buffer, at) if len(at) == len(o.indices) else None
 
     def _pairs(self, statements: list[Op], partner: dict[Value, Value]) -> list[Op]:
         """The ops with pairs of halves as vectors, each where the first of the two stood."""

@@ -33,13 +33,12 @@ from tilec.target import Target
 
 
 def plan_pipeline(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    if not any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body)):
+    if not any(o.kind == "pipelined" for o in func.body.every(For)):
         return func
     boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
     rings = Rings(func, CopyEngines(func, target))
     chosen = rings.chosen(boxes, groups)
-    shared = (o for o in walk(func.body) if isinstance(o, Alloc) and _is_shared(o))
+    shared = (o for o in func.body.every(Alloc) if _is_shared(o))
     sizes = {o.result: stage_bytes(o.type) for o in shared}
     beside = sum(n for v, n in sizes.items() if v not in chosen) + staging_bytes(
         int(func.attrs["threads"] or 0) * groups, bool(func.attrs.get("staged_store")), target
@@ -133,7 +132,7 @@ class Rings:
     def __init__(self, func: Func, engines: CopyEngines) -> None:
         self.func = func
         self.engines = engines
-        self.loops = [o for o in walk(func.body) if isinstance(o, For) and has_stages(o)]
+        self.loops = [o for o in func.body.every(For) if has_stages(o)]
         self.zeros = {v for v, n in constants(func.body).items() if n == 0}
         self.homes = dict(_homes(func.body))
         self.refused: dict[Value, str] = {}
@@ -276,11 +275,7 @@ def _homes(block: Block) -> Iterator[tuple[Value, Block]]:
 
 def _to_shared(o: Op) -> TypeGuard[Copy]:
     """Whether an op copies from global to shared memory."""
-    return (
-        isinstance(o, Copy)
-        and o.source.buffer.buffer.space == "global"
-        and o.dest.buffer.buffer.space == "shared"
-    )
+    return isinstance(o, Copy) and o.source.type.space == "global" and o.dest.type.space == "shared"
 
 
 def _is_shared(o: Op) -> bool:
@@ -319,8 +314,4 @@ def _innermost(r: LiveRange) -> For | None:
 
 def _behind(r: LiveRange, loops: Collection[Op | None]) -> bool:
     """Whether a copy stands behind one of the loops."""
-    return any(o in loops or _holds(o, loops) for block, i in r.path for o in block.ops[:i])
-
-
-def _holds(o: Op, loops: Collection[Op | None]) -> bool:
-    return any(x in loops for x in walk(o) if x is not o)
+    return any(x in loops for block, i in r.path for o in block.ops[:i] for x in walk(o))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
@@ -32,7 +32,6 @@ class _Life:
 
 
 def plan_shared(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     lives = _lifetimes(func)
     placed: list[_Life] = []
     for life in sorted(lives, key=lambda x: (-alignment_bytes(x.alloc.type), -x.size)):
@@ -51,12 +50,10 @@ def plan_shared(func: Func, target: Target) -> Func:
         raise _too_much(lives, total, target)
     where = {p.alloc.result: p.address for p in placed}
 
-    def visit(o: Op) -> Op | None:
-        if isinstance(o, Alloc) and o.result in where:
-            return replace(o, address=where[o.result])
-        return None
+    def visit(o: Alloc) -> Op | None:
+        return replace(o, address=where[o.result]) if o.result in where else None
 
-    return func.with_body(rewrite(func.body, visit)).with_attrs(shared_bytes=total)
+    return func.rewrite(Alloc, visit).with_attrs(shared_bytes=total)
 
 
 def _lifetimes(func: Func) -> list[_Life]:

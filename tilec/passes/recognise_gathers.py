@@ -12,19 +12,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Func,
-    Op,
-    Region,
-    Value,
-    clone,
-    inputs,
-    rewrite,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Builder, Func, Op, Region, Value, clone, inputs, rewrite, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
@@ -34,13 +22,12 @@ from tilec.target import Target
 
 
 def recognise_gathers(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if target.kind == "cpu" or func.attrs.get("may_alias"):
         return func
     known = MemoryFacts(func)
 
-    def visit(o: Op) -> list[Op] | None:
-        if not isinstance(o, ops.For) or not has_stages(o):
+    def visit(o: ops.For) -> list[Op] | None:
+        if not has_stages(o):
             return None
         found = {x: _Tile(x, o, known) for x in o.body.ops if isinstance(x, ops.Parallel)}
         copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
@@ -53,7 +40,7 @@ def recognise_gathers(func: Func, target: Target) -> Func:
         body = Block(o.body.args, tuple(statements))
         return [*before, replace(o, body=body)]
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(ops.For, visit)
 
 
 class _Tile:
@@ -153,7 +140,7 @@ class _Tile:
 
 def with_places(body: Block) -> Block:
     """`body` where elements of gathers are loaded from where they are."""
-    gathers = {o.result: o for o in walk(body) if isinstance(o, ops.Gather)}
+    gathers = {o.result: o for o in body.every(ops.Gather)}
     subst: dict[Value, Value] = {}
 
     def visit(o: Op) -> list[Op] | None:

@@ -5,7 +5,7 @@ know how to move.
 from __future__ import annotations
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
 from tilec.passes.utils.regions import LoopRegions
@@ -23,12 +23,10 @@ def recognise_idioms(func: Func, target: Target) -> Func:
     """
     facts = facts_of(func)
 
-    def visit(o: Op) -> list[Op] | None:
-        if not isinstance(o, Parallel) or o.layout is not None or 0 in o.extents:
-            return None
-        return _Loop(o, facts).idiom()
+    def visit(o: Parallel) -> list[Op] | None:
+        return _Loop(o, facts).idiom() if o.layout is None and 0 not in o.extents else None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Parallel, visit)
 
 
 class _Loop(LoopRegions):

@@ -25,11 +25,10 @@ from tilec.target import Target
 
 
 def rename_changed(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     if target.kind == "cpu" or is_by_hand(func.body):
         return func
     users = users_of(func.body)
-    shared = (o.type for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "shared")
+    shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
     room = target.shared_bytes - sum(map(stage_bytes, shared))
     names: dict[Value, Value] = {}
 
@@ -47,13 +46,13 @@ def rename_changed(func: Func, target: Target) -> Func:
                 ops[at + 1 :] = rewrite(Block((), tuple(ops[at + 1 :])), _same, behind).ops
         return None if ops == [*o.body.ops] else replace(o, body=replace(o.body, ops=tuple(ops)))
 
-    def made(o: Op) -> None | list[Op]:
-        if not isinstance(o, Alloc) or o.result not in names:
+    def made(o: Alloc) -> None | list[Op]:
+        if o.result not in names:
             return None
         return [o, Alloc(o.type, results=(names[o.result],), loc=o.loc)]
 
     body = rewrite(func.body, of_loop)
-    return func.with_body(rewrite(body, made)) if names else func
+    return func.with_body(body.rewrite(Alloc, made)) if names else func
 
 
 def _same(_: Op) -> None:
@@ -66,7 +65,7 @@ def _changed(loop: For) -> list[tuple[Value, int]]:
     at = [modref(o, covered) for o in loop.body.ops]
     found = []
     for o in loop.body.ops:
-        if not isinstance(o, Copy) or o.source.buffer.buffer.space != "global":
+        if not isinstance(o, Copy) or o.source.type.space != "global":
             continue
         v = o.dest.buffer
         uses = [n for n, effects in enumerate(at) if v in effects]
@@ -97,9 +96,6 @@ def _in_place(p: Parallel, v: Value) -> bool:
 
 def _onto(p: Op, v: Value, made: Value) -> Op:
     """The loop, which writes another tile than it reads."""
-
-    def visit(o: Op) -> None | Op:
-        return replace(o, dest=made) if isinstance(o, Store) and o.dest is v else None
-
     assert isinstance(p, Parallel)
-    return replace(p, body=rewrite(p.body, visit))
+    body = p.body.rewrite(Store, lambda o: replace(o, dest=made) if o.dest is v else None)
+    return replace(p, body=body)

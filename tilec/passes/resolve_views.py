@@ -13,13 +13,22 @@ neighbours touch nothing but their own. It runs before anything else asks who re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Region,
+    Substitution,
+    Value,
+    rewrite,
+    substitute,
+)
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
@@ -30,9 +39,9 @@ from tilec.passes.utils.warp_matrices import by_elements
 
 
 def resolve_views(func: Func) -> Func:
-    """See the module's opening. Raises CompileError for atomics, and for stores of a part of an
-    element of a tensor, through a view of another dtype."""
-    if not any(isinstance(o, ops.View) for o in walk(func.body)):
+    """Raises CompileError for atomics, and for stores of a part of an element of a tensor, through
+    a view of another dtype."""
+    if not any(func.body.every(ops.View)):
         return func
     func = func.with_body(_narrowest_first(_parts(func.body)))
     return func.with_body(_Views(func).block(func.body))
@@ -41,7 +50,7 @@ def resolve_views(func: Func) -> Func:
 def _parts(body: Block) -> Block:
     """`body` where what goes to the part of a buffer that a view with `at` is goes to the buffer,
     with one index more."""
-    part = {o.result: o for o in walk(body) if isinstance(o, ops.View) and o.at is not None}
+    part = {o.result: o for o in body.every(ops.View) if o.at is not None}
     if not part:
         return body
 
@@ -70,8 +79,8 @@ def _parts(body: Block) -> Block:
 
 def _narrowest_first(body: Block) -> Block:
     """`body` where a buffer of which there is a narrower view is allocated as that."""
-    source = {o.result: o.source for o in walk(body) if isinstance(o, ops.View)}
-    allocs = {o.result for o in walk(body) if isinstance(o, ops.Alloc)}
+    source = {o.result: o.source for o in body.every(ops.View)}
+    allocs = {o.result for o in body.every(ops.Alloc)}
     narrowest: dict[Value, BufferType] = {}
     for v in source:
         root = v
@@ -98,9 +107,8 @@ class _Views:
         self.source: dict[Value, Value] = {}
 
     def block(self, block: Block) -> Block:
-        for o in walk(block):
-            if isinstance(o, ops.View):
-                self.source[o.result] = self.source.get(o.source, o.source)
+        for o in block.every(ops.View):
+            self.source[o.result] = self.source.get(o.source, o.source)
         subst: Substitution = {}
         return rewrite(block, lambda o: self.visit(o, subst), subst)
 
@@ -265,7 +273,7 @@ class _Views:
             )
         b = Builder(o.loc)
         at, inside = self.element(b, o.dest, o.indices)
-        done = replace(o, dest=root, indices=at)
+        done = o.at(root, at)
         return [*b.ops, done if inside is None else or_zero(inside, done)]
 
     # --- tiles ---
@@ -277,13 +285,13 @@ class _Views:
             return None
         offsets: list[Value] = []
         extents: list[int] = []
-        for of_view, of_root in _groups(r.buffer.buffer.shape, root.buffer.shape):
+        for of_view, of_root in _groups(r.type.shape, root.buffer.shape):
             inner = [root.buffer.shape[d] for d in of_root if root.buffer.shape[d] != 1]
             large = [d for d in of_view if r.extents[d] != 1]
-            split = sum(r.buffer.buffer.shape[d] != 1 for d in of_view) > len(inner)
+            split = sum(r.type.shape[d] != 1 for d in of_view) > len(inner)
             if split and root.buffer.space == "global":
                 return None  # a box may end behind a row of the view, and then is none
-            if len(inner) > 1 and [r.buffer.buffer.shape[d] for d in of_view] != inner:
+            if len(inner) > 1 and [r.type.shape[d] for d in of_view] != inner:
                 if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
                     return None
                 place = self.first(b, r, of_view)
@@ -300,10 +308,7 @@ class _Views:
                 continue
             if len(large) > 1 or (large and large[0] != of_view[-1]):
                 rest = of_view[of_view.index(large[0]) + 1 :] if large else []
-                if (
-                    len(large) > 1
-                    or math.prod(_static(r.buffer.buffer.shape[d]) for d in rest) != 1
-                ):
+                if len(large) > 1 or any(r.type.shape[d] != 1 for d in rest):
                     return None
             place = self.first(b, r, of_view)
             for d in of_root:
@@ -316,7 +321,7 @@ class _Views:
         """The row-major number, among some dimensions, of a box's first element."""
         place: Value = b.const(0)
         for d in of_view:
-            extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
+            extent = self.tensors.number(b, r.type.shape[d], r.offsets[d].dtype)
             wide = b.cast(place, extent.dtype)
             place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
         return place
@@ -324,7 +329,7 @@ class _Views:
     def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:
         """Whether of one dimension of a view, which counts through several of its buffer's, a box
         takes a part of one row: rows are so many such parts."""
-        own = [d for d in of_view if r.buffer.buffer.shape[d] != 1]
+        own = [d for d in of_view if r.type.shape[d] != 1]
         if own != [of_view[-1]] or not isinstance(row, int) or row % r.extents[own[0]]:
             return False
         form, part = self.facts.form(r.offsets[own[0]]), r.extents[own[0]]
@@ -357,20 +362,8 @@ class _Views:
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
             zeros = tuple(before.const(0) for _ in v.buffer.shape)
             copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
-        done = replace(
-            done,
-            **{n: _in_copies(getattr(done, n), copies) for n in done.operand_fields},  # type: ignore[arg-type]
-        )
-        block = Block((), (*before.ops, done, *behind.ops))
+        block = Block((), (*before.ops, substitute(done, copies), *behind.ops))
         return rewrite(block, lambda x: self.visit(x, subst), subst).ops
-
-
-def _in_copies(got: object, copies: Substitution) -> object:
-    if isinstance(got, Region):
-        return replace(got, buffer=copies.get(got.buffer, got.buffer))
-    if isinstance(got, tuple):
-        return tuple(_in_copies(x, copies) for x in got)
-    return copies.get(got, got) if isinstance(got, Value) else got
 
 
 def _regions(o: Op) -> list[Region]:
@@ -439,10 +432,6 @@ def _groups(
         return [left]
     first = groups[0]
     return [(left[0] + first[0], left[1] + first[1]), *groups[1:]]
-
-
-def _static(extent: int | str) -> int:
-    return extent if isinstance(extent, int) else 0
 
 
 def _bits(dtype: DType) -> DType:

@@ -28,7 +28,6 @@ from tilec.target import Target
 
 
 def round_operands(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     chosen = _chosen(func, target)
     if not chosen:
         return func
@@ -53,7 +52,7 @@ def takes_tf32(o: Gemm) -> bool:
 def roundable(func: Func) -> frozenset[Value]:
     """The float32 buffers whose elements may be rounded where they lie: nothing but TF32 products
     reads them, or copies to buffers of which the same holds."""
-    found = {o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.dtype == FLOAT32}
+    found = {o.result for o in func.body.every(Alloc) if o.type.dtype == FLOAT32}
     if not found:
         return frozenset()
     found &= {v for o in walk(func.body) for v in _read(o)}

@@ -33,7 +33,6 @@ from tilec.target import Target
 
 
 def select_copies(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None | list[Op]:
@@ -57,15 +56,15 @@ class _Chooser:
         self.engines = CopyEngines(func, target)
         unseen = _Unseen(func)
         self.unseen, self.users = unseen.copies, unseen.users
-        self.fences = any(isinstance(o, ops.DeviceFence) for o in walk(func.body))
-        groups = [o for o in walk(func.body) if isinstance(o, ops.Scope)]
+        self.fences = any(func.body.every(ops.DeviceFence))
+        groups = [o for o in func.body.every(ops.Scope)]
         self.grouped = {o for scope in groups for o in walk(scope.body)}
         self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them
         self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
         specialise = bool(func.attrs.get("specialise"))
-        ahead = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
+        ahead = [o for o in func.body.every(ops.Copy) if o.ahead]
         for o in ahead:
-            s = o.dest.buffer.buffer
+            s = o.dest.type
             boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
             if self.engines.of(o, specialise and boxes) != "tma":
                 self.not_by_tma.add(o.dest.buffer)
@@ -87,7 +86,7 @@ class _Chooser:
         """A copy by the engine that its author asks for, or by threads if that cannot do it."""
         vector = self.engines.vector(o)
         if o.engine == "cp_async":
-            part = o.dest.extents[-1] != o.dest.buffer.buffer.static_shape[-1]
+            part = o.dest.extents[-1] != o.dest.type.static_shape[-1]
             start = self.engines.facts.divisor(o.dest.offsets[-1]) if part else 0
             able = self.engines.of(o, False) == "cp_async" and start % vector == 0
             able = able and _has_runs(o, vector)
@@ -149,7 +148,7 @@ class _Chooser:
         return unused or isinstance(o, ops.AtomicTile)
 
     def _tma_store(self, o: ops.Copy) -> bool:
-        f, t = o.source.buffer.buffer, o.dest.buffer.buffer
+        f, t = o.source.type, o.dest.type
         if not self.engines.tma_may_store(o) or o not in self.unseen:
             return False
         if f.space == "shared":
@@ -158,7 +157,7 @@ class _Chooser:
 
     def _staged(self, o: ops.Copy) -> bool:
         """Whether a fragment can be staged on its way, warp by warp."""
-        f = o.source.buffer.buffer
+        f = o.source.type
         return (
             len(f.shape) == 2
             and staged_form(f.layout, o.dest.dtype.bits, self.target)[1] is not None
@@ -168,7 +167,7 @@ class _Chooser:
     def _box_store(self, o: ops.Copy) -> bool:
         """Whether TMA can take a shared tile as it lies. All threads meet there, so it must stand
         where the whole block goes."""
-        s, t = o.source.buffer.buffer, o.dest.buffer.buffer
+        s, t = o.source.type, o.dest.type
         if s.dtype != t.dtype or s.layout is None or not same_order(o):
             return False
         if o.source.is_whole:
@@ -246,8 +245,7 @@ class _Unseen:
 def _has_runs(o: ops.Copy, vector: int) -> bool:
     """Whether what one cp.async brings lies together in shared memory, too, in a layout that the
     user may have given."""
-    memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)
-    assert memory is not None
+    memory, shape = o.dest.type.laid_out, o.dest.shape or (1,)
     if o.dest.extents != memory.shape:
         try:
             memory = memory.restrict(o.dest.extents)
@@ -264,6 +262,5 @@ def box_fits(layout: Layout, bits: int) -> bool:
 
 def _is_narrow(fragment: BufferType, tensor: BufferType) -> bool:
     """Whether a thread holds less than 16 bytes of a row: others store well themselves."""
-    assert fragment.layout is not None
     dim, run = leading_run(fragment.layout)
-    return dim != fragment.layout.rank - 1 or run * tensor.dtype.bits < 128
+    return dim != fragment.laid_out.rank - 1 or run * tensor.dtype.bits < 128

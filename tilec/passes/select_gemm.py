@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
 from tilec.ir.layout import Layout
@@ -55,12 +55,11 @@ def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
 
 
 def select_gemm(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a number of threads the target cannot
-    run."""
+    """Raises CompileError for a number of threads the target cannot run."""
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
-    if not any(isinstance(o, Gemm) for o in walk(func.body)):
+    if not any(func.body.every(Gemm)):
         return func
     widest = widest_wgmma(
         threads * int(func.attrs.get("consumer_groups", 1)),
@@ -72,16 +71,14 @@ def select_gemm(func: Func, target: Target) -> Func:
 
     warps = warps_of(func, target)
 
-    def visit(o: Op) -> None | Op | Sequence[Op]:
-        if not isinstance(o, Gemm):
-            return None
+    def visit(o: Gemm) -> Op | Sequence[Op]:
         chosen = selection.of(o, warps(o) * target.warp_size, widest)
         if not o.asynchronous or (isinstance(chosen, Gemm) and chosen.is_asynchronous):
             return chosen
         made = [chosen] if isinstance(chosen, Op) else chosen
         return [replace(x, asynchronous=False) if isinstance(x, Gemm) else x for x in made]
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Gemm, visit)
 
 
 class Selection:
@@ -92,8 +89,8 @@ class Selection:
         self._rounded = roundable(func)
         self._annotated = {
             o.dest: o.layout
-            for o in walk(func.body)
-            if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
+            for o in func.body.every(AnnotateLayout)
+            if isinstance(o.layout, Layout)
         }
 
     def of(self, o: Gemm, threads: int, widest: int) -> Op | Sequence[Op]:
@@ -227,7 +224,7 @@ def _warpgroups(
     memory per flop."""
     m, n, k = o.shape
     by_n = {instr.n: instr for instr in instrs if instr.warps > 1 and k % instr.k == 0}
-    if not by_n or o.b.buffer.buffer.space != "shared":
+    if not by_n or o.b.type.space != "shared":
         return None
     first = next(iter(by_n.values()))
     if warps % first.warps or not _as_stored(o, first, rounded):
@@ -245,7 +242,7 @@ def _warpgroups(
         and n // gn in by_n
         and 2 * by_n[n // gn].registers[2] <= widest
         and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
-        and (o.a.buffer.buffer.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
+        and (o.a.type.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
         and wgmma_reads(sides[1], layouts[1], n // gn, k_bytes(first))
     ]
     if not found:
@@ -265,7 +262,7 @@ def _as_stored(o: Gemm, instr: MatrixInstruction, rounded: Collection[Value]) ->
         (o.a, instr.a_places, instr.a_dtype),
         (o.b, instr.b_places, instr.b_dtype),
     ):
-        t = x.buffer.buffer
+        t = x.type
         rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
         if t.space not in places or not (t.dtype == dtype or rounds):
             return False
@@ -280,6 +277,6 @@ def _registers(o: Gemm, instr: MatrixInstruction, share: int) -> int:
     """Registers that a thread holds while the product of `share` rows runs."""
     blocks = share // instr.m
     held = blocks * instr.registers[2]
-    if o.a.buffer.buffer.space == "fragment":
+    if o.a.type.space == "fragment":
         held += blocks * (o.shape[2] // instr.k) * instr.registers[0]
     return held

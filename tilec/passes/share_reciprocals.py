@@ -24,17 +24,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import (
-    Builder,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    rewrite,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, upstream
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
@@ -65,28 +55,24 @@ _SIMPLE = (RegRead, Lookup, Const, Cast)
 
 
 def share_reciprocals(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     numbers = constants(func.body)
     around = _in_flight(func)
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, For) or o in around:
-            return None
-        found = _divisions(o, numbers)
+    def visit(o: For) -> None | list[Op]:
+        found = None if o in around else _divisions(o, numbers)
         return None if found is None else found.shared()
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(For, visit)
 
 
 def _in_flight(func: Func) -> set[Op]:
     """Loops in loops with asynchronous products: a branch there would end what is in flight."""
     return {
         inner
-        for o in walk(func.body)
-        if isinstance(o, For) and o.kind != "persistent"
-        if any(isinstance(p, Wgmma) for p in walk(o.body))
-        for inner in walk(o.body)
-        if isinstance(inner, For)
+        for o in func.body.every(For)
+        if o.kind != "persistent"
+        if any(o.body.every(Wgmma))
+        for inner in o.body.every(For)
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from operator import is_
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
@@ -65,9 +64,7 @@ class _Forward:
         for key in self.trail[depth:]:
             del self.table[key]
         del self.trail[depth:]
-        if len(done) == len(block.ops) and all(map(is_, done, block.ops)):
-            return block
-        return replace(block, ops=tuple(done))
+        return block.with_ops(done)
 
     def ops(self, block: Block) -> None:
         for o in block.ops:
@@ -171,17 +168,10 @@ class _Forward:
                 self.while_(o)
             case Scope():
                 self.scopes.append(o)
-                self.generic(o)
+                self.out.append(o.with_regions(self.region))
                 self.scopes.pop()
             case _:
-                self.generic(o)
-
-    def generic(self, o: Op) -> None:
-        self.out.append(self.inner(o))
-
-    def inner(self, o: Op) -> Op:
-        """`o` with its regions simplified."""
-        return updated(o, **{name: self.region(getattr(o, name)) for name in o.region_fields})
+                self.out.append(o.with_regions(self.region))
 
     def branch(self, o: If) -> None:
         cond = self.numbers.get(o.cond)
@@ -194,7 +184,8 @@ class _Forward:
         self.numbers[o.cond] = 0
         orelse = self.region(o.orelse)
         del self.numbers[o.cond]
-        if _is_bare(then) and _is_bare(orelse) and all(_is_scalar(r) for r in o.results):
+        scalars = all(isinstance(r.type, ScalarType) for r in o.results)
+        if scalars and _is_bare(then) and _is_bare(orelse):
             for r, a, b in zip(o.results, self.inline(then), self.inline(orelse)):
                 self.scalar(Select(o.cond, a, b, results=(r,), loc=o.loc))
             return
@@ -230,12 +221,11 @@ class _Forward:
             self.subst.update(zip(o.results, left))
             return
         keep = self.varying(o.inits, yielded(o.body), tuple(args), o.results)
-        self.out.append(keep_results(self.inner(o), keep))
+        self.out.append(keep_results(o.with_regions(self.region), keep))
 
     def while_(self, o: While) -> None:
         keep = self.varying(o.inits, yielded(o.body), o.body.args, o.results, o.cond.args)
-        done = self.inner(o)
-        assert isinstance(done, While)
+        done = o.with_regions(self.region)
         never = [self.numbers.get(v) for v in yielded(done.cond)] == [0]
         if never and all(x.pure or isinstance(x, Yield) for x in done.cond.ops):
             self.subst.update(zip(o.results, o.inits))
@@ -264,7 +254,3 @@ def _after(first: Block, second: Block) -> Block:
 def _is_bare(block: Block) -> bool:
     """Whether the region computes nothing (constants aside)."""
     return all(isinstance(o, Yield | Const) for o in block.ops)
-
-
-def _is_scalar(value: Value) -> bool:
-    return isinstance(value.type, ScalarType)

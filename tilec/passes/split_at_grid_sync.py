@@ -26,7 +26,6 @@ from tilec.passes.utils.accesses import covered
 
 
 def split_at_grid_sync(func: Func) -> Func:
-    """See the module's opening."""
     *ops, _ = func.body.ops
     marks = [i for i, o in enumerate(ops) if isinstance(o, GridSync)]
     if "segment" not in func.attrs or not marks:

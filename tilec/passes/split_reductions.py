@@ -11,37 +11,32 @@ of its parts, which go to shared memory; every thread reads all parts of its res
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, rewrite
-from tilec.ir.layout import row_major
+from tilec.ir.core import Builder, Func, Op, Region
+from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Copy, Reduce
-from tilec.ir.types import BufferType, DType
+from tilec.ir.types import BufferType
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.reductions import combined_layout, part_layout, warps_along
 from tilec.target import Target
 
 
 def split_reductions(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Reduce):
-            return None
-        held, result = o.source.buffer.buffer, o.dest.buffer.buffer
-        assert held.layout is not None and result.layout is not None
-        parts = warps_along(held.layout, o.dim)
+    def visit(o: Reduce) -> None | list[Op]:
+        held, result = o.source.type, o.dest.type
+        parts = warps_along(held.laid_out, o.dim)
         if parts == 1:
             return None
         b, name = Builder(o.loc), o.source.buffer.name
-        own = part_layout(held.layout, o.dim)
-        all_ = combined_layout(result.layout, parts)
-        partial, scratch, every = (
-            whole(b, b.value(Alloc, made, name=f"{name}_{what}"))
-            for what, made in (
-                ("parts", BufferType(own.shape, o.accumulator, "fragment", layout=own)),
-                ("scratch", _row_major(own.shape, o.accumulator)),
-                ("all", BufferType(all_.shape, o.accumulator, "fragment", layout=all_)),
-            )
-        )
+        own = part_layout(held.laid_out, o.dim)
+        all_ = combined_layout(result.laid_out, parts)
+
+        def buffer(what: str, space: str, layout: Layout) -> Region:
+            t = BufferType(layout.shape, o.accumulator, space, layout=layout)
+            return whole(b, b.value(Alloc, t, name=f"{name}_{what}"))
+
+        partial = buffer("parts", "fragment", own)
+        scratch = buffer("scratch", "shared", row_major(own.shape))
+        every = buffer("all", "fragment", all_)
         b.emit(Reduce, o.source, partial, o.dim, o.kind, propagate_nan=o.propagate_nan, parts=parts)
         b.emit(Copy, partial, scratch, engine="threads", vector=1)
         b.emit(Copy, scratch, every, engine="threads", vector=1)
@@ -49,8 +44,4 @@ def split_reductions(func: Func, target: Target) -> Func:
         b.emit(Reduce, every, o.dest, 0, again, clear=o.clear, propagate_nan=o.propagate_nan)
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit))
-
-
-def _row_major(shape: tuple[int, ...], dtype: DType) -> BufferType:
-    return BufferType(shape, dtype, "shared", layout=row_major(shape))
+    return func.rewrite(Reduce, visit)

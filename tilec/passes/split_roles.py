@@ -41,7 +41,6 @@ from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.late_scalars import load_in_scopes
@@ -55,8 +54,8 @@ INT32_SCALAR = ScalarType(INT32)
 
 
 def split_roles(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises ResourceError where the plan wants roles and the function
-    has no such loop, or one that does not fit."""
+    """Raises ResourceError where the plan wants roles and the function has no such loop, or one
+    that does not fit."""
     if not func.attrs.get("roles"):
         return func
     return _Roles(func, target).split()
@@ -89,9 +88,8 @@ class _Roles(Cut):
             top.ops.append(ops.Alloc(v.buffer, results=(v,), loc=top.loc))
             for slot in range(v.buffer.size):
                 top.emit(ops.MbarrierInit, v, count, slot)
-        n = Numbers(top)
-        trips = n.op("sub", self.loop.hi, self.loop.lo)
-        self.trips = top.binary("max", trips, n.const(0), name="trips")
+        trips = top.fold("sub", self.loop.hi, self.loop.lo)
+        self.trips = top.binary("max", trips, top.const(0), name="trips")
         top.emit(ops.Scope, "first", 0, GROUP_WARPS, self._first())
         for part in range(LAST_GROUPS):
             top.emit(
@@ -120,24 +118,23 @@ class _Roles(Cut):
     def _count(self, b: Builder, body: Callable[[Builder, Value, At, At], None]) -> At:
         """A loop over the iterations' numbers: a `body` for one, at its stage and before the next
         one's. Returns the stage behind the last."""
-        n, inner = Numbers(b), Builder(self.loop.loc)
+        inner = Builder(self.loop.loc)
         t, *at = (Value(INT32_SCALAR, name) for name in ("t", "slot", "parity"))
-        m = Numbers(inner)
-        more = m.op("add", at[0], 1)
-        wraps = inner.compare("eq", more, m.const(self.stages))
-        slot = inner.select(wraps, m.const(0), more)
-        following = slot, m.op("xor", at[1], inner.cast(wraps, INT32))
+        more = inner.fold("add", at[0], 1)
+        wraps = inner.compare("eq", more, inner.const(self.stages))
+        slot = inner.select(wraps, inner.const(0), more)
+        following = slot, inner.fold("xor", at[1], inner.cast(wraps, INT32))
         body(inner, t, (at[0], at[1]), following)
         inner.emit(ops.Yield, following)
-        none, block = n.const(0), inner.block([t, *at])
-        done = b.emit(ops.For, "serial", none, self.trips, n.const(1), (none, none), block)
+        none, block = b.const(0), inner.block([t, *at])
+        done = b.emit(ops.For, "serial", none, self.trips, b.const(1), (none, none), block)
         return done.results[0], done.results[1]
 
     def _scalars(self, b: Builder, statements: Sequence[Op], t: Value) -> Substitution:
         """What `ops` of the loop need of iteration number `t`, computed at `b`."""
         needed = Slice(self.loop.body, statements).needed
         index = self.loop.body.args[0]
-        subst: Substitution = {index: Numbers(b).op("add", self.loop.lo, t)}
+        subst: Substitution = {index: b.fold("add", self.loop.lo, t)}
         for o in self.loop.body.ops:
             if o not in self.statements and any(r in needed for r in o.results):
                 if not isinstance(o, ops.Alloc):
@@ -178,13 +175,12 @@ class _Roles(Cut):
                     self._arrive(b, "ready", at[0])
 
         stage, parity = self._count(b, body)
-        n = Numbers(b)
         self._arrive(b, "scored", stage)
         for o in self.after:
             if not self.is_late(o):
                 b.ops.append(clone(o, {}))
         if vectors:  # what they are in the end, for what stands behind the loop
-            self._wait(b, "free", (stage, n.op("xor", parity, 1)))
+            self._wait(b, "free", (stage, b.fold("xor", parity, 1)))
             for v in vectors:
                 self._hand_on(b, v, stage)
             self._arrive(b, "ready", stage)
@@ -216,24 +212,21 @@ class _Roles(Cut):
         for o in self.before:
             if self.is_late(o):
                 b.ops += columns.statement(o, {})
-        n = Numbers(b)
-        ahead = n.op("min", self.trips, self.stages)
+        ahead = b.fold("min", self.trips, self.stages)
 
         def begin(b: Builder, t: Value) -> None:
             if self.lent:
-                n = Numbers(b)
-                none = n.const(0)
-                with b.when(b.compare("eq", t, n.const(self.stages - 1))) as taken:
+                none = b.const(0)
+                with b.when(b.compare("eq", t, b.const(self.stages - 1))) as taken:
                     self._wait(taken, "taken", (none, none))
             self._bring(b, part, t, t, self._scalars(b, self._brought_by(part), t))
 
         def body(b: Builder, t: Value, at: At, following: At) -> None:
-            n = Numbers(b)
             subst = self._scalars(b, self.late, t)
-            later = n.op("add", t, self.stages)
+            later = b.fold("add", t, self.stages)
             # Where it comes from is found out while the products run; at the end, of the last one.
-            last = n.op("sub", self.trips, 1)
-            scalars = self._scalars(b, self._brought_by(part), n.op("min", later, last))
+            last = b.fold("sub", self.trips, 1)
+            scalars = self._scalars(b, self._brought_by(part), b.fold("min", later, last))
             self._wait(b, "ready", at)
             for v in vectors:
                 if any(v in self.uses[o] for o in self.late):
@@ -260,7 +253,7 @@ class _Roles(Cut):
         first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
         begin(inner, first)
         inner.emit(ops.Yield)
-        b.emit(ops.For, "serial", n.const(0), ahead, n.const(1), (), inner.block([first]))
+        b.emit(ops.For, "serial", b.const(0), ahead, b.const(1), (), inner.block([first]))
         at = self._count(b, body)
         if vectors:
             self._wait(b, "ready", at)
@@ -278,12 +271,12 @@ class _Roles(Cut):
         alike that is the group's, from where TMA takes it. All has been read there by now."""
         if not isinstance(o, ops.Copy):
             return [o]
-        kind = o.source.buffer.buffer.static_shape, o.dest.dtype
+        kind = o.source.type.static_shape, o.dest.dtype
         own = [x[part] for x in self.parts.values() if kind_of(x[part]) == kind]
         if not own or not o.source.is_whole:
             return [o]
         b = Builder(o.loc)
-        tile = self._slot(b, own[0], Numbers(b).const(0))
+        tile = self._slot(b, own[0], b.const(0))
         b.emit(ops.Copy, o.source, tile)
         b.emit(ops.Copy, tile, o.dest, engine="tma_store")
         return b.ops
@@ -314,8 +307,7 @@ class _Roles(Cut):
     def _bring_once(self, b: Builder) -> None:
         """What the first group does before the loop. What TMA brings it begins with; what goes on
         to registers from a stage it takes at the end, and tells those who fill that stage."""
-        n = Numbers(b)
-        none, last = n.const(0), n.const(self.stages - 1)
+        none, last = b.const(0), b.const(self.stages - 1)
         for o in self.once:
             b.loc = o.loc
             sides = [(o.source, o.dest)]
@@ -387,9 +379,8 @@ def _columns(b: Builder, r: Region, lo: int, hi: int, rows: bool = False) -> Reg
     at = -2 if rows else -1
     if r.extents[at] == hi - lo:
         return r
-    n = Numbers(b, r.offsets[at].dtype)
     offsets, extents = list(r.offsets), list(r.extents)
-    offsets[at], extents[at] = n.op("add", offsets[at], lo), hi - lo
+    offsets[at], extents[at] = b.fold("add", offsets[at], lo), hi - lo
     return replace(r, offsets=tuple(offsets), extents=tuple(extents))
 
 
@@ -405,11 +396,8 @@ def restaged(
     them. Raises the error that `refuse` makes for an op that takes such a buffer as a whole."""
 
     def visit(x: Op) -> None | Op:
-        match x:
-            case ops.Load(source=v) if v in ring:
-                return replace(x, source=ring[v], indices=(stage, *x.indices))
-            case ops.Store(dest=v) if v in ring:
-                return replace(x, dest=ring[v], indices=(stage, *x.indices))
+        if isinstance(x, ops.Load | ops.Store) and x.buffer in ring:
+            return x.at(ring[x.buffer], (stage, *x.indices))
         changed: dict[str, Any] = {}
         for name in x.operand_fields:
             got = getattr(x, name)

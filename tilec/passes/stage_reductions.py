@@ -21,8 +21,6 @@ MOST = 64  # registers of a thread that a copy of a tile may take
 
 
 def stage_reductions(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
     def visit(o: Op) -> None | list[Op]:
         if target.kind == "cpu" or not isinstance(o, Reduce):
             return None
@@ -52,7 +50,7 @@ def stage_reductions(func: Func, target: Target) -> Func:
 def _slice_length(o: Reduce, threads: int) -> int:
     """How many elements along the dimension are combined at once: those of a divisor of all."""
     length = o.source.extents[o.dim]
-    if o.source.buffer.buffer.space != "shared":
+    if o.source.type.space != "shared":
         return length
     bits = prod(o.source.extents) // length * o.source.dtype.bits
     fits = [n for n in range(1, length + 1) if length % n == 0 and bits * n <= 32 * MOST * threads]
@@ -85,7 +83,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
 
 
 def _is_fragment(r: Region) -> bool:
-    return r.buffer.buffer.space == "fragment" and r.is_whole
+    return r.type.space == "fragment" and r.is_whole
 
 
 def _fragment(b: Builder, r: Region, dtype: DType | None = None) -> Region:

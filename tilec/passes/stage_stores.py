@@ -11,10 +11,10 @@ thread writes whole words."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
-from tilec.ir.core import Block, Builder, Func, Op, Value, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, AtomicTile, Copy, For, Parallel, Scope, While
@@ -30,7 +30,6 @@ BARRIERS = 1024  # bytes of shared memory that are kept for them
 
 
 def stage_stores(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     return func.with_body(_Stager(func, target).block(func.body, {}, False))
 
 
@@ -40,7 +39,7 @@ class _Stager:
         self.warps = int(func.attrs["threads"]) // target.warp_size
         self.ragged = ragged_tensors(func)
         self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
-        types = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
+        types = [o.type for o in func.body.every(Alloc)]
         sizes = [(t, stage_bytes(t) * t.stages) for t in types if t.space == "shared"]
         self.taken = sum(size for _, size in sizes)
         self.rings = sum(size for t, size in sizes if t.stages > 1)
@@ -51,7 +50,7 @@ class _Stager:
         known = dict(known)
         ops: list[Op] = []
         for o in block.ops:
-            fragment = isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment"
+            fragment = isinstance(o, Copy) and o.source.type.space == "fragment"
             if isinstance(o, Copy) and fragment and o.engine == "tma_store":
                 if o.reduction and not self.has_room(self.staging(o)[0], again):
                     ops.append(AtomicTile(o.source, o.dest, o.reduction, "threads", loc=o.loc))
@@ -63,10 +62,7 @@ class _Stager:
                 ops.append(o)
             elif o.region_fields and not isinstance(o, Parallel):
                 inside = again or isinstance(o, (For, While))
-                inner: dict[str, Any] = {
-                    n: self.block(getattr(o, n), known, inside) for n in o.region_fields
-                }
-                ops.append(replace(o, **inner))
+                ops.append(o.with_regions(partial(self.block, known=known, again=inside)))
             else:
                 ops.append(o)
         return Block(block.args, tuple(ops))
@@ -84,7 +80,7 @@ class _Stager:
     def staging(self, o: Copy) -> tuple[BufferType, Layout | None]:
         """The buffer that a fragment is staged in, and the layout from which it is written."""
         dtype = o.dest.dtype
-        layout, found = staged_form(o.source.buffer.buffer.layout, dtype.bits, self.target)
+        layout, found = staged_form(o.source.type.layout, dtype.bits, self.target)
         assert found is not None
         shape = (self.warps * CHUNK_ROWS, found.columns)
         swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
@@ -96,7 +92,7 @@ class _Stager:
     def scatters(self, o: Copy) -> bool:
         """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
         anywhere in a sector."""
-        f, dest = o.source.buffer.buffer, o.dest.buffer
+        f, dest = o.source.type, o.dest.buffer
         if o.engine != "threads" or f.layout is None or not o.source.is_whole:
             return False
         if f.rank < 2 or not leaves_by_rows(dest, f.static_shape[-1], o.vector, self.ragged):
@@ -116,8 +112,7 @@ class _Stager:
     def by_rows(self, o: Copy) -> list[Op]:
         b = Builder(o.loc)
         t = _rows(o)
-        assert o.source.buffer.buffer.layout is not None
-        o = _in_layout(b, o, _in_words(o.source.buffer.buffer.layout, t.dtype.bits))
+        o = _in_layout(b, o, _in_words(o.source.type.laid_out, t.dtype.bits))
         rows = b.value(Alloc, t, name=f"{o.dest.buffer.name}_rows")
         tile = whole(b, rows)
         b.emit(Copy, o.source, tile, engine="threads", vector=1)
@@ -133,7 +128,7 @@ def _rows(o: Copy) -> BufferType:
 
 def _in_layout(b: Builder, o: Copy, layout: Layout | None) -> Copy:
     """The copy from a fragment of the destination's dtype in `layout`."""
-    f = o.source.buffer.buffer
+    f = o.source.type
     if layout == f.layout:
         return o
     t = BufferType(f.shape, o.dest.dtype, "fragment", layout=layout)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Builder, Func, Op
 from tilec.ir.element_loops import each_element
 from tilec.ir.instr import instructions_of
 from tilec.ir.ops import Alloc, Gemm, Load, Store
@@ -24,10 +24,8 @@ BLOCK = 128  # elements of K in one coarse sum
 
 
 def two_level_accumulation(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Gemm) or o.fast_accum:
+    def visit(o: Gemm) -> None | list[Op]:
+        if o.fast_accum:
             return None
         rows = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
         if not any(row.coarse_sum and target.has(row.feature) for row in rows):
@@ -43,7 +41,7 @@ def two_level_accumulation(func: Func, target: Target) -> Func:
                 _add(b, part)
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Gemm, visit)
 
 
 def _add(b: Builder, o: Gemm) -> None:

@@ -24,18 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    rewrite,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     CheckIndex,
@@ -65,16 +54,13 @@ LEAST_AHEAD = 4
 
 
 def unroll_loads(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     numbers = constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
     overlapping = bool(func.attrs.get("may_alias"))
     subst: Substitution = {}
 
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, For) or o.kind != "serial" or numbers.get(o.step) != 1:
-            return None
-        if o.lo.dtype.kind != "int":
+    def visit(o: For) -> None | list[Op]:
+        if o.kind != "serial" or numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
             return None
         count = _together(o, numbers, written)
         if count > 1:
@@ -83,7 +69,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
         count = ahead.count(numbers) if ahead else 1
         return _unrolled(o, count, numbers, subst, ahead) if count > 1 else None
 
-    return func.with_body(rewrite(func.body, visit, subst))
+    return func.rewrite(For, visit, subst)
 
 
 def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> int:
@@ -137,7 +123,9 @@ class _Ahead:
 
     def __init__(self, o: For, written: set[object]) -> None:
         self.loop = o
-        self.inside = {x.result for x in o.body.ops if isinstance(x, Compare) and _asks(x, o)}
+        goes_on = "lt", o.body.args[0], o.hi
+        compared = (x for x in o.body.ops if isinstance(x, Compare))
+        self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
         made = {r: x for x in o.body.ops for r in x.results}
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
@@ -191,11 +179,6 @@ class _Ahead:
         if isinstance(x, MemLoad | MemStore) and x.guard in self.inside:
             return updated(x, guard=None)
         return x
-
-
-def _asks(x: Compare, o: For) -> bool:
-    """Whether a condition is whether the loop goes on."""
-    return x.kind == "lt" and x.lhs is o.body.args[0] and x.rhs is o.hi
 
 
 def _is_plain(o: Op) -> bool:

@@ -23,22 +23,11 @@ from tilec.ir.core import (
     Value,
     clone,
     inputs,
-    rewrite,
     upstream,
     walk,
 )
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import (
-    Compare,
-    For,
-    If,
-    Load,
-    Parallel,
-    Select,
-    Store,
-    Yield,
-    constants,
-)
+from tilec.ir.ops import Compare, For, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.masked_loads import conjuncts
@@ -49,15 +38,11 @@ _FALLING = ("gt", "ge")
 
 
 def version_loops(func: Func, target: Target) -> Func:
-    """See the module's opening."""
     known = _Known(func)
-    pipelined = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    pipelined = (o for o in func.body.every(For) if o.kind == "pipelined")
     repeated = {x for o in pipelined for x in walk(o.body)}
 
-    def visit(o: Op) -> None | list[Op]:
-        return _Guarded(o, known, o in repeated).split() if isinstance(o, Parallel) else None
-
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Parallel, lambda o: _Guarded(o, known, o in repeated).split())
 
 
 class _Known:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Builder, Func, Op
 from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Copy
 from tilec.ir.types import BufferType
@@ -21,26 +21,24 @@ from tilec.target import Target
 
 
 def widen_copies(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy) or o.engine != "threads":
+    def visit(o: Copy) -> None | list[Op]:
+        if o.engine != "threads":
             return None
-        loads = o.dest.buffer.buffer.space == "fragment"
+        loads = o.dest.type.space == "fragment"
         return None if loads and func.attrs.get("roles") else _widen(o)
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Copy, visit)
 
 
 def _widen(o: Copy) -> list[Op] | None:
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
+    s, d = o.source.type, o.dest.type
     if (s.space, d.space) == ("fragment", "global"):
         side, memory = o.source, d
     elif (s.space, d.space) == ("global", "fragment"):
         side, memory = o.dest, s
     else:
         return None
-    fragment = side.buffer.buffer
+    fragment = side.type
     if fragment.layout is None or not side.is_whole or memory.dtype.bits < 8:
         return None
     layout = wider(fragment.layout, o.vector, min(s.dtype.bits, d.dtype.bits))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func
 from tilec.ir.ops import Alloc
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
@@ -39,7 +39,7 @@ def said_to_fit(func: Func, target: Target) -> str:
 
 
 def _tiles(func: Func) -> list[Alloc]:
-    return [o for o in walk(func.body) if isinstance(o, Alloc) and o.type.space != "barrier"]
+    return [o for o in func.body.every(Alloc) if o.type.space != "barrier"]
 
 
 def _shared_extent(func: Func) -> int:

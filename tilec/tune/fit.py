@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tilec import passes
 from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
@@ -66,7 +66,7 @@ def first_fit(
         return done
 
     pending = ranked if only_ranked else (*ranked, *plans(func, target, wanted))
-    asked = any(isinstance(o, For) and asks_to_overlap(o) for o in walk(func.body))
+    asked = any(asks_to_overlap(o) for o in func.body.every(For))
     beside = [plan for plan in pending if plan.overlap and asked]  # the author's stages hold
     try:
         done = _first(attempt, beside or pending, func, wanted, on_plan)
@@ -134,15 +134,15 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
         and "stages" not in wanted.fields
         and any(
             stages_of(o, error.stages) < stages_of(o, plan.stages)
-            for o in walk(func.body)
-            if isinstance(o, For) and o.kind == "pipelined"
+            for o in func.body.every(For)
+            if o.kind == "pipelined"
         )
     )
 
 
 def check_kept(source: Func, func: Func, wanted: Wanted) -> None:
     """Raise CompileError where a pass could not give the user the schedule he asked for."""
-    loops = [o for o in walk(source.body) if isinstance(o, For) and o.kind == "pipelined"]
+    loops = [o for o in source.body.every(For) if o.kind == "pipelined"]
     reasons = {
         "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
         "specialise": (

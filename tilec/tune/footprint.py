@@ -215,9 +215,9 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
 def _leaves(func: Func, engines: CopyEngines) -> bool:
     """Whether TMA can take some tile to global memory."""
     ragged = ragged_tensors(func)
-    stored = (o.dest for o in walk(func.body) if isinstance(o, Copy))
+    stored = (o.dest for o in func.body.every(Copy))
     return any(
-        r.buffer.buffer.space == "global"
+        r.type.space == "global"
         and r.buffer not in ragged
         and box_may_begin(r, engines.facts, store=True)
         for r in stored
@@ -233,7 +233,7 @@ def _by_rows(func: Func) -> tuple[int, bool]:
     def visit(block: Block, inside: bool) -> None:
         nonlocal most, again
         for o in block.ops:
-            if isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment":
+            if isinstance(o, Copy) and o.source.type.space == "fragment":
                 tensor, extents = o.dest.buffer, o.source.extents
             elif isinstance(o, Parallel):
                 stores = (x for x in o.body.ops if isinstance(x, Store))

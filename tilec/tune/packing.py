@@ -27,7 +27,7 @@ READS = 4  # of each byte, on average
 def operands(func: Func) -> frozenset[str]:
     """The arguments whose tiles pipelined loops bring to products."""
     tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
-    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+    loops = [o for o in func.body.every(For) if o.kind == "pipelined"]
     found = set()
     for loop in loops:
         inside = [*walk(loop.body)]

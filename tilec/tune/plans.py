@@ -36,10 +36,7 @@ MOST_PARTS = 1024
 
 
 def plans(
-    func: Func,
-    target: Target,
-    wanted: Wanted | None = None,
-    space: Footprint | None = None,
+    func: Func, target: Target, wanted: Wanted | None = None, space: Footprint | None = None
 ) -> tuple[Plan, ...]:
     """The plans worth trying for `func`, with this footprint, on `target`, the safest first; every
     one of them has the `wanted` fields, but for the CPU, which has no schedules to choose from.
@@ -201,7 +198,7 @@ def _is_by_hand(func: Func) -> bool:
 @functools.lru_cache(maxsize=8)
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
-    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    loops = (o for o in func.body.every(For) if o.kind == "pipelined")
     return any(isinstance(o, Gemm) for loop in loops for o in walk(loop.body))
 
 
@@ -209,13 +206,13 @@ def has_pipelined_product(func: Func) -> bool:
 def may_overlap(func: Func) -> bool:
     """Whether a pipelined loop holds several tile products, and threads compute there with what one
     of them gives."""
-    return any(isinstance(o, For) and is_mixed(o) for o in walk(func.body))
+    return any(is_mixed(o) for o in func.body.every(For))
 
 
 @functools.lru_cache(maxsize=8)
 def _waits_for_products(func: Func) -> bool:
     """Whether threads wait for tile products of a loop with nothing to do."""
-    return any(waits_for_products(o) for o in walk(func.body) if isinstance(o, For))
+    return any(waits_for_products(o) for o in func.body.every(For))
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:
@@ -223,7 +220,7 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     kernel counts its threads by itself."""
     if func.attrs.get("threads") is not None:
         return (None,)
-    if any(isinstance(o, ThreadIndex) for o in walk(func.body)):
+    if any(func.body.every(ThreadIndex)):
         return (None,)
     largest = _largest_product(func)
     if not largest:
@@ -233,12 +230,12 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
 
 def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
     """Threads of three and four warpgroups, where rows of every product divide over them."""
-    rows = [o.shape[0] for o in walk(func.body) if isinstance(o, Gemm)]
+    rows = [o.shape[0] for o in func.body.every(Gemm)]
     if len(choices) < 2:
         return []  # the author's number
-    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
-    work = (p for o in loops for p in walk(o.body) if isinstance(p, Parallel))
-    loads = (x for p in work for x in walk(p.body) if isinstance(x, Load))
+    loops = (o for o in func.body.every(For) if o.kind == "pipelined")
+    work = (p for o in loops for p in o.body.every(Parallel))
+    loads = (x for p in work for x in p.body.every(Load))
     if any(x.source.buffer.space == "global" for x in loads):
         return []  # what threads bring themselves (a bias) takes more registers than these have
     groups = (n for n in MORE_GROUPS if all(r % (n * GROUP_ROWS) == 0 for r in rows))
@@ -248,7 +245,7 @@ def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
 @functools.lru_cache(maxsize=8)
 def _largest_product(func: Func) -> int:
     """Accumulators of a block, 0 without products."""
-    shapes = (o.shape for o in walk(func.body) if isinstance(o, Gemm))
+    shapes = (o.shape for o in func.body.every(Gemm))
     return max((m * n for m, n, _ in shapes), default=0)
 
 

@@ -32,16 +32,11 @@ from tilec.ir.types import (
 # Ending of the intrinsic's name and the LLVM type of one lane's inputs, by the dtype of A and B and
 # how many of them a lane holds.
 _PLAIN = {
-    (FLOAT16, 4): ("f16", "<4 x half>"),
-    (FLOAT16, 8): (".f16", "<8 x half>"),
-    (BFLOAT16, 4): ("bf16.1k", "<4 x i16>"),
-    (BFLOAT16, 8): (".bf16", "<8 x bfloat>"),
-    (TFLOAT32, 2): (".xf32", "<2 x float>"),
-    (FLOAT32, 1): ("f32", "float"),
-    (FLOAT64, 1): ("f64", "double"),
-    (INT8, 8): (".i8", "i64"),
-    (INT8, 16): (".i8", "<4 x i32>"),
-}
+    (FLOAT16, 4): ("f16", "<4 x half>"), (FLOAT16, 8): (".f16", "<8 x half>"),
+    (BFLOAT16, 4): ("bf16.1k", "<4 x i16>"), (BFLOAT16, 8): (".bf16", "<8 x bfloat>"),
+    (TFLOAT32, 2): (".xf32", "<2 x float>"), (FLOAT32, 1): ("f32", "float"),
+    (FLOAT64, 1): ("f64", "double"), (INT8, 8): (".i8", "i64"), (INT8, 16): (".i8", "<4 x i32>"),
+}  # fmt: skip
 FLOAT8_NAMES = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
 _INTRINSIC = "llvm.amdgcn.mfma."
 _SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "i32")}
@@ -78,21 +73,10 @@ def _mfma(
 ) -> MfmaInstruction:
     """A lane holds `per_lane` neighbours along k of one instruction of A and one column of B."""
     k = per_lane * 64 // size
-    held = mfma_a(size, per_lane)
-    return MfmaInstruction(
-        instruction_name(f"mfma.{size}x{size}x{k}", a, b, c),
-        size,
-        size,
-        k,
-        a,
-        b,
-        c,
-        held,
-        held.transpose(),
-        mfma_c(size, 1 if c == FLOAT64 else 4),
-        packs=(per_lane, per_lane, size * size // 64),
-        feature=feature,
-    )
+    name, held = instruction_name(f"mfma.{size}x{size}x{k}", a, b, c), mfma_a(size, per_lane)
+    layouts = held, held.transpose(), mfma_c(size, 1 if c == FLOAT64 else 4)
+    packs = per_lane, per_lane, size * size // 64
+    return MfmaInstruction(name, size, size, k, a, b, c, *layouts, packs, feature)
 
 
 _SIZES = (32, 16)

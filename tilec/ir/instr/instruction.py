@@ -63,17 +63,9 @@ class Intrinsic:
 
 
 PTX_TYPES = {
-    FLOAT16: "f16",
-    BFLOAT16: "bf16",
-    FLOAT32: "f32",
-    FLOAT64: "f64",
-    TFLOAT32: "tf32",
-    FLOAT8_E4M3: "e4m3",
-    FLOAT8_E5M2: "e5m2",
-    INT8: "s8",
-    UINT8: "u8",
-    INT32: "s32",
-}
+    FLOAT16: "f16", BFLOAT16: "bf16", FLOAT32: "f32", FLOAT64: "f64", TFLOAT32: "tf32",
+    FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2", INT8: "s8", UINT8: "u8", INT32: "s32",
+}  # fmt: skip
 """PTX's names of the dtypes that matrix instructions take."""
 
 LLVM_TYPES = {"f": "float", "d": "double", "r": "i32", "l": "i64", "p": "ptr"}

@@ -155,9 +155,7 @@ def cp_async(bytes: int, partial: bool = False, policy: str = "") -> Instruction
 
 
 CP_ASYNC_COMMIT = Instruction(
-    "cp.async.commit",
-    "cp_async",
-    spelled("cp.async.commit_group;", lambda m: m.cp_async_commit()),
+    "cp.async.commit", "cp_async", spelled("cp.async.commit_group;", lambda m: m.cp_async_commit())
 )
 
 

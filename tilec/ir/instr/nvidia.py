@@ -76,21 +76,10 @@ def _of_registers(
 
 
 def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaInstruction:
-    pack = 32 // a.bits
-    return MmaInstruction(
-        instruction_name(f"mma.m16n8k{k}", a, b, c),
-        16,
-        8,
-        k,
-        a,
-        b,
-        c,
-        mma_a(a.bits, k),
-        mma_b(a.bits, k),
-        MMA_C,
-        (pack, pack, 32 // c.bits),
-        feature,
-    )
+    name = instruction_name(f"mma.m16n8k{k}", a, b, c)
+    layouts = (mma_a(a.bits, k), mma_b(a.bits, k))
+    packs = (32 // a.bits, 32 // a.bits, 32 // c.bits)
+    return MmaInstruction(name, 16, 8, k, a, b, c, *layouts, MMA_C, packs, feature)
 
 
 def _and_or() -> Asm:
@@ -123,20 +112,8 @@ def _unknown(kind: str) -> Instruction:
 UNKNOWN = {"i32": _unknown("r"), "i64": _unknown("l")}
 """Argument: a number. The same number, of which LLVM knows nothing."""
 
-_FLOAT64 = MmaInstruction(
-    "mma.m8n8k4.f64",
-    8,
-    8,
-    4,
-    FLOAT64,
-    FLOAT64,
-    FLOAT64,
-    MMA4_A,
-    MMA4_B,
-    MMA4_C,
-    (1, 1, 1),
-    feature="mma",
-)
+_OF_FLOAT64 = (FLOAT64, FLOAT64, FLOAT64, MMA4_A, MMA4_B, MMA4_C, (1, 1, 1))
+_FLOAT64 = MmaInstruction("mma.m8n8k4.f64", 8, 8, 4, *_OF_FLOAT64, feature="mma")
 
 _FLOAT8, _INT8 = (FLOAT8_E4M3, FLOAT8_E5M2), (INT8, UINT8)
 _FLOATS = (
@@ -174,23 +151,12 @@ PTX_FOR = {ORDERED: "+ptx85", "createpolicy": "+ptx84"}
 
 
 def _mma_sp(k: int, a: DType, b: DType, c: DType, feature: str = "mma_sp") -> SparseMmaInstruction:
-    pack, unit = 32 // a.bits, 32 if a.bits == 8 else 16
+    name, unit = instruction_name(f"mma_sp.m16n8k{k}", a, b, c), 32 if a.bits == 8 else 16
+    layouts, packs = (mma_a(a.bits, k // 2), mma_b(a.bits, k)), (32 // a.bits, 32 // a.bits)
+    operands = a, b, c, *layouts, MMA_C, (*packs, 32 // c.bits), feature
+    metadata = mma_sp_metadata(unit)
     return SparseMmaInstruction(
-        instruction_name(f"mma_sp.m16n8k{k}", a, b, c),
-        16,
-        8,
-        k,
-        a,
-        b,
-        c,
-        mma_a(a.bits, k // 2),
-        mma_b(a.bits, k),
-        MMA_C,
-        (pack, pack, 32 // c.bits),
-        feature,
-        metadata=mma_sp_metadata(unit),
-        unit=unit,
-        selectors=32 // unit,
+        name, 16, 8, k, *operands, metadata=metadata, unit=unit, selectors=32 // unit
     )
 
 

@@ -8,21 +8,7 @@ import numpy as np
 
 from tilec.ir.instr.instruction import Array, MatrixInstruction
 from tilec.ir.layout import Layout
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64,
-    DType,
-)
+from tilec.ir.types import DTYPES, DType
 
 
 @dataclass(frozen=True)
@@ -50,20 +36,7 @@ def _simt(t: DType) -> SimtInstruction:
     )
 
 
+_DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 SIMT_INSTRUCTIONS: tuple[MatrixInstruction, ...] = tuple(
-    _simt(t)
-    for t in (
-        FLOAT16,
-        BFLOAT16,
-        FLOAT32,
-        FLOAT64,
-        INT8,
-        INT16,
-        INT32,
-        INT64,
-        UINT8,
-        UINT16,
-        UINT32,
-        UINT64,
-    )
+    _simt(DTYPES[name]) for name in _DTYPES.split()
 )

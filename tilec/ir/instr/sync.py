@@ -94,10 +94,7 @@ PROXY_FENCE = _plain(
     "fence.proxy", "tma", "fence.proxy.async.shared::cta;", lambda m: m.proxy_fence()
 )
 LAUNCH_DEPENDENTS = _plain(
-    "griddepcontrol.launch_dependents",
-    "pdl",
-    "griddepcontrol.launch_dependents;",
-    lambda m: None,
+    "griddepcontrol.launch_dependents", "pdl", "griddepcontrol.launch_dependents;", lambda m: None
 )
 """The next launch may begin once all blocks of this one have come here, or ended. Launches that the
 simulator runs follow one another: neither this nor the wait does anything there."""

@@ -130,16 +130,10 @@ class WgmmaInstruction(MatrixInstruction):
             else:
                 fragments = [(a_words[0] + at,) for at in a_steps]
             keep = rest[1] if accumulate == "if" else int(accumulate == "always")
-            return m.wgmma(
-                self,
-                fragments,
-                [rest[0] + at for at in b_steps],
-                None if accumulate == "never" else rest[1 + (accumulate == "if") :],
-                a_transposed=a_transposed,
-                b_transposed=b_transposed,
-                keep=keep,
-                metadata=metadata,
-            )
+            transposed = {"a_transposed": a_transposed, "b_transposed": b_transposed}
+            b_at = [rest[0] + at for at in b_steps]
+            held = None if accumulate == "never" else rest[1 + (accumulate == "if") :]
+            return m.wgmma(self, fragments, b_at, held, **transposed, keep=keep, metadata=metadata)
 
         return x.asm(f"{{ {' '.join(text)} }}", multiply)
 
@@ -183,19 +177,11 @@ def _wgmma_b(bits: int, n: int, k: int) -> Layout:
 def _wgmma(n: int, a: DType, b: DType, c: DType, sparse: bool = False) -> WgmmaInstruction:
     k, pack = (2 if sparse else 1) * K_BITS // a.bits, 32 // a.bits
     family, unit = ("wgmma_sp" if sparse else "wgmma"), (32 if a.bits == 8 else 16)
+    name = instruction_name(f"{family}.m64n{n}k{k}", a, b, c)
+    layouts = wgmma_a(a.bits), _wgmma_b(a.bits, n, k), wgmma_c(n)
+    own = name, 64, n, k, a, b, c, *layouts, (pack, pack, 32 // c.bits), family
     return WgmmaInstruction(
-        instruction_name(f"{family}.m64n{n}k{k}", a, b, c),
-        64,
-        n,
-        k,
-        a,
-        b,
-        c,
-        wgmma_a(a.bits),
-        _wgmma_b(a.bits, n, k),
-        wgmma_c(n),
-        packs=(pack, pack, 32 // c.bits),
-        feature=family,
+        *own,
         warps=4,
         a_places=("shared", "fragment"),
         b_places=("shared",),

@@ -136,8 +136,7 @@ class Layout:
 
     @functools.cached_property
     def _strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each dimension of a dense row-major array."""
-        return tuple(prod(self.shape[dim + 1 :]) for dim in range(self.rank))
+        return reshaping.strides_of(self.shape)
 
     def _flat(self, owners: tuple[str, ...]) -> Ints:
         widths = [a.bit_length() - 1 for a in self.atom]

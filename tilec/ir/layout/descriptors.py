@@ -69,11 +69,7 @@ def _with_rows(
                 return None
             part = found
         box = (part, *box)
-    return (box, swizzle) if _dims_used(box) <= MAX_BOX_DIMS else None
-
-
-def _dims_used(extents: tuple[int, ...]) -> int:
-    return sum(e > 1 for e in extents)
+    return (box, swizzle) if sum(e > 1 for e in box) <= MAX_BOX_DIMS else None
 
 
 def _largest_part(extent: int, unit: int) -> int | None:

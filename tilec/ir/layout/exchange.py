@@ -36,7 +36,7 @@ import numpy as np
 from tilec.ir.layout.core import Ints, Layout
 from tilec.ir.layout.normal import Digit, is_inside
 
-__all__ = ["Exchange", "exchange", "widened", "single_registers"]
+__all__ = ["Exchange", "exchange", "widened"]
 
 Step = tuple[int, ...]
 WORD_BITS = 32
@@ -147,7 +147,8 @@ def widened(layout: Layout, dim: int, run: int) -> Layout | None:
     regs, lanes = bits_of(layout, "reg"), list(lane_steps(layout))
     if lanes and len(lanes) != layout.size("lane").bit_length() - 1:
         return None
-    steps = [_along(layout.rank, dim, 1 << k) for k in range(run.bit_length() - 1)]
+    along = [int(i == dim) for i in range(layout.rank)]
+    steps = [tuple(i << k for i in along) for k in range(run.bit_length() - 1)]
     spare = [x for x in regs if x.radix == 2 and any(x.step) and x.step not in steps]
     spare.sort(key=lambda x: (not x.step[dim], x.step[dim], x.step))
     have = {x.step for x in regs if x.radix == 2}
@@ -170,12 +171,6 @@ def widened(layout: Layout, dim: int, run: int) -> Layout | None:
     return Layout(layout.shape, tuple(digits), layout.atom)
 
 
-def single_registers(layout: Layout) -> Layout:
-    """The fragment without registers that repeat others of the same thread."""
-    digits = tuple(d for d in layout.digits if d.owner != "reg" or not d.replicates)
-    return Layout(layout.shape, digits, layout.atom)
-
-
 def bits_of(layout: Layout, owner: str) -> tuple[Bit, ...]:
     """The digits of an owner's number, minor first, each cut into bits and an odd rest."""
     found = []
@@ -193,10 +188,6 @@ def lane_steps(layout: Layout) -> tuple[Step, ...]:
     """The step of each bit of a lane's number; empty if it is not made of bits."""
     found = bits_of(layout, "lane")
     return () if any(d.radix != 2 for d in found) else tuple(d.step for d in found)
-
-
-def _along(rank: int, dim: int, step: int) -> Step:
-    return tuple(step if i == dim else 0 for i in range(rank))
 
 
 def _steps(

@@ -124,7 +124,8 @@ def sequence(
     gaps = np.diff(places)
     if np.any(gaps == 0):
         n = int(np.argmin(gaps))
-        first, second = (_coordinate(order[n + i], shape) for i in (0, 1))
+        pair = (np.unravel_index(order[n + i], shape) for i in (0, 1))
+        first, second = (tuple(map(int, at)) for at in pair)
         raise LayoutError(
             f"the layout function puts {first} and {second} both at offset {places[n]}"
         )
@@ -175,10 +176,6 @@ def misfit(shape: tuple[int, ...]) -> LayoutError:
         hint="use tilec.layout.make_swizzled_layout(buffer), "
         "or a sum of strides and XORed bit fields",
     )
-
-
-def _coordinate(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape))
 
 
 def _padding(gaps: _Array) -> tuple[int, int] | None:

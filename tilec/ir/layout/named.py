@@ -4,6 +4,7 @@ instructions."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -104,24 +105,26 @@ def _row_major_text(layout: Layout) -> str | None:
     return f"row_major({_dims(layout)})" if layout == row_major(layout.shape) else None
 
 
-def _parse_padded(text: str) -> Layout:
-    dims, every, skip = text.split(", ")
-    return padded(parse_dims(dims), int(every), int(skip))
+def _of_numbers(make: Callable[..., Layout], count: int) -> Callable[[str], Layout]:
+    """Reads a shape and the numbers behind it, of which a layout is made."""
+
+    def parse(text: str) -> Layout:
+        dims, *numbers = text.split(", ")
+        if len(numbers) != count:
+            raise ValueError(f"{len(numbers)} numbers behind {dims}, not {count}")
+        return make(parse_dims(dims), *map(int, numbers))
+
+    return parse
 
 
-@named("padded", _parse_padded)
+@named("padded", _of_numbers(padded, 2))
 def _padded_text(layout: Layout) -> str | None:
     if layout.pad is None or layout != padded(layout.shape, *layout.pad):
         return None
     return f"padded({_dims(layout)}, {layout.pad[0]}, {layout.pad[1]})"
 
 
-def _parse_swizzled(text: str) -> Layout:
-    dims, bits, swizzle = text.split(", ")
-    return swizzled(parse_dims(dims), int(bits), int(swizzle))
-
-
-@named("swizzled", _parse_swizzled)
+@named("swizzled", _of_numbers(swizzled, 2))
 def _swizzled_text(layout: Layout) -> str | None:
     found = swizzle_of(layout)
     return f"swizzled({_dims(layout)}, {found[0]}, {found[1]})" if found else None
@@ -181,12 +184,7 @@ def blocked(shape: tuple[int, ...], warp_size: int, warps: int, vector: int) -> 
     return Layout(shape, tuple(digits))
 
 
-def _parse_blocked(text: str) -> Layout:
-    dims, warp_size, warps, vector = text.split(", ")
-    return blocked(parse_dims(dims), int(warp_size), int(warps), int(vector))
-
-
-@named("blocked", _parse_blocked)
+@named("blocked", _of_numbers(blocked, 3))
 def _blocked_text(layout: Layout) -> str | None:
     if layout.is_memory or not layout.shape:
         return None
@@ -314,25 +312,11 @@ def mfma_c(size: int, rows: int = 4) -> Layout:
 
 
 FRAGMENTS: dict[str, Layout] = {
-    "MMA16_A": MMA16_A,
-    "MMA16_B": MMA16_B,
-    "MMA_C": MMA_C,
-    "MMA8_A": MMA8_A,
-    "MMA8_B": MMA8_B,
-    "MMA32_A": MMA32_A,
-    "MMA32_B": MMA32_B,
-    "MMA4_A": MMA4_A,
-    "MMA4_B": MMA4_B,
-    "MMA4_C": MMA4_C,
-    "WGMMA_A": WGMMA_A,
-    "WGMMA8_A": wgmma_a(32),
-    "WGMMA32_A": wgmma_a(8),
-    **{f"WGMMA_C{n}": wgmma_c(n) for n in range(8, 257, 8)},
-    "MFMA16_A": mfma_a(16, 4),
-    "MFMA16_B": mfma_a(16, 4).transpose(),
-    "MFMA16_C": mfma_c(16),
-    "MFMA32_A": mfma_a(32, 4),
-    "MFMA32_B": mfma_a(32, 4).transpose(),
-    "MFMA32_C": mfma_c(32),
-}
+    "MMA16_A": MMA16_A, "MMA16_B": MMA16_B, "MMA_C": MMA_C, "MMA8_A": MMA8_A, "MMA8_B": MMA8_B,
+    "MMA32_A": MMA32_A, "MMA32_B": MMA32_B, "MMA4_A": MMA4_A, "MMA4_B": MMA4_B, "MMA4_C": MMA4_C,
+    "WGMMA_A": WGMMA_A, "WGMMA8_A": wgmma_a(32), "WGMMA32_A": wgmma_a(8),
+    **{f"WGMMA_C{n}": wgmma_c(n) for n in range(8, 257, 8)}, "MFMA16_A": mfma_a(16, 4),
+    "MFMA16_B": mfma_a(16, 4).transpose(), "MFMA16_C": mfma_c(16), "MFMA32_A": mfma_a(32, 4),
+    "MFMA32_B": mfma_a(32, 4).transpose(), "MFMA32_C": mfma_c(32),
+}  # fmt: skip
 name_constants(FRAGMENTS)

@@ -49,7 +49,7 @@ def reshaped(
 ) -> tuple[list[Digit], tuple[int, ...]]:
     """Digits and atom of the same places under another shape than `before`; see `Layout.reshape`.
     Raises UnevenError."""
-    old, new = _strides(before), _strides(shape)
+    old, new = strides_of(before), strides_of(shape)
     grown = [1] * len(shape)
     out: list[Digit] = []
     for d in digits:
@@ -81,11 +81,12 @@ def reshaped(
     return out, tuple(grown)
 
 
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    return [prod(shape[i + 1 :]) for i in range(len(shape))]
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements between neighbours along each dimension of a dense row-major array."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _place(shape: tuple[int, ...], strides: list[int], flat: int) -> tuple[int, int]:
+def _place(shape: tuple[int, ...], strides: Sequence[int], flat: int) -> tuple[int, int]:
     """The dimension of `shape` and the step along it that a row-major distance of `flat` elements
     is."""
     for i, (extent, stride) in enumerate(zip(shape, strides)):

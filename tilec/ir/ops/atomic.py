@@ -5,11 +5,14 @@ They order nothing but themselves; what else is to be seen behind them, fences s
 
 from __future__ import annotations
 
-from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from dataclasses import replace
+from typing import Any, Self, cast
+
+from tilec.ir.core import Op, Region, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.types import DType, scalar_type
 
-__all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]
+__all__ = ["ATOMICS", "atomicrmw", "ElementAccess", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]
 
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange")
 _OF_INTS = {"max": "max", "min": "min", "exchange": "xchg"}
@@ -24,8 +27,23 @@ def atomicrmw(kind: str, dtype: DType) -> str:
     return (_OF_INTS if dtype.kind == "int" else _OF_UINTS).get(kind, kind)
 
 
-@op("atomic", result="dest[]")
-class Atomic(Op):
+class ElementAccess(Op):
+    """Of one element of `buffer`, at `indices`."""
+
+    indices: tuple[Value, ...]
+
+    @property
+    def buffer(self) -> Value:
+        return cast(Value, getattr(self, self.operand_fields[0]))
+
+    def at(self, buffer: Value, indices: tuple[Value, ...]) -> Self:
+        """The same, of an element of another buffer."""
+        changed: dict[str, Any] = {self.operand_fields[0]: buffer, "indices": indices}
+        return replace(self, **changed)
+
+
+@op("atomic", updates="dest", result="dest[]")
+class Atomic(ElementAccess):
     """Combine element `indices` of a global or shared buffer with `value`, of its dtype, by `kind`
     (one of `ATOMICS`), or by "cas" replace it with that where it is `compare`. Gives what it was.
     Out of a global tensor's bounds: nothing, and 0."""
@@ -36,21 +54,13 @@ class Atomic(Op):
     kind: str
     compare: Value | None = None
 
-    @property
-    def buffer(self) -> Value:
-        return self.dest
-
     def verify(self) -> None:
         known = self.kind in ATOMICS if self.compare is None else self.kind == "cas"
-        if len(self.indices) != self.dest.buffer.rank or not known:
-            raise InternalError(f"atomic {self.kind} at {self.indices}", self.loc)
+        if not known:
+            raise InternalError(f"an atomic of kind {self.kind}", self.loc)
         for value in (self.value, self.compare or self.value):
             if value.type != scalar_type(self.dest.dtype):
                 raise InternalError(f"atomic of {value.type} into {self.dest.type}", self.loc)
-
-    def effects(self) -> Effects:
-        box = Region(self.dest, self.indices, (1,) * len(self.indices))
-        return (Effect("update", box),)
 
 
 @op("atomic_tile", reads="source", updates="dest")

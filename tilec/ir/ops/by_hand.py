@@ -97,19 +97,9 @@ class BarrierArrive(Op):
 
 
 _ORDERED = (
-    BarrierArrive,
-    ClusterBarrier,
-    ClusterCopy,
-    CpAsyncCommit,
-    CpAsyncWait,
-    GridSync,
-    MbarrierInit,
-    Scope,
-    SetRegisters,
-    TmaCopy,
-    TmaStoreWait,
-    WgmmaWait,
-)
+    BarrierArrive, ClusterBarrier, ClusterCopy, CpAsyncCommit, CpAsyncWait, GridSync, MbarrierInit,
+    Scope, SetRegisters, TmaCopy, TmaStoreWait, WgmmaWait,
+)  # fmt: skip
 
 
 def is_by_hand(body: Block) -> bool:

@@ -139,6 +139,13 @@ class Parallel(Op):
     wanted: Layout | None = None
     cache: str = ""
 
+    @property
+    def laid_out(self) -> Layout:
+        """The layout, which it must have."""
+        if self.layout is None:
+            raise InternalError("a parallel loop without a layout", self.loc)
+        return self.layout
+
     def verify(self) -> None:
         extents, indices = self.extents, [a.type for a in self.body.args]
         if len(indices) != len(extents):

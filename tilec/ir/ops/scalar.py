@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir import semantics
-from tilec.ir.core import Block, Op, Value, op, walk
+from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
 from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_type
@@ -20,57 +20,15 @@ DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")  # of integers
 # do, `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is
 # arithmetic for signed, logical for unsigned.
 BINARY_KINDS = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "floordiv",
-    "mod",
-    "truncdiv",
-    "truncmod",
-    "min",
-    "max",
-    "and",
-    "or",
-    "xor",
-    "shl",
-    "shr",
-    "pow",
-    "atan2",
-)
+    "add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and",
+    "or", "xor", "shl", "shr", "pow", "atan2",
+)  # fmt: skip
 # Maths on one value; `fast_*` are the hardware's own forms (`tilec.builtins.fast`).
 UNARY_KINDS = (
-    "neg",
-    "not",
-    "abs",
-    "exp",
-    "exp2",
-    "exp10",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "sin",
-    "cos",
-    "tan",
-    "tanh",
-    "sigmoid",
-    "erf",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "isnan",
-    "isinf",
-    "fast_exp2",
-    "fast_log2",
-    "fast_sin",
-    "fast_cos",
-    "fast_rcp",
-    *semantics.OF_BITS,
-)
+    "neg", "not", "abs", "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+    "sin", "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "isnan",
+    "isinf", "fast_exp2", "fast_log2", "fast_sin", "fast_cos", "fast_rcp", *semantics.OF_BITS,
+)  # fmt: skip
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -96,7 +54,7 @@ class Const(Op):
 
 def constants(block: Block) -> dict[Value, bool | int | float]:
     """The literals in `block`, and in the regions inside."""
-    return {o.result: o.value for o in walk(block) if isinstance(o, Const)}
+    return {o.result: o.value for o in block.every(Const)}
 
 
 @op("binary", pure=True, result="lhs")

@@ -5,22 +5,21 @@ dimension."""
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilec.ir import semantics
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
-from tilec.ir.effects import DESCRIBE, OUTPUT, read, write
+from tilec.ir.effects import DESCRIBE, OUTPUT, read
 from tilec.ir.errors import InternalError
-from tilec.ir.ops.atomic import Atomic
+from tilec.ir.ops.atomic import ElementAccess
 from tilec.ir.ops.scalar import COMPARE_KINDS
 from tilec.ir.semantics import Array
 from tilec.ir.sparse import covered, expand
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, scalar_type
 
 __all__ = [
-    "Alloc", "View", "Load", "Store", "ElementAccess", "Copy", "Fill", "Gemm", "Reduce", "Scan",
+    "Alloc", "View", "Load", "Store", "Copy", "Fill", "Gemm", "Reduce", "Scan",
     "Print", "DeviceAssert", "Assume", "AnnotateLayout", "AnnotateSafeValue", "UseSwizzle",
     "AnnotateSchedule",
 ]  # fmt: skip
@@ -77,27 +76,17 @@ class View(Op):
                 raise InternalError(f"a view of {bits[1]} bits of {bits[0]}", self.loc)
 
 
-@op("load", result="source[]")
-class Load(Op):
+@op("load", reads="source", result="source[]")
+class Load(ElementAccess):
     """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless
     annotated)."""
 
     source: Value
     indices: tuple[Value, ...]
 
-    @property
-    def buffer(self) -> Value:
-        return self.source
 
-    def verify(self) -> None:
-        _check_rank(self, self.source, self.indices)
-
-    def effects(self) -> Effects:
-        return (read(self.source, self.indices, (1,) * len(self.indices)),)
-
-
-@op("store")
-class Store(Op):
+@op("store", writes="dest")
+class Store(ElementAccess):
     """Write one element, already of the buffer's dtype. Out of a global tensor's bounds:
     nothing."""
 
@@ -105,20 +94,9 @@ class Store(Op):
     indices: tuple[Value, ...]
     value: Value
 
-    @property
-    def buffer(self) -> Value:
-        return self.dest
-
     def verify(self) -> None:
-        _check_rank(self, self.dest, self.indices)
         if self.value.type != scalar_type(self.dest.dtype):
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
-
-    def effects(self) -> Effects:
-        return (write(self.dest, self.indices, (1,) * len(self.indices)),)
-
-
-ElementAccess = Load | Store | Atomic  # one element of `buffer`, at `indices`
 
 
 @op("copy")
@@ -145,8 +123,6 @@ class Copy(Op):
     reduction: str = ""
 
     def verify(self) -> None:
-        for side in (self.source, self.dest):
-            _check_rank(self, side.buffer, side.offsets)
         if self.source.shape != self.dest.shape:
             boxes = f"{self.source.extents} onto {self.dest.extents}"
             raise InternalError(f"copy of {boxes}", self.loc)
@@ -178,7 +154,6 @@ class Fill(Op):
     replaced: bool = False
 
     def verify(self) -> None:
-        _check_rank(self, self.dest.buffer, self.dest.offsets)
         if self.value.type != scalar_type(self.dest.dtype):
             raise InternalError(f"fill of {self.dest.buffer.type} with {self.value.type}", self.loc)
 
@@ -258,11 +233,6 @@ class Gemm(Op):
         return ENGINES.get(self.instr.partition(".")[0], "threads")
 
     def verify(self) -> None:
-        for r in self.inputs:
-            rank = r.buffer.buffer.rank
-            if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
-                what = f"{len(r.offsets)} offsets and extents {r.extents} of {r.buffer}"
-                raise InternalError(f"a region of {what}", self.loc)
         m, n, k = self.shape
         kb = self.b.extents[-1] if self.transpose_b else self.b.extents[-2]
         if kb != k or self.c.buffer.static_shape != (m, n):
@@ -356,8 +326,6 @@ class Reduce(Op):
         return INT32 if 1 < wider.bits < 8 else wider
 
     def verify(self) -> None:
-        for side in (self.source, self.dest):
-            _check_rank(self, side.buffer, side.offsets)
         kept = semantics.np.delete(self.source.extents, self.dim)
         shape = self.dest.extents[1:] if self.parts > 1 else self.dest.extents
         if squeeze(shape) != squeeze(tuple(map(int, kept))):
@@ -406,8 +374,6 @@ class Scan(Op):
         return Reduce(self.source, self.dest, self.dim, self.kind, loc=self.loc).accumulator
 
     def verify(self) -> None:
-        for side in (self.source, self.dest):
-            _check_rank(self, side.buffer, side.offsets)
         if self.source.extents != self.dest.extents or self.kind not in ("sum", "max"):
             boxes = f"{self.source.extents} into {self.dest.extents}"
             raise InternalError(f"scan by {self.kind!r} of {boxes}", self.loc)
@@ -515,8 +481,3 @@ class AnnotateSchedule(Op):
     """What the user fixes of the plan (`tilec.ir.schedule`): pairs of a field and its value."""
 
     choices: tuple[tuple[str, Any], ...]
-
-
-def _check_rank(o: Op, buffer: Value, indices: Sequence[Value]) -> None:
-    if buffer.buffer.rank != len(indices):
-        raise InternalError(f"{len(indices)} indices into {buffer.type}", o.loc)

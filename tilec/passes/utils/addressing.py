@@ -12,52 +12,14 @@ from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
 
 
-class Numbers:
-    """Integer arithmetic at one place, with the identities that keep generated code short.
-    `nonzero`: it divides by nothing that may be 0 or -1."""
-
-    def __init__(self, b: Builder, dtype: DType = INT32, nonzero: bool = False) -> None:
-        self.b = b
-        self.dtype = dtype
-        self.nonzero = nonzero
-        self.known: dict[Value, int] = {}
-        self.consts: dict[int, Value] = {}
-
-    def const(self, value: int) -> Value:
-        if value not in self.consts:
-            made = self.b.const(value, self.dtype)
-            self.consts[value] = made
-            self.known[made] = value
-        return self.consts[value]
-
-    def op(self, kind: str, x: Value, y: Value | int) -> Value:
-        y = y if isinstance(y, Value) else self.const(y)
-        a, c = self.known.get(x), self.known.get(y)
-        if kind in ("add", "xor", "sub") and c == 0:
-            return x
-        if kind in ("add", "xor") and a == 0:
-            return y
-        if kind == "mul" and (a == 0 or c == 0):
-            return self.const(0)
-        if kind in ("mul", "floordiv") and c == 1:
-            return x
-        if kind == "mul" and a == 1:
-            return y
-        return self.b.binary(kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod"))
-
-    def term(self, source: Value, t: Term) -> Value:
-        value = source
-        if t.div != 1:
-            value = self.op("floordiv", value, t.div)
-        if t.mod:
-            value = self.op("mod", value, t.mod)
-        return self.op("mul", value, t.mul)
-
-    def combine(self, terms: Sequence[Term], source: Callable[[Term], Value]) -> Value:
-        total = self.const(0)
-        for t in terms:
-            total = self.op("xor" if t.xor else "add", total, self.term(source(t), t))
-        return total
+def combined(b: Builder, terms: Sequence[Term], source: Callable[[Term], Value]) -> Value:
+    """What terms of these sources make together."""
+    total = b.const(0)
+    for t in terms:
+        value = b.fold("floordiv", source(t), t.div)
+        value = b.fold("mod", value, t.mod) if t.mod else value
+        total = b.fold("xor" if t.xor else "add", total, b.fold("mul", value, t.mul))
+    return total
 
 
 class Place:
@@ -90,14 +52,13 @@ class Place:
 
 def coordinates(b: Builder, layout: Layout, place: Place, reg: Value) -> list[Value]:
     """The coordinate that register `reg` of this thread holds, one i32 per dimension."""
-    n = Numbers(b)
 
     def source(t: Term) -> Value:
         if t.source == "reg":
             return reg
         return place.lane if t.source == "lane" else place.warp
 
-    return [n.combine(layout.forward_terms(d), source) for d in range(len(layout.shape))]
+    return [combined(b, layout.forward_terms(d), source) for d in range(len(layout.shape))]
 
 
 def narrow(b: Builder, v: Value) -> Value:
@@ -108,13 +69,12 @@ def narrow(b: Builder, v: Value) -> Value:
 def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
     """Offset in elements of a coordinate in a shared buffer, padding included: i32, whatever the
     coordinates are."""
-    n = Numbers(b)
     coords = [narrow(b, c) for c in coords]
-    offset = n.combine(layout.inverse_terms(), lambda t: coords[int(t.source)])
+    offset = combined(b, layout.inverse_terms(), lambda t: coords[int(t.source)])
     if layout.pad:
         every, skip = layout.pad
-        extra = n.op("mul", n.op("floordiv", offset, every), skip)
-        offset = n.op("add", offset, extra)
+        extra = b.fold("mul", b.fold("floordiv", offset, every), skip)
+        offset = b.fold("add", offset, extra)
     return offset
 
 
@@ -133,15 +93,14 @@ def unique_register(b: Builder, layout: Layout, register: Value) -> Value | None
 
 def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
     """That the owner's index `at` is the first among those with the same elements."""
-    n = Numbers(b)
     conds = []
     below = 1
     for d in layout.digits:
         if d.owner != owner:
             continue
         if not any(d.step) and d.radix > 1:
-            digit = n.op("mod", n.op("floordiv", at, below), d.radix)
-            conds.append(b.compare("eq", digit, n.const(0)))
+            digit = b.fold("mod", b.fold("floordiv", at, below), d.radix)
+            conds.append(b.compare("eq", digit, 0))
         below *= d.radix
     return conds
 
@@ -151,19 +110,18 @@ class Tensors:
 
     def __init__(self, func: Func) -> None:
         self.named = {p.value.name: p.value for p in func.params}
-        self.constants = {o.result: o for o in walk(func.body) if isinstance(o, Const)}
+        self.constants = {o.result: o for o in func.body.every(Const)}
         self.safe: dict[Value, Const] = {}
-        for o in walk(func.body):
-            if isinstance(o, AnnotateSafeValue):
-                if o.value not in self.constants:
-                    raise InternalError("a safe value that is not a constant", o.loc)
-                self.safe[o.dest] = self.constants[o.value]
+        for o in func.body.every(AnnotateSafeValue):
+            if o.value not in self.constants:
+                raise InternalError("a safe value that is not a constant", o.loc)
+            self.safe[o.dest] = self.constants[o.value]
         self.root: dict[Value, Value] = {}
-        for o in walk(func.body):
-            if isinstance(o, RingStage):
-                self.root[o.result] = self.root.get(o.root, o.root)
-            elif isinstance(o, Alloc):
-                self.root[o.result] = o.result
+        for x in walk(func.body):
+            if isinstance(x, RingStage):
+                self.root[x.result] = self.root.get(x.root, x.root)
+            elif isinstance(x, Alloc):
+                self.root[x.result] = x.result
 
     def number(self, b: Builder, e: Extent, dtype: DType) -> Value:
         """An extent or stride as a value of `dtype`."""
@@ -173,24 +131,23 @@ class Tensors:
 
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
         """Offset in elements of an element of a global tensor: i64."""
-        n = Numbers(b, INT64)
-        total = n.const(0)
+        total = b.const(0, INT64)
         if t.strides is None:  # contiguous
             for index, extent in zip(indices, t.shape):
                 wide = b.cast(index, INT64)
-                if n.known.get(total) != 0:
-                    total = n.op("mul", total, self.number(b, extent, INT64))
-                total = n.op("add", total, wide)
+                if b.known.get(total) != 0:
+                    total = b.fold("mul", total, self.number(b, extent, INT64))
+                total = b.fold("add", total, wide)
             return total
         for index, stride in zip(indices, t.strides):
             wide = b.cast(index, INT64)
             if stride == 1:
                 step = wide
             elif isinstance(stride, int):
-                step = n.op("mul", wide, stride)
+                step = b.fold("mul", wide, stride)
             else:
-                step = n.op("mul", wide, self.number(b, stride, INT64))
-            total = n.op("add", total, step)
+                step = b.fold("mul", wide, self.number(b, stride, INT64))
+            total = b.fold("add", total, step)
         return total
 
 

@@ -17,7 +17,6 @@ from tilec.ir.core import (
     Value,
     altered,
     clone,
-    rewrite,
 )
 from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
@@ -75,13 +74,11 @@ def with_types(block: Block, types: Mapping[Value, BufferType]) -> Block:
     """`block` where buffers that it allocates have other types."""
     subst: Substitution = {v: Value(t, v.name) for v, t in types.items()}
 
-    def visit(o: Op) -> None | Op:
-        if not isinstance(o, Alloc) or o.result not in subst:
-            return None
-        made = subst[o.result]
-        return replace(o, type=made.buffer, results=(made,))
+    def visit(o: Alloc) -> None | Op:
+        made = subst.get(o.result)
+        return None if made is None else replace(o, type=made.buffer, results=(made,))
 
-    return rewrite(block, visit, subst) if types else block
+    return block.rewrite(Alloc, visit, subst) if types else block
 
 
 def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: DType) -> Value:

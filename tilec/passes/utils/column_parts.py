@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Copy, Fill, Gemm, If, Load, Parallel, Store
-from tilec.passes.utils.addressing import Numbers
+from tilec.ir.ops import Copy, ElementAccess, Fill, Gemm, If, Load, Parallel, Store
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,6 @@ class ColumnPart:
             self._emit(b, o)
         return replace(block, ops=tuple(b.ops))
 
-    def _width(self, v: Value) -> int:
-        return v.buffer.static_shape[-1] // self.count
-
     def _whole(self, b: Builder, v: Value) -> Region:
         made = self.own[v]
         shape = made.buffer.static_shape
@@ -81,10 +77,9 @@ class ColumnPart:
         mine = o.source if o.source.buffer in self.own else o.dest
         width = mine.extents[-1] // self.count
         last = other.offsets[-1]
-        if other.extents[-1] != mine.extents[-1] or other.buffer.buffer.space != "global":
+        if other.extents[-1] != mine.extents[-1] or other.type.space != "global":
             raise self.refuse(o, "the other side is no tensor with the same columns")
-        n = Numbers(b, last.dtype)
-        moved = n.op("add", last, self.number * width)
+        moved = b.fold("add", last, self.number * width)
         return replace(
             other, offsets=(*other.offsets[:-1], moved), extents=(*other.extents[:-1], width)
         )
@@ -99,24 +94,20 @@ class ColumnPart:
         """The loop over a part of the indices that count columns: what is not a part has those of
         the whole."""
         args = o.body.args
-        accesses = [x for x in _accesses(o.body) if x.buffer in self.own]
+        accesses = [x for x in o.body.every(ElementAccess) if x.buffer in self.own]
         found = {x.indices[-1] for x in accesses}
         index = next(iter(found))
-        width = self._width(accesses[0].buffer)
+        width = accesses[0].buffer.buffer.static_shape[-1] // self.count
         dim = args.index(index) if index in args else -1
         if len(found) > 1 or dim < 0 or o.extents[dim] != width * self.count:
             raise self.refuse(o, "one of its indices would have to be the column everywhere")
         part = Value(index.type, index.name)
         top = Builder(o.loc)
-        n = Numbers(top)
-        whole = n.op("add", part, self.number * width)
+        whole = top.fold("add", part, self.number * width)
 
         def visit(x: Op) -> None | Op:
-            match x:
-                case Load(source=v) if v in self.own:
-                    return replace(x, source=self.own[v], indices=(*x.indices[:-1], part))
-                case Store(dest=v) if v in self.own:
-                    return replace(x, dest=self.own[v], indices=(*x.indices[:-1], part))
+            if isinstance(x, Load | Store) and x.buffer in self.own:
+                return x.at(self.own[x.buffer], (*x.indices[:-1], part))
             if any(v in self.own for v in x.operands):
                 raise self.refuse(x, "it is more than a load or store of elements")
             return None
@@ -125,13 +116,3 @@ class ColumnPart:
         new_args = (*args[:dim], part, *args[dim + 1 :])
         extents = (*o.extents[:dim], width, *o.extents[dim + 1 :])
         return replace(o, extents=extents, body=Block(new_args, (*top.ops, *body.ops)))
-
-
-def _accesses(block: Block) -> list[Load | Store]:
-    found: list[Load | Store] = []
-    for o in block.ops:
-        if isinstance(o, (Load, Store)):
-            found.append(o)
-        for region in o.regions:
-            found += _accesses(region)
-    return found

@@ -20,7 +20,7 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
 from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
-from tilec.passes.utils.addressing import Numbers, narrow
+from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.rings import Position
 from tilec.passes.utils.slicing import NotClonable, Slice
 
@@ -59,12 +59,12 @@ class ConsumerGroups:
         self.ordered = FIRST_ORDERED + self.count
         self.loop = loop_over_blocks(func)
         body = self.loop.body
-        self.rings = [o for o in walk(body) if isinstance(o, ops.For) and _brings(o)]
+        self.rings = [o for o in body.every(ops.For) if _brings(o)]
         if len(self.rings) != sum(isinstance(o, ops.For) and _brings(o) for o in walk(func.body)):
             raise refusal(func, "a pipelined loop stands outside of its loop over blocks")
         if any(x in self.rings for o in self.rings for x in walk(o.body)):
             raise refusal(func, "a pipelined loop stands in another one")
-        ahead = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
+        ahead = [o for o in func.body.every(ops.Copy) if o.ahead]
         if any(o.engine != "tma" for o in ahead):
             raise refusal(func, "not all of its pipelined copies can go by TMA")
         if len(ahead) > sum(len(_loads(o)) for o in self.rings):
@@ -177,8 +177,8 @@ class ConsumerGroups:
     def _skipped(self, tile: Value) -> Sequence[Op]:
         """Ops that move the positions past iteration `tile`, which another group does."""
 
-        def skip(o: Op) -> None | list[Op]:
-            if not isinstance(o, ops.For) or not _brings(o):
+        def skip(o: ops.For) -> None | list[Op]:
+            if not _brings(o):
                 return None
             b = Builder(o.loc)
             trips = _trips(b, o.lo, o.hi, o.step)
@@ -188,7 +188,7 @@ class ConsumerGroups:
 
         index = self.loop.body.args[0]
         copied = self.passing.copy(self.rest, {} if tile is index else {index: tile})
-        return rewrite(Block((), tuple(copied)), skip).ops
+        return Block((), tuple(copied)).rewrite(ops.For, skip).ops
 
     # --- turns ---
 
@@ -225,8 +225,7 @@ class ConsumerGroups:
         return o in self.rings or any(self._holds(x) for region in o.regions for x in region.ops)
 
     def _inside(self, o: Op, made: Made, wait: bool, give: bool) -> Op:
-        regions = {n: self._with_turns(getattr(o, n), made, wait, give) for n in o.region_fields}
-        return replace(o, **regions)  # type: ignore[arg-type]
+        return o.with_regions(lambda region: self._with_turns(region, made, wait, give))
 
     def _take(self, b: Builder, wanted: bool) -> None:
         if wanted:
@@ -247,12 +246,10 @@ def _brings(loop: ops.For) -> bool:
 
 
 def _times(b: Builder, v: Value, factor: int) -> Value:
-    n = Numbers(b, v.dtype)
-    return n.op("mul", v, factor)
+    return b.fold("mul", v, factor)
 
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:
     """How many iterations a loop has."""
-    n = Numbers(b, lo.dtype)
-    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), 1)
-    return narrow(b, n.op("max", n.op("floordiv", up, step), 0))
+    up = b.fold("sub", b.fold("add", b.fold("sub", hi, lo), step), 1)
+    return narrow(b, b.fold("max", b.fold("floordiv", up, step), 0))

@@ -28,7 +28,7 @@ def convert_operands(func: Func, target: Target) -> Block:
     serial loop does not write is converted once, in front of it."""
     warps_at = warps_of(func, target)
     made: set[Value] = set()
-    inside = {x for o in walk(func.body) if isinstance(o, Parallel) for x in walk(o.body)}
+    inside = {x for o in func.body.every(Parallel) for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
         wants = _Wants()
@@ -53,7 +53,7 @@ def convert_operands(func: Func, target: Target) -> Block:
             case _ if type(o) in ELEMENTWISE:
                 held: list[Layout] = []
                 for e in o.effects():
-                    if e.region is None or e.region.buffer.buffer.space != "fragment":
+                    if e.region is None or e.region.type.space != "fragment":
                         continue
                     v = e.region.buffer
                     if is_part_of_fragment(e.region):
@@ -62,8 +62,7 @@ def convert_operands(func: Func, target: Target) -> Block:
                         held.append(v.buffer.layout)  # a copy's sides may differ
                         wants.fragment(v, held[0], e.reads, e.writes)
             case Reduce():
-                layout = o.source.buffer.buffer.layout
-                assert layout is not None
+                layout = o.source.type.laid_out
                 result = result_layout(layout, o)
                 if result is None:
                     layout = fewest_registers(layout.shape, target.warp_size, warps_at(o), 1)
@@ -75,7 +74,7 @@ def convert_operands(func: Func, target: Target) -> Block:
                 warps = warps_at(o)
                 wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)
                 for which, side in (("a", o.a), ("b", o.b)):
-                    v, t = side.buffer, side.buffer.buffer
+                    v, t = side.buffer, side.type
                     if t.space != "fragment":
                         continue
                     if o.instr.startswith("simt") or not side.is_whole:
@@ -94,9 +93,9 @@ def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
     written = set(buffers_written(e for _, e in effects_in(o.body)))
     b, subst = Builder(o.loc), dict[Value, Value]()
     found: dict[tuple[Value, Type], Value] = {}
-    for x in walk(o.body):
-        if isinstance(x, Copy) and x.dest.buffer in made and x.source.buffer not in written:
-            v, t = x.source.buffer, x.dest.buffer.buffer
+    for x in o.body.every(Copy):
+        if x.dest.buffer in made and x.source.buffer not in written:
+            v, t = x.source.buffer, x.dest.type
             if (v, t) not in found:
                 found[v, t] = b.value(Alloc, t, name=x.dest.buffer.name)
                 copy_whole(b, v, found[v, t])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import is_
 from typing import Any
 
 from tilec.ir.core import Block, Func, Op, Value, walk
@@ -26,7 +25,7 @@ def sweep(func: Func) -> Func:
 
 def _write_only(body: Block) -> set[Value]:
     """On-chip buffers that are written, but not read."""
-    found = {o.results[0] for o in walk(body) if isinstance(o, Alloc)}
+    found = {o.results[0] for o in body.every(Alloc)}
     for o in walk(body):
         if found.isdisjoint(o.operands):
             continue
@@ -56,9 +55,7 @@ class _Sweep:
             self.live.update(o.operands)
             kept.append(o)
         kept.reverse()
-        if len(kept) == len(block.ops) and all(map(is_, kept, block.ops)):
-            return block
-        return replace(block, ops=tuple(kept))
+        return block.with_ops(kept)
 
     def idle(self, o: Op) -> bool:
         """Whether `o` does nothing but give its results."""
@@ -79,23 +76,14 @@ class _Sweep:
         """`o` with its regions swept. What it yields is live only if its results are, and what it
         carries also if the regions ask for it: a value that only feeds itself goes."""
         if not isinstance(o, If | For | While):
-            return self.regions(o)
+            return o.with_regions(self.block, backwards=True)
         wanted = {n for n, r in enumerate(o.results) if r in self.live}
         while True:
-            done = self.regions(keep_results(o, sorted(wanted)))
+            done = keep_results(o, sorted(wanted)).with_regions(self.block, backwards=True)
             asked = {n for n, args in enumerate(_carried(o)) if not self.live.isdisjoint(args)}
             if asked <= wanted:
                 return done
             wanted |= asked
-
-    def regions(self, o: Op) -> Op:
-        changed: dict[str, Any] = {}
-        for name in reversed(o.region_fields):
-            old = getattr(o, name)
-            new = self.block(old)
-            if new is not old:
-                changed[name] = new
-        return replace(o, **changed) if changed else o
 
 
 def _carried(o: Op) -> list[tuple[Value, ...]]:

@@ -44,7 +44,7 @@ def accumulator_type(o: Gemm, total_warps: int, warp_size: int) -> BufferType:
 
 def operand_type(o: Gemm, which: str, total_warps: int) -> BufferType:
     """The fragment in which the row of a gemm takes an A or B from registers."""
-    instr, t = find_instruction(o.instr), (o.a if which == "a" else o.b).buffer.buffer
+    instr, t = find_instruction(o.instr), (o.a if which == "a" else o.b).type
     first = (which == "a") != o.operands_swapped
     dtype = instr.a_dtype if first else instr.b_dtype
     return replace(t, dtype=dtype, layout=operand_fragment_layout(o, which, total_warps))

@@ -57,10 +57,10 @@ class LoopBody:
         match o:
             case ops.Yield():
                 return
-            case _ if isinstance(o, ops.ElementAccess) and o in self.fragments:
+            case (ops.Load() | ops.Store()) as access if o in self.fragments:
                 for e, env in enumerate(envs, first):
-                    self._register(o, env, e)
-            case _ if isinstance(o, ops.ElementAccess) and in_memory(o):
+                    self._register(access, env, e)
+            case ops.ElementAccess() if in_memory(o):
                 self._memory(o, envs)
             case ops.Select() if self._masks(o):
                 for env in envs:
@@ -155,7 +155,7 @@ class LoopBody:
 
     # --- fragments ---
 
-    def _register(self, o: ops.ElementAccess, env: Substitution, e: int) -> None:
+    def _register(self, o: ops.Load | ops.Store, env: Substitution, e: int) -> None:
         access = self.fragments[o]
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
@@ -221,7 +221,7 @@ class LoopBody:
             self._load(o, group, known)
         elif isinstance(o, ops.Atomic):
             self._atomic(o, group, known)
-        else:
+        elif isinstance(o, ops.Store):
             self._store(o, group, known)
 
     def _offset(self, o: ops.ElementAccess, env: Substitution) -> Value:
@@ -230,8 +230,7 @@ class LoopBody:
         indices = [env.get(v, v) for v in o.indices]
         if t.space == "global":
             return self.known.tensors.offset(self.b, t, indices)
-        assert t.layout is not None
-        return shared_offset(self.b, t.layout, indices)
+        return shared_offset(self.b, t.laid_out, indices)
 
     def _check(self, o: ops.ElementAccess, group: list[Substitution]) -> None:
         """What is not proved of an index into shared memory is looked at in the simulator."""
@@ -387,16 +386,10 @@ class LoopBody:
             return
         load, load_known = self._pending
         b = self.b
-        b.emit(
-            ops.CpAsync,
-            o.dest,
-            self._offset(o, group[0]),
-            load.source,
-            self._offset(load, group[0]),
-            self._bytes(o, len(group)),
-            self._valid_bytes(load, group, load_known),
-            self._cache(load.source),
-        )
+        to, size = self._offset(o, group[0]), self._bytes(o, len(group))
+        places = o.buffer, to, load.source, self._offset(load, group[0])
+        valid = self._valid_bytes(load, group, load_known)
+        b.emit(ops.CpAsync, *places, size, valid, self._cache(load.source))
 
     def _valid_bytes(
         self, o: ops.Load, group: list[Substitution], known: VectorAccess

@@ -151,10 +151,7 @@ def inside_at_corners(
     conds: list[Value] = []
     done: set[tuple[object, ...]] = set()
     first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
-    last: Substitution = {
-        **at,
-        **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)},
-    }
+    last: Substitution = {**at, **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)}}
     for o, (d, low, high) in needs:
         index = o.indices[d]
         t = o.buffer.buffer

@@ -10,7 +10,7 @@ blocks that load for one another then differ by an exclusive or, whichever block
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,11 +18,10 @@ import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.clusters import Dims, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Builder, Func, Op, Value, defining_ops, walk
 from tilec.ir.layout import Layout, tma_box
-from tilec.passes.utils.addressing import Numbers
+from tilec.ir.uniformity import parted, varying
 
-Places = frozenset[int]  # dimensions of the cluster
 BOX_ALIGN = 128  # bytes, of a box without a swizzle in shared memory
 
 
@@ -41,60 +40,26 @@ class Share:
     step: int
 
 
-class Variation:
-    """For every value of a function, the dimensions of the cluster along which it may differ from
-    block to block, and for every op those that decide whether and how often it runs."""
-
-    def __init__(self, func: Func) -> None:
-        self.cluster = cluster_of(func)
-        self.all: Places = frozenset(d for d, c in enumerate(self.cluster) if c > 1)
-        self.defs = defining_ops(func.body)
-        self.values: dict[Value, Places] = {}
-        self.around: dict[Op, Places] = {}
-        self.changed = True
-        while self.changed:
-            self.changed = False
-            self._block(func.body, frozenset())
-
-    def of(self, values: Iterable[Value]) -> Places:
-        return frozenset[int]().union(*(self.values.get(v, frozenset()) for v in values))
-
-    def _set(self, values: Iterable[Value], found: Places) -> None:
-        for v in values:
-            old = self.values.get(v, frozenset())
-            if not found <= old:
-                self.values[v] = old | found
-                self.changed = True
-
-    def _block(self, block: Block, around: Places) -> None:
-        for o in block.ops:
-            self.around[o] = around
-            trips = self.of(ops.decides(o))
-            inner = (
-                self.all if isinstance(o, ops.Parallel) else around | trips
-            )  # no copy stands there
-            for region in o.regions:
-                self._block(region, inner)
-            for sources, holders in ops.handed_on(o):
-                self._set(holders, self.of(sources) | trips)
-            if isinstance(o, ops.For):
-                self._set(o.body.args[:1], trips)
-            elif not o.region_fields:
-                self._set(o.results, self._scalar(o))
-
-    def _scalar(self, o: Op) -> Places:
+def _differing(func: Func, dim: int) -> set[Value | Op]:
+    """The values of a function that may differ from block to block along a dimension of the
+    cluster, and the ops that may run, or how often, in some of these blocks only."""
+    defs, cluster = defining_ops(func.body), cluster_of(func)
+    own, same = set[Value](), set[Value]()
+    for o in walk(func.body):
         match o:
             case ops.BlockIndex(dim=d) | ops.ClusterIndex(dim=d):
-                return self.all & {d}
-            case ops.Binary(kind="floordiv", lhs=lhs, rhs=rhs):
-                whole, by = self.defs.get(lhs), self.defs.get(rhs)
+                own.update(o.results if d == dim else ())
+            case ops.Binary(kind="floordiv"):
+                whole, by = defs.get(o.lhs), defs.get(o.rhs)
                 if isinstance(whole, ops.BlockIndex) and isinstance(by, ops.Const):
-                    if by.value == self.cluster[whole.dim]:
-                        return frozenset()  # the cluster's own number
-                return self.of(o.operands)
+                    if by.value == cluster[whole.dim]:
+                        same.add(o.result)  # the cluster's own number
             case ops.Load() if o.source.buffer.space == "global":
-                return self.of(o.indices)
-        return self.of(o.operands) if o.pure else self.all
+                pass
+            case _ if not o.pure and not o.region_fields:
+                own.update(o.results)
+    found = varying(func.body, own, allocs=False, same=same)
+    return {*found, *(o for o, _ in parted(func.body, found))}
 
 
 class Multicast:
@@ -104,12 +69,13 @@ class Multicast:
         self.cluster: Dims = cluster_of(func)
         self.shares: dict[Value, Share] = {}  # by the tile's buffer
         if all(c & (c - 1) == 0 for c in self.cluster) and self.cluster != (1, 1, 1):
-            variation = Variation(func)
+            differing = {d: _differing(func, d) for d, c in enumerate(self.cluster) if c > 1}
             shares: dict[Value, set[Share | None]] = {}
-            for o in walk(func.body):
-                if isinstance(o, ops.Copy) and o.engine == "tma":
-                    differs = variation.of(o.source.offsets) | variation.around[o]
-                    found = self._share(o, variation.all - differs)
+            for o in func.body.every(ops.Copy):
+                if o.engine == "tma":
+                    used = {o, *o.source.offsets}
+                    dims = [d for d, differs in differing.items() if used.isdisjoint(differs)]
+                    found = self._share(o, dims)
                     shares.setdefault(o.dest.buffer, set()).add(found)
             for v, ways in shares.items():
                 (way, *others) = ways
@@ -121,14 +87,13 @@ class Multicast:
         """What one step along each dimension adds to a block's number."""
         return 1, self.cluster[0], self.cluster[0] * self.cluster[1]
 
-    def _share(self, o: ops.Copy, dims: Places) -> Share | None:
+    def _share(self, o: ops.Copy, dims: Sequence[int]) -> Share | None:
         """The sharing by as many blocks as the tile can be cut for."""
-        layout = o.dest.buffer.buffer.layout
-        assert layout is not None
+        layout = o.dest.type.laid_out
         some = [
             chosen
             for count in range(len(dims), 0, -1)
-            for chosen in itertools.combinations(sorted(dims), count)
+            for chosen in itertools.combinations(dims, count)
         ]
         some.sort(key=lambda chosen: -self._blocks(chosen))
         for chosen in some:
@@ -162,21 +127,19 @@ class Multicast:
         return self._number(b, range(3))
 
     def _number(self, b: Builder, dims: Iterable[int]) -> Value:
-        n = Numbers(b)
-        total = n.const(0)
+        total = b.const(0)
         for d in dims:
             if self.cluster[d] > 1:
-                step = n.op("mul", b.value(ops.ClusterIndex, d), self.strides[d])
-                total = n.op("add", total, step)
+                step = b.fold("mul", b.value(ops.ClusterIndex, d), self.strides[d])
+                total = b.fold("add", total, step)
         return total
 
     def part(self, b: Builder, share: Share) -> Value:
         """Which part of the tile this block loads."""
-        n = Numbers(b)
-        total, below = n.const(0), 1
+        total, below = b.const(0), 1
         for d in share.dims:
-            step = n.op("mul", b.value(ops.ClusterIndex, d), below)
-            total = n.op("add", total, step)
+            step = b.fold("mul", b.value(ops.ClusterIndex, d), below)
+            total = b.fold("add", total, step)
             below *= self.cluster[d]
         return total
 
@@ -184,10 +147,9 @@ class Multicast:
         """A bit for each block that this one loads for."""
         group = sum(1 << member for member in self._members(share.dims))
         others = [d for d in range(3) if d not in share.dims and self.cluster[d] > 1]
-        n = Numbers(b)
         if not others:
-            return n.const(group)
-        return n.op("shl", n.const(group), self._number(b, others))
+            return b.const(group)
+        return b.fold("shl", b.const(group), self._number(b, others))
 
 
 def cut(layout: Layout, bits: int, parts: int) -> tuple[int, int, tuple[int, ...], int] | None:

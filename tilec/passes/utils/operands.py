@@ -19,7 +19,7 @@ from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.types import BufferType, DType
-from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
+from tilec.passes.utils.addressing import narrow, shared_offset
 from tilec.passes.utils.building import whole
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
@@ -51,24 +51,24 @@ class Operand:
         """Whether M or N is the contiguous dimension."""
         return self.across == 1
 
-    def coordinates(self, x: Numbers, mn: Value, k: Value) -> list[Value]:
+    def coordinates(self, x: Builder, mn: Value, k: Value) -> list[Value]:
         """The buffer's coordinates of an element of the operand."""
         last = (k, mn) if self.mn_major else (mn, k)
         rank = len(self.starts)
         lead = [self._start(x, d) for d in range(rank - 2)]
-        ends = [x.op("add", self._start(x, rank - 2 + i), v) for i, v in enumerate(last)]
+        ends = [x.fold("add", self._start(x, rank - 2 + i), v) for i, v in enumerate(last)]
         return [*lead, *ends]
 
-    def origin(self, x: Numbers, layout: Layout) -> Value:
+    def origin(self, x: Builder, layout: Layout) -> Value:
         """Offset in elements of the operand's first element."""
         zero = x.const(0)
         if all(s == 0 for s in self.starts):
             return zero
-        return shared_offset(x.b, layout, self.coordinates(x, zero, zero))
+        return shared_offset(x, layout, self.coordinates(x, zero, zero))
 
-    def _start(self, x: Numbers, d: int) -> Value:
+    def _start(self, x: Builder, d: int) -> Value:
         known = self.starts[d]
-        return narrow(x.b, self.region.offsets[d]) if known is None else x.const(known)
+        return narrow(x, self.region.offsets[d]) if known is None else x.const(known)
 
 
 def operand(o: Gemm, which: str, facts: Facts) -> Operand:
@@ -163,7 +163,7 @@ def through_registers(
         return None
     for which, mn_major in (("a", o.transpose_a), ("b", not o.transpose_b)):
         x = o.a if which == "a" else o.b
-        if not mn_major or x.buffer.buffer.space != "shared":
+        if not mn_major or x.type.space != "shared":
             continue
         dtype = rows[0].a_dtype if which == "a" else rows[0].b_dtype
         found = choose(_held(Builder(o.loc), o, which, dtype).swap_operands())

@@ -259,11 +259,7 @@ def _stream(
 
 
 def _play(
-    graph: Graph,
-    order: Sequence[int],
-    waits: Waits,
-    at_once: bool = False,
-    carried: bool = False,
+    graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False, carried: bool = False
 ) -> Iterator[tuple[float, dict[int, tuple[float, float]]]]:
     """Iterations of such a warpgroup until they are alike: when each ends, and when each of its
     nodes begins and is known to have ended."""

@@ -17,7 +17,7 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout import has_runs, tma_box
 from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad
 from tilec.ir.ops import ClusterSend as Send
-from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
+from tilec.passes.utils.addressing import Place, narrow, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.rings import elected
 
@@ -47,9 +47,8 @@ class Part:
 
 def part_of(region: Region, facts: Facts) -> Part | None:
     """None where the elements lie otherwise to one another from place to place."""
-    t = region.buffer.buffer
-    assert t.layout is not None
-    offsets = t.layout.offsets()
+    t = region.type
+    offsets = t.laid_out.offsets()
     first, steps = list[int](), list[tuple[Value, int]]()
     for d, (at, extent, size) in enumerate(zip(region.offsets, region.extents, t.static_shape)):
         known = 0 if extent == size else facts.constant(at)
@@ -66,8 +65,7 @@ def part_of(region: Region, facts: Facts) -> Part | None:
 def box_of(tile: Region, part: Part) -> tuple[tuple[int, ...], int] | None:
     """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer, or takes
     it; None if there is none."""
-    layout, extents = tile.buffer.buffer.layout, tile.extents
-    assert layout is not None
+    layout, extents = tile.type.laid_out, tile.extents
     bits = tile.dtype.bits
     whole = tma_box(layout, bits)
     columns = extents[-1] if whole is None else gcd(whole[0][-1], extents[-1])
@@ -139,12 +137,11 @@ def send(o: ClusterCopy, found: Pieces) -> list[Op]:
     assert o.barrier is not None and o.stage is not None
     b, size = Builder(o.loc), o.source.dtype.bits // 8
     with b.when(elected(b)) as inner:
-        n = Numbers(inner)
         source, dest = found.source.moved(inner), found.dest.moved(inner)
         total = prod(o.source.extents) * size
         inner.emit(MbarrierExpect, o.barrier, o.stage, total, o.block)
         for at, there, count in found.runs:
-            begin, end = n.op("add", source, at), n.op("add", dest, there)
+            begin, end = inner.fold("add", source, at), inner.fold("add", dest, there)
             to = o.dest.buffer, end, o.block, o.barrier, o.stage
             inner.emit(Send, o.source.buffer, begin, count * size, *to)
     return b.ops
@@ -157,18 +154,16 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
     shape, dtype = o.source.shape or (1,), o.source.dtype
     lanes = _lanes(o)
     vectors, threads = prod(shape) // lanes, warps * WARP
-    x, place = Numbers(b), Place(b)
-    thread = x.op("add", x.op("mul", place.warp, WARP), place.lane)
+    place = Place(b)
+    thread = b.fold("add", b.fold("mul", place.warp, WARP), place.lane)
     with counted(b, -(-vectors // threads), "part") as (round, inner):
-        y = Numbers(inner)
-        number = y.op("add", y.op("mul", round, threads), thread)
-        some = inner.compare("lt", number, y.const(vectors)) if vectors % threads else None
+        number = inner.fold("add", inner.fold("mul", round, threads), thread)
+        some = inner.compare("lt", number, inner.const(vectors)) if vectors % threads else None
         with inner.when(some) as work:
-            z = Numbers(work)
-            left, at = z.op("mul", number, lanes), list[Value]()
+            left, at = work.fold("mul", number, lanes), list[Value]()
             for extent in reversed(shape[1:]):
-                at.insert(0, z.op("mod", left, extent))
-                left = z.op("floordiv", left, extent)
+                at.insert(0, work.fold("mod", left, extent))
+                left = work.fold("floordiv", left, extent)
             at.insert(0, left)
             here, there = _place(work, o.source, at), _place(work, o.dest, at)
             value = work.value(MemLoad, o.source.buffer, here, lanes, lanes * dtype.bits // 8)
@@ -187,12 +182,11 @@ def arrive(o: ClusterCopy) -> list[Op]:
 
 def _place(b: Builder, region: Region, at: list[Value]) -> Value:
     """Where the element of the region with these indices, without extents of 1, is."""
-    n, inner = Numbers(b), iter(at)
+    inner = iter(at)
     coords = [narrow(b, v) for v in region.offsets]
     wide = [e != 1 for e in region.extents]
-    coords = [n.op("add", c, next(inner)) if w else c for c, w in zip(coords, wide)]
-    layout = region.buffer.buffer.layout
-    assert layout is not None
+    coords = [b.fold("add", c, next(inner)) if w else c for c, w in zip(coords, wide)]
+    layout = region.type.laid_out
     return shared_offset(b, layout, coords)
 
 
@@ -205,9 +199,8 @@ def _lanes(o: ClusterCopy) -> int:
 
 
 def _together(region: Region, lanes: int) -> bool:
-    layout = region.buffer.buffer.layout
-    assert layout is not None
-    part = [d for d, e in enumerate(region.extents) if e != region.buffer.buffer.static_shape[d]]
+    layout = region.type.laid_out
+    part = [d for d, e in enumerate(region.extents) if e != region.type.static_shape[d]]
     columns = (region.shape or (1,))[-1]
     last = max((d for d, e in enumerate(region.extents) if e != 1), default=0)
     if columns % lanes or last in part or last != len(region.extents) - 1:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.core import Func, Op, rewrite
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
@@ -31,7 +31,7 @@ def stages_of(o: For, chosen: int) -> int:
 
 @functools.lru_cache(maxsize=64)  # each plan asks for each number of stages
 def _may_be_deeper(o: For) -> bool:
-    return o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
+    return o.num_stages > 1 and not o.stage and any(o.body.every(Gemm))
 
 
 def shared_limit(plan: Plan, target: Target) -> int:
@@ -57,12 +57,12 @@ def with_plan(func: Func, plan: Plan) -> Func:
     if (residents := chosen.pop("residents")) > 1:
         chosen["min_blocks"] = residents
 
-    def visit(o: Op) -> Op | None:
-        if isinstance(o, For) and o.kind == "pipelined":
-            return replace(o, num_stages=stages_of(o, plan.stages))
-        return None
+    def visit(o: For) -> Op | None:
+        if o.kind != "pipelined":
+            return None
+        return replace(o, num_stages=stages_of(o, plan.stages))
 
-    return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
+    return func.with_attrs(**chosen).rewrite(For, visit)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Wanted:
 def take_wanted(func: Func) -> tuple[Func, Wanted]:
     """`func` without its `annotate_schedule`, and what that says. Stages that it fixes are those of
     every loop with stages: none has a number of its own any more."""
-    found = [o for o in walk(func.body) if isinstance(o, AnnotateSchedule)]
+    found = [o for o in func.body.every(AnnotateSchedule)]
     if not found:
         return func, Wanted()
     fields = dict(found[0].choices)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tilec.ir import ops
 from tilec.ir.copy_engines import PIECE_REGISTERS, CopyEngines, piece_layout
-from tilec.ir.core import Builder, Func, Region, Value, walk
+from tilec.ir.core import Builder, Func, Region, Value
 from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import INT64, UINT32, BufferType
@@ -84,8 +84,8 @@ class Realigner:
         self.warps = threads // target.warp_size
         held = sum(
             o.type.layout.size("reg") * o.type.dtype.bits
-            for o in walk(func.body)
-            if isinstance(o, ops.Alloc) and o.type.space == "fragment" and o.type.layout is not None
+            for o in func.body.every(ops.Alloc)
+            if o.type.space == "fragment" and o.type.layout is not None
         )
         launched = int(func.attrs["launch_threads"])
         self.fragments = held // 32
@@ -145,7 +145,7 @@ class Realigner:
         """Load the pieces of each tile."""
 
         def each(b: Builder, o: ops.Copy, tile: Tile, inside: bool) -> None:
-            for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
+            for number, part in enumerate(self._parts(b, o, tile.elements.laid_out)):
                 if number < tile.ahead:
                     for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
                         index = b.const(n)
@@ -160,7 +160,7 @@ class Realigner:
             zero = b.const(0, v.dtype)
             for e in range(tile.parts * _per_piece(o)):
                 b.emit(ops.RegWrite, v, b.const(e), zero)
-            for part in self._parts(ends, o, tile.elements.layout):
+            for part in self._parts(ends, o, tile.elements.laid_out):
                 wanted = ends.conjunction(self._lacking(ends, o, part))
                 assert wanted is not None
                 for value in self._elements(ends, o, part, wanted):
@@ -179,7 +179,7 @@ class Realigner:
 
         def each(b: Builder, o: ops.Copy, tile: Tile, inside: bool) -> None:
             v, per = o.dest.buffer, _per_piece(o)
-            for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
+            for number, part in enumerate(self._parts(b, o, tile.elements.laid_out)):
                 valid = None if inside else self._valid(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
@@ -206,10 +206,9 @@ class Realigner:
 
     # --- the parts of a thread ---
 
-    def _parts(self, b: Builder, o: ops.Copy, layout: Layout | None) -> Iterator[_Part]:
+    def _parts(self, b: Builder, o: ops.Copy, layout: Layout) -> Iterator[_Part]:
         """A thread's parts of the region. They are that many rows apart that their addresses are
         multiples of 16 bytes apart, or each has its own `skip`."""
-        assert layout is not None
         per, v = _per_piece(o), o.source.buffer
         first = self._part(b, o, layout, b.const(0))
         zeros = tuple(b.const(0, i.dtype) for i in first.indices)
@@ -289,8 +288,7 @@ class Realigner:
         most = max(tile.parts for tile in found.tiles)
         with counted(b, most, "part", "serial") as (number, body):
             for o, tile in zip(found.copies, found.tiles):
-                layout, per = tile.elements.layout, _per_piece(o)
-                assert layout is not None
+                layout, per = tile.elements.laid_out, _per_piece(o)
                 register = body.binary("mul", number, per)
                 part = self._part(body, o, layout, register)
                 there = body.compare("lt", number, tile.parts)
@@ -313,7 +311,7 @@ class Realigner:
     def _row_inside(self, b: Builder, o: ops.Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
         last."""
-        rows = [*zip(part.indices, o.source.buffer.buffer.shape)][first:-1]
+        rows = [*zip(part.indices, o.source.type.shape)][first:-1]
         numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
         return [b.compare("lt", i, n) for i, n in numbers]
 
@@ -321,7 +319,7 @@ class Realigner:
         """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
         all parts in one place of their rows."""
         column = part.indices[-1]
-        end = self.tensors.number(b, o.source.buffer.buffer.shape[-1], column.dtype)
+        end = self.tensors.number(b, o.source.type.shape[-1], column.dtype)
         left = b.binary("sub", end, column)
         most, none = (b.const(n, column.dtype) for n in (_per_piece(o), 0))
         return narrow(b, b.binary("max", b.binary("min", left, most), none))
@@ -344,14 +342,14 @@ class Realigner:
         """Tests that the region lies inside of its tensor."""
         tests = []
         r = o.source
-        for at, extent, n in zip(r.offsets, r.extents, r.buffer.buffer.shape):
+        for at, extent, n in zip(r.offsets, r.extents, r.type.shape):
             end = b.binary("add", at, extent)
             tests.append(b.compare("le", end, self.tensors.number(b, n, at.dtype)))
         return tests
 
     def _reachable(self, b: Builder, o: ops.Copy) -> Value:
         """Whether every piece that a row of the region needs lies in the tensor's memory."""
-        r, t = o.source, o.source.buffer.buffer
+        r, t = o.source, o.source.type
         per = b.const(_per_piece(o), INT64)
         sizes = self._sizes(b, r)
         ends = []
@@ -371,7 +369,7 @@ class Realigner:
     def _last(self, b: Builder, o: ops.Copy) -> Value:
         """The offset of the tensor's last element; where its rows overlap, of the last one before
         another row would begin."""
-        t = o.source.buffer.buffer
+        t = o.source.type
         sizes = self._sizes(b, o.source)
         last = self._before(b, t, sizes)
         if t.rank == 1:
@@ -382,7 +380,7 @@ class Realigner:
 
     def _sizes(self, b: Builder, r: Region) -> list[Value]:
         """The extents of a region's tensor, in the dtypes of its offsets."""
-        pairs = zip(r.buffer.buffer.shape, r.offsets)
+        pairs = zip(r.type.shape, r.offsets)
         return [self.tensors.number(b, n, i.dtype) for n, i in pairs]
 
     def _before(self, b: Builder, t: BufferType, ends: list[Value]) -> Value:

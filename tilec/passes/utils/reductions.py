@@ -20,7 +20,7 @@ def result_layout(layout: Layout, o: Reduce) -> Layout | None:
     if any(d.step[o.dim] and sum(map(bool, d.step)) > 1 for d in layout.digits):
         return None
     try:
-        return layout.drop(o.dim).once("reg").reshape(o.dest.buffer.buffer.static_shape)
+        return layout.drop(o.dim).once("reg").reshape(o.dest.type.static_shape)
     except LayoutError:
         return None
 

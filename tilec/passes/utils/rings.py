@@ -9,18 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir import ops
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Func,
-    Op,
-    Param,
-    Region,
-    Substitution,
-    Value,
-    rewrite,
-    walk,
-)
+from tilec.ir.core import Block, Builder, Func, Op, Param, Region, Substitution, Value, rewrite
 from tilec.ir.dependence import once
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
@@ -62,7 +51,7 @@ def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
             subst[o.result] = Value(typed, o.result.name)
             return replace(o, type=typed, results=(subst[o.result],))
         if isinstance(o, ops.Copy) and o.dest.buffer in made:
-            if o.source.buffer.buffer.space == "global":
+            if o.source.type.space == "global":
                 return replace(o, ahead=ahead, engine=o.engine if ahead else "threads")
         return None
 
@@ -75,7 +64,7 @@ def settle(func: Func) -> Func:
     cannot bring for a later iteration of a loop, does not run ahead. `attrs["ahead"]` lists what
     does: (line, buffer, stages, engine)."""
     func = _without_stray(func) if func.attrs.get("specialise") else func
-    copies = [o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead]
+    copies = [o for o in func.body.every(ops.Copy) if o.ahead]
     rows = ((o.loc.line, o.dest.buffer, o.engine) for o in copies)
     ahead = tuple((line, v.name, v.buffer.stages, engine) for line, v, engine in rows)
     return func.with_attrs(ahead=ahead) if ahead else func
@@ -83,18 +72,15 @@ def settle(func: Func) -> Func:
 
 def _without_stray(func: Func) -> Func:
     fine: set[ops.Copy] = set()
-    for loop in walk(func.body):
-        if isinstance(loop, ops.For):
-            copies = ring_copies(loop)
-            buffers = Counter(o.dest.buffer for o in copies)
-            fine |= {
-                o
-                for o in copies
-                if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
-            }
-    ahead = [
-        o for o in walk(func.body) if isinstance(o, ops.Copy) and o.ahead and o.engine != "tma"
-    ]
+    for loop in func.body.every(ops.For):
+        copies = ring_copies(loop)
+        buffers = Counter(o.dest.buffer for o in copies)
+        fine |= {
+            o
+            for o in copies
+            if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
+        }
+    ahead = [o for o in func.body.every(ops.Copy) if o.ahead and o.engine != "tma"]
     stray = {o.dest.buffer for o in ahead if o not in fine}
     return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
@@ -287,11 +273,10 @@ class TensorMaps:
         boxes of `box`, else the largest), of elements that the descriptor calls `dtype` (None: as
         the tile does). `moved`: as of `boxes_of`."""
         t = tile.buffer
-        assert t.layout is not None
         found = tma_box(t.layout, t.dtype.bits)
         assert found is not None
         extents, how = shape or t.static_shape, (box or found[0], found[1], dtype or t.dtype)
-        return self.boxes_of(b, region, extents, t.layout.offsets(), how, moved or {})
+        return self.boxes_of(b, region, extents, t.laid_out.offsets(), how, moved or {})
 
     def boxes_of(
         self,
@@ -308,7 +293,7 @@ class TensorMaps:
         box, swizzle, dtype = how
         wide = (d for d, e in enumerate(region.extents) if e != 1)
         tile_of = dict(zip(wide, (d for d, e in enumerate(extents) if e != 1)))
-        dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
+        dims = [tile_of.get(d, -1) for d in reversed(range(region.type.rank))]
         sizes = tuple(box[d] if d >= 0 else 1 for d in dims)
         descriptor = self.get(region.buffer, sizes, swizzle, dtype)
         for corner in itertools.product(*(range(0, e, x) for e, x in zip(extents, box))):

@@ -10,21 +10,13 @@ from typing import TypeGuard
 
 from tilec.ir.analysis import acting
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Region, Value, walk
-from tilec.ir.dependence import ModRef, modref
+from tilec.ir.core import Builder, Func, Op, Region, Value
+from tilec.ir.dependence import modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import (
-    Alloc,
-    Copy,
-    For,
-    Gemm,
-    Yield,
-    constants,
-)
+from tilec.ir.ops import Alloc, Copy, For, Gemm, Yield, constants
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
@@ -44,7 +36,7 @@ class Cut:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self.written = written_tensors(func.body)
-        loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+        loops = [o for o in func.body.every(For) if o.kind == "pipelined"]
         if len(loops) != 1 or loops[0] not in func.body.ops or func.attrs.get("by_hand"):
             raise self.refuse("it is not one T.Pipelined that stands at the top of the kernel")
         (self.loop,) = loops
@@ -58,7 +50,7 @@ class Cut:
             return (
                 isinstance(o, Copy)
                 and o.source.buffer not in self.written
-                and o.dest.buffer.buffer.space == "shared"
+                and o.dest.type.space == "shared"
                 and o.dest.is_whole
                 and self.engines.tma_may_load(o, o.dest.dtype)
             )
@@ -142,7 +134,8 @@ class Cut:
                 takers = [o for o in group if self.is_late(o) and v in modref(o, covered)]
                 if any(order[m] > order[t] for m in makers for t in takers):
                     raise self.refuse_at(takers[0], f"{v.name} is made again behind it")
-                if group is self.statements and takers and not any(_fills(o, v) for o in makers):
+                fills = any(modref(o, covered)[v].whole for o in makers)
+                if group is self.statements and takers and not fills:
                     raise self.refuse_at(takers[0], f"{v.name} is not made anew in each iteration")
         own = {*self.sums}
         for o in (*self.late, *self.before, *self.after):
@@ -197,7 +190,7 @@ class Cut:
     def _place(self) -> None:
         """Where tiles and what crosses lie, in how many stages."""
         used = {v for o in (*self.early, *self.early_outside()) for v in modref(o, covered)}
-        allocs = {o.result for o in walk(self.func.body) if isinstance(o, Alloc)}
+        allocs = {o.result for o in self.func.body.every(Alloc)}
         self.kept = {
             v
             for v in allocs
@@ -296,11 +289,6 @@ def writes(o: Op, v: Value) -> bool:
     return found is not None and found.writes
 
 
-def _fills(o: Op, v: Value) -> bool:
-    found = modref(o, covered).get(v, ModRef(False, False, False))
-    return found.writes and found.whole
-
-
 # --- tiles that registers hold --------------------------------------------------------------------
 
 
@@ -327,10 +315,9 @@ class Promoted:
         r = whole(b, self.buffers[n])
         if r.extents[-1] == hi - lo:
             return r
-        numbers = Numbers(b)
         return replace(
             r,
-            offsets=(*r.offsets[:-1], numbers.const(lo - self.cuts[n])),
+            offsets=(*r.offsets[:-1], b.const(lo - self.cuts[n])),
             extents=(*r.extents[:-1], hi - lo),
         )
 
@@ -339,10 +326,9 @@ class Promoted:
         b = Builder(o.loc)
         last = o.source.offsets[-1]
         for v, lo, hi in self.parts():
-            n = Numbers(b, last.dtype)
             source = replace(
                 o.source,
-                offsets=(*o.source.offsets[:-1], n.op("add", last, lo)),
+                offsets=(*o.source.offsets[:-1], b.fold("add", last, lo)),
                 extents=(*o.source.extents[:-1], hi - lo),
             )
             b.emit(Copy, source, whole(b, v))
@@ -357,7 +343,7 @@ def promote(
     many `registers` of each of `threads` threads."""
     found: dict[Value, Promoted] = {}
     for o in statements:
-        if not isinstance(o, Copy) or o.source.buffer.buffer.space != "global":
+        if not isinstance(o, Copy) or o.source.type.space != "global":
             continue
         v = o.dest.buffer
         uses = [x for x in statements if v in modref(x, covered)]

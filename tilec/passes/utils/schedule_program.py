@@ -6,24 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import (
-    Alloc,
-    Copy,
-    Load,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierWait,
-    Parallel,
-    RingStage,
-    Scope,
-    Store,
-    TmaLoad,
-    decides,
-    handed_on,
-)
 from tilec.ir.types import TensorMapType
+
+_AT_BARRIERS = (ops.MbarrierWait, ops.MbarrierExpect, ops.MbarrierArrive, ops.TmaLoad)
 
 
 class Program:
@@ -36,23 +24,21 @@ class Program:
         self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
         self.rings = {
             o.result
-            for o in walk(func.body)
-            if isinstance(o, Alloc)
-            and o.type.space == "shared"
-            and o.type.stages > self.consumer_groups
+            for o in func.body.every(ops.Alloc)
+            if o.type.space == "shared" and o.type.stages > self.consumer_groups
         }
-        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, RingStage)}
-        loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
+        self.root = {o.result: o.root for o in func.body.every(ops.RingStage)}
+        loads = [o for o in func.body.every(ops.TmaLoad)]
         self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
         # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
-        copies = [o for o in walk(func.body) if isinstance(o, Copy)]
+        copies = [o for o in func.body.every(ops.Copy)]
         self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
         # Numbers that producers tell the others.
-        producers = [o for o in walk(func.body) if isinstance(o, Scope) and o.name == "producer"]
-        stores = [o for x in producers for o in walk(x.body) if isinstance(o, Store)]
+        producers = [o for o in func.body.every(ops.Scope) if o.name == "producer"]
+        stores = [o for x in producers for o in x.body.every(ops.Store)]
         self.told = {self.root[o.dest] for o in stores if o.dest in self.root} & self.rings
-        arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
-        expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
+        arrived = [o for o in func.body.every(ops.MbarrierArrive) if not o.publish]
+        expected = [o for o in func.body.every(ops.MbarrierExpect)]
         self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
         own: Counter[Value] = Counter()
         for o in loads:
@@ -69,15 +55,17 @@ class Program:
         stores: dict[Value, list[Value]] = {}
         carried: dict[Value, tuple[Value, ...]] = {}
         for o in walk(self.func.body):
-            left += decides(o)
-            for sources, holders in handed_on(o):
+            left += ops.decides(o)
+            for sources, holders in ops.handed_on(o):
                 carried.update(dict.fromkeys(holders, sources))
             match o:
-                case RingStage():
+                case ops.RingStage():
                     left.append(o.stage)
-                case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
+                case (
+                    ops.MbarrierWait() | ops.MbarrierExpect() | ops.MbarrierArrive() | ops.TmaLoad()
+                ):
                     left += [v for v in o.operands if v not in getattr(o, "coords", ())]
-                case Store() if self.is_known(o.dest):
+                case ops.Store() if self.is_known(o.dest):
                     stores.setdefault(self.root.get(o.dest, o.dest), []).append(o.value)
         found: set[Value] = set()
         while left:
@@ -87,7 +75,7 @@ class Program:
             found.add(v)
             made = self.defs.get(v)
             if (
-                isinstance(made, Load)
+                isinstance(made, ops.Load)
                 and (held := self.root.get(made.source, made.source)) in stores
             ):
                 left += (*stores[held], held)
@@ -109,21 +97,21 @@ class Program:
         return found
 
     def _is_relevant(self, o: Op) -> bool:
-        if isinstance(o, Parallel):
+        if isinstance(o, ops.Parallel):
             return True
         if o.region_fields:
             inside = any(self.ops(region) for region in o.regions)
             return inside or any(r in self.wanted for r in o.results)
-        if isinstance(o, Store) and self.is_known(o.dest):
+        if isinstance(o, ops.Store) and self.is_known(o.dest):
             return self.root.get(o.dest, o.dest) in self.wanted
-        if isinstance(o, RingStage):
+        if isinstance(o, ops.RingStage):
             return self.root[o.result] in self.rings
-        if o.pure or isinstance(o, Load):
+        if o.pure or isinstance(o, ops.Load):
             return any(r in self.wanted for r in o.results)
         return o.opname != "yield" and bool(o.effects())
 
 
-def box_bytes(o: TmaLoad) -> int:
+def box_bytes(o: ops.TmaLoad) -> int:
     t = o.map.type
     assert isinstance(t, TensorMapType)
     return math.prod(t.box) * t.dtype.bits // 8

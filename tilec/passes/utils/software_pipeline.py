@@ -31,7 +31,6 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.consumer_groups import FIRST_ORDERED
 from tilec.passes.utils.rings import Position, Ring, is_brought
 from tilec.passes.utils.slicing import Slice
@@ -41,8 +40,7 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
-    n = Numbers(b)
-    with b.when(b.compare("ge", b.value(Warp), n.const(4 * (warpgroups - 1)))) as arrive:
+    with b.when(b.compare("ge", b.value(Warp), b.const(4 * (warpgroups - 1)))) as arrive:
         arrive.emit(OrderedArrive, ORDERED, warpgroups)
 
 
@@ -76,7 +74,7 @@ def filled(loop: For) -> list[Value]:
     """The fragments that each iteration of a loop fills whole before its products read them, and
     nothing touches behind."""
     products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
-    own = {o.result for o in walk(loop.body) if isinstance(o, Alloc)}
+    own = {o.result for o in loop.body.every(Alloc)}
     found = []
     for v in held_in_flight(products)[len(products) :]:
         uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o, covered))]
@@ -145,14 +143,14 @@ class SoftwarePipeline:
             return [*b.ops, replace(loop, body=body.block(loop.body.args)), *between]
         first, steady, last = (Builder(loop.loc) for _ in range(3))
         self._iteration(first, {0: loop.lo})
-        n = Numbers(first, loop.lo.dtype)
-        second = n.op("add", loop.lo, loop.step)
-        before = Numbers(steady, loop.lo.dtype).op("sub", index, loop.step)
+        second = first.fold("add", loop.lo, loop.step)
+        before = steady.fold("sub", index, loop.step)
         self._iteration(steady, {0: index, 1: before}, self.turn)
         steady.emit(Yield)
-        n = Numbers(last, loop.lo.dtype)
-        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), 1), loop.step)
-        self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
+        trips = last.fold(
+            "floordiv", last.fold("sub", last.fold("sub", loop.hi, loop.lo), 1), loop.step
+        )
+        self._iteration(last, {1: last.fold("add", loop.lo, last.fold("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
         runs = b.compare("gt", loop.hi, loop.lo)
         none = clone_block(Block((), tuple(between)), {}).ops
@@ -166,8 +164,8 @@ class SoftwarePipeline:
         from one to another in `turn`."""
         at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
         if turn is not None:
-            one = Numbers(b).op("floordiv", b.value(Warp), 4)
-            at.first = b.compare("eq", one, Numbers(b).const(0))
+            one = b.fold("floordiv", b.value(Warp), 4)
+            at.first = b.compare("eq", one, b.const(0))
         for o, s in self.stage.items():
             if s in indices:
                 b.loc = o.loc
@@ -198,8 +196,9 @@ class SoftwarePipeline:
                 phase = position.get_phase(b)
                 # (What threads read, in front of their turn perhaps, all of them wait for.)
                 only = at.first if isinstance(o, Gemm) else None
-                at.held[r] = r.wait_full(b, position, only), phase
-                subst.update((v, self._slot(b, v, at.held[r][0])) for v in r.buffers)
+                stage = r.wait_full(b, position, only)
+                at.held[r] = stage, phase
+                subst.update((v, b.value(RingStage, v, stage, name=v.name)) for v in r.buffers)
         freed = [r for r in self.reads[o] if self.last[r] is o]
         if isinstance(o, Gemm):
             if turn is not None and o is turn[0]:
@@ -212,9 +211,6 @@ class SoftwarePipeline:
         else:
             b.ops.append(clone(o, subst))
             self._free(at, freed)
-
-    def _slot(self, b: Builder, v: Value, stage: Value) -> Value:
-        return b.value(RingStage, v, stage, name=v.name)
 
     def _wait(self, at: _Iteration, count: int) -> None:
         """Wait for the oldest products, and free what they were the last to read."""

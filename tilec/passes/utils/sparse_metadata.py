@@ -9,7 +9,7 @@ from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import Alloc, Bitcast, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
-from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.operands import Operand
 
@@ -22,8 +22,7 @@ class Metadata:
 
     def __init__(self, o: Gemm, instr: MatrixInstruction, place: Place, facts: Facts) -> None:
         assert o.metadata is not None and instr.metadata is not None
-        assert o.c.buffer.layout is not None
-        more = o.c.buffer.layout.size("warp") // instr.warps
+        more = o.c.buffer.laid_out.size("warp") // instr.warps
         self.instr = instr
         self.layout = instr.metadata.replicate(more, "warp") if more > 1 else instr.metadata
         self.groups = o.warps[0] // instr.warps  # along M, of the warps of one instruction
@@ -58,52 +57,51 @@ class Metadata:
     def load(self, inner: Builder, words: Value, step: Value, times: int = 1) -> None:
         """Fill the words of `words` that are for the instructions `step * served` and those behind
         it, which is one of `times`. What nobody wrote counts as (0, 1)."""
-        instr, layout, x = self.instr, self.layout, Numbers(inner)
+        instr, layout = self.instr, self.layout
         units = layout.shape[1] * self.served // instr.selectors
         own = []
         for r in range(layout.size("reg")):
-            row, unit = coordinates(inner, layout, self.place, x.const(r))
+            row, unit = coordinates(inner, layout, self.place, inner.const(r))
             if units < layout.shape[1]:  # all lanes have what the first selector asks for
-                unit = x.op("mod", unit, units)
-            own.append((row, x.op("add", x.op("mul", step, units), unit)))
-        group = x.op("floordiv", self.place.warp, instr.warps)
-        group = x.op("mod", group, self.groups)
-        first = x.op("mul", group, self.share)
+                unit = inner.fold("mod", unit, units)
+            own.append((row, inner.fold("add", inner.fold("mul", step, units), unit)))
+        group = inner.fold("floordiv", self.place.warp, instr.warps)
+        group = inner.fold("mod", group, self.groups)
+        first = inner.fold("mul", group, self.share)
         with counted(inner, self.share // instr.m, "i") as (i, each):
-            y = Numbers(each)
-            top = y.op("add", first, y.op("mul", i, instr.m))
-            parts = [self._unit(y, y.op("add", top, row), unit) for row, unit in own]
+            top = each.fold("add", first, each.fold("mul", i, instr.m))
+            parts = [self._unit(each, each.fold("add", top, row), unit) for row, unit in own]
             word = _joined(each, parts, instr.unit)
             either = _word(each, "or", _by(each, "shr", word, 2), _by(each, "shr", word, 3))
             nothing = _by(each, "xor", _by(each, "and", either, _LOW), _LOW)
             word = _word(each, "or", word, _by(each, "shl", nothing, 2))
-            at = y.op("mul", i, times)
-            at = at if times == 1 else y.op("add", at, step)
+            at = each.fold("mul", i, times)
+            at = at if times == 1 else each.fold("add", at, step)
             each.emit(RegWrite, words, at, word)
 
-    def _unit(self, x: Numbers, row: Value, unit: Value) -> Value:
+    def _unit(self, x: Builder, row: Value, unit: Value) -> Value:
         """Unit number `unit` along K of a row, as a word."""
-        b, bits, wanted = x.b, self.region.buffer.dtype.bits, self.instr.unit
+        b, bits, wanted = x, self.region.buffer.dtype.bits, self.instr.unit
         if bits > wanted:
             per = bits // wanted
-            whole = self._elements(x, row, x.op("floordiv", unit, per), 1)[0]
-            place = x.op("mul", x.op("mod", unit, per), wanted)
+            whole = self._elements(x, row, x.fold("floordiv", unit, per), 1)[0]
+            place = x.fold("mul", x.fold("mod", unit, per), wanted)
             part = _word(b, "shr", whole, b.cast(place, UINT32))
             return _by(b, "and", part, (1 << wanted) - 1)
         count = wanted // bits
-        column = x.op("mul", unit, count)
+        column = x.fold("mul", unit, count)
         return _joined(b, self._elements(x, row, column, count), bits)
 
-    def _elements(self, x: Numbers, row: Value, column: Value, count: int) -> list[Value]:
+    def _elements(self, x: Builder, row: Value, column: Value, count: int) -> list[Value]:
         """`count` neighbours along K, by one load where they are adjacent in memory, as words."""
-        v, b = self.region.buffer, x.b
+        v, b = self.region.buffer, x
         memory, bits = v.buffer.layout, v.dtype.bits
         assert memory is not None
         runs = not self.region.mn_major and has_runs(memory, count)
         width = count if runs and self.region.divisors[1] % count == 0 else 1
         found = []
         for e in range(0, count, width):
-            at = self.region.coordinates(x, row, x.op("add", column, e))
+            at = self.region.coordinates(x, row, x.fold("add", column, e))
             offset = shared_offset(b, memory, at)
             loaded = b.value(MemLoad, v, offset, width, width * bits // 8)
             for q in range(width):

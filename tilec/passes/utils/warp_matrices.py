@@ -6,7 +6,7 @@ from __future__ import annotations
 from tilec.ir.core import Builder, Op, Value
 from tilec.ir.layout import has_runs
 from tilec.ir.ops import CheckIndex, LdmatrixValues, Load, LoadMatrices, ThreadIndex
-from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
+from tilec.passes.utils.addressing import narrow, shared_offset
 from tilec.passes.utils.memory_access import MemoryFacts
 
 LANES = 32
@@ -18,14 +18,13 @@ def by_elements(o: LoadMatrices) -> list[Op]:
     """What `o` gives, each element by a load of its own."""
     b = Builder(o.loc)
     lane = b.binary("mod", b.value(ThreadIndex), LANES)
-    x = Numbers(b)
-    row, quarter = x.op("floordiv", lane, 4), x.op("mod", lane, 4)
+    row, quarter = b.fold("floordiv", lane, 4), b.fold("mod", lane, 4)
     results = iter(o.results)
     for down, right in zip(o.rows, o.columns):
         for e in range(o.per):
-            along = x.op("add", x.op("mul", quarter, o.per), e)
+            along = b.fold("add", b.fold("mul", quarter, o.per), e)
             r, c = (along, row) if o.transposed else (row, along)
-            at = _moved(b, o, x.op("add", r, down), x.op("add", c, right))
+            at = _moved(b, o, b.fold("add", r, down), b.fold("add", c, right))
             b.ops.append(Load(o.source, at, results=(next(results),), loc=o.loc))
     return b.ops
 
@@ -47,10 +46,9 @@ def by_ldmatrix(o: LoadMatrices, known: MemoryFacts) -> list[Op] | None:
         return None
     b = Builder(o.loc)
     lane = b.binary("mod", b.value(ThreadIndex), LANES)
-    x = Numbers(b)
-    matrix, row = x.op("floordiv", lane, _ROWS), x.op("mod", lane, _ROWS)
-    down, right = _by_matrix(x, matrix, o.rows), _by_matrix(x, matrix, o.columns)
-    at = _moved(b, o, x.op("add", down, row), right)
+    matrix, row = b.fold("floordiv", lane, _ROWS), b.fold("mod", lane, _ROWS)
+    down, right = _by_matrix(b, matrix, o.rows), _by_matrix(b, matrix, o.columns)
+    at = _moved(b, o, b.fold("add", down, row), right)
     whole = Load(o.source, at)
     if known.checks(whole, o.source.buffer):
         b.emit(CheckIndex, o.source, at)
@@ -60,11 +58,11 @@ def by_ldmatrix(o: LoadMatrices, known: MemoryFacts) -> list[Op] | None:
     return [*b.ops, made]
 
 
-def _by_matrix(x: Numbers, matrix: Value, places: tuple[int, ...]) -> Value:
+def _by_matrix(x: Builder, matrix: Value, places: tuple[int, ...]) -> Value:
     """`places` by the number of a matrix, of 1, 2 or 4: what each bit of the number adds."""
     found = x.const(places[0])
     for bit in range((len(places) - 1).bit_length()):
         step = places[1 << bit] - places[0]
-        digit = x.op("mod", x.op("floordiv", matrix, 1 << bit), 2)
-        found = x.op("add", found, x.op("mul", digit, step))
+        digit = x.fold("mod", x.fold("floordiv", matrix, 1 << bit), 2)
+        found = x.fold("add", found, x.fold("mul", digit, step))
     return found
