@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilec.builtins.annotations import only_inside
-from tilec.frontend.builtins import Call, builtin, int_argument
-from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.ops import Const
@@ -50,16 +49,14 @@ def count_from(dst: Any, start: int) -> None:
     only_inside("count_from")
 
 
-@builtin(accumulate)
+@builtin(accumulate, of="tiles")
 def _accumulate(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     t.emit(Accumulate, t.box(source), t.box(dest))
 
 
-@builtin(count_from)
+@builtin(count_from, of="tiles")
 def _count_from(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     tile = t.tile(c["dst"], "the destination")
-    start = t.emit(Const, int_argument(t, c, "start", 0), tile.buffer.type.dtype).result
+    start = t.emit(Const, c.integer("start", 0), tile.buffer.type.dtype).result
     t.emit(CountFrom, t.box(tile), start)

@@ -36,11 +36,8 @@ def dtype_of(name: object, hint: str = f"known: {', '.join(DTYPES)}") -> DType:
 
 def only_inside(builtin: str) -> NoReturn:
     """Raise the CompileError of a builtin that is called outside a kernel."""
-    raise CompileError(
-        f"T.{builtin} means something only inside a kernel",
-        caller_loc(),
-        "call it in the body of a function under @tilec.kernel or @tilec.macro",
-    )
+    hint = "call it in the body of a function under @tilec.kernel or @tilec.macro"
+    raise CompileError(f"T.{builtin} means something only inside a kernel", caller_loc(), hint)
 
 
 def check_function(function: object, builtin: str) -> None:
@@ -73,6 +70,20 @@ def check_function(function: object, builtin: str) -> None:
 # --- sizes ----------------------------------------------------------------------------------------
 
 
+def _operators(op: str, sign: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods of `size sign other` and of `other sign size`."""
+
+    @for_users
+    def ours(self: Size, other: object) -> Any:
+        return self._with(op, sign, other)
+
+    @for_users
+    def theirs(self: Size, other: object) -> Any:
+        return self._with(op, sign, other, swapped=True)
+
+    return ours, theirs
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """An extent that arguments give: a name, or `op` of other sizes and ints (`op` as in the IR).
@@ -96,49 +107,17 @@ class Size:
         left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
         return Size(f"({left} {sign} {right})", op, (a, b))
 
-    @for_users
-    def __add__(self, other: object) -> Any:
-        return self._with("add", "+", other)
-
-    @for_users
-    def __radd__(self, other: object) -> Any:
-        return self._with("add", "+", other, swapped=True)
-
-    @for_users
-    def __sub__(self, other: object) -> Any:
-        return self._with("sub", "-", other)
-
-    @for_users
-    def __rsub__(self, other: object) -> Any:
-        return self._with("sub", "-", other, swapped=True)
-
-    @for_users
-    def __mul__(self, other: object) -> Any:
-        return self._with("mul", "*", other)
-
-    @for_users
-    def __rmul__(self, other: object) -> Any:
-        return self._with("mul", "*", other, swapped=True)
-
-    @for_users
-    def __floordiv__(self, other: object) -> Any:
-        return self._with("floordiv", "//", other)
-
-    @for_users
-    def __rfloordiv__(self, other: object) -> Any:
-        return self._with("floordiv", "//", other, swapped=True)
-
-    @for_users
-    def __mod__(self, other: object) -> Any:
-        return self._with("mod", "%", other)
+    __add__, __radd__ = _operators("add", "+")
+    __sub__, __rsub__ = _operators("sub", "-")
+    __mul__, __rmul__ = _operators("mul", "*")
+    __floordiv__, __rfloordiv__ = _operators("floordiv", "//")
+    __mod__ = _operators("mod", "%")[0]
 
     @for_users
     def _unknown(self, other: object = None) -> NoReturn:
-        raise CompileError(
-            f"the size {self.text} has no value before the kernel is called",
-            caller_loc(),
-            "compare it inside of the kernel, or use a Python int",
-        )
+        message = f"the size {self.text} has no value before the kernel is called"
+        hint = "compare it inside of the kernel, or use a Python int"
+        raise CompileError(message, caller_loc(), hint)
 
     __lt__ = __le__ = __gt__ = __ge__ = _unknown
     __bool__ = __int__ = __index__ = __float__ = _unknown
@@ -221,19 +200,14 @@ class Tensor(metaclass=Subscripted):
     def __init__(self, shape: Any, dtype: object = "float32", strides: Any = None) -> None:
         self.shape = _extents("extent", shape)
         if isinstance(dtype, Size | int):
-            raise CompileError(
-                f"the dtype of T.Tensor is {_text(dtype)}: the shape is one tuple",
-                caller_loc(),
-                f'write T.Tensor(({", ".join(map(_text, (*self.shape, dtype)))}), "float16")',
-            )
+            message = f"the dtype of T.Tensor is {_text(dtype)}: the shape is one tuple"
+            hint = f'write T.Tensor(({", ".join(map(_text, (*self.shape, dtype)))}), "float16")'
+            raise CompileError(message, caller_loc(), hint)
         self.dtype = dtype_of(dtype)
         self.strides = None if strides is None else _extents("stride", strides)
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise CompileError(
-                f"{len(self.shape)} extents but {len(self.strides)} strides",
-                caller_loc(),
-                "write one stride for each extent",
-            )
+            message = f"{len(self.shape)} extents but {len(self.strides)} strides"
+            raise CompileError(message, caller_loc(), "write one stride for each extent")
 
 
 class StridedTensor(Tensor):
@@ -323,11 +297,9 @@ class Macro:
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise CompileError(
-            f"the macro {self.__name__} means something only inside a kernel",
-            caller_loc(),
-            f"call it in a kernel, or put @tilec.kernel above def {self.__name__}",
-        )
+        message = f"the macro {self.__name__} means something only inside a kernel"
+        hint = f"call it in a kernel, or put @tilec.kernel above def {self.__name__}"
+        raise CompileError(message, caller_loc(), hint)
 
 
 @for_users

@@ -36,17 +36,12 @@ class Auto:
     def __call__(self, *values: int) -> Auto:
         for v in values:
             if not isinstance(v, int) or isinstance(v, bool) or v < 1:
-                raise CompileError(
-                    f"T.auto chooses among positive ints, {shown(v)} is none",
-                    caller_loc(),
-                    hint="write BM: T.constexpr = T.auto(64, 128, 256)",
-                )
+                message = f"T.auto chooses among positive ints, {shown(v)} is none"
+                hint = "write BM: T.constexpr = T.auto(64, 128, 256)"
+                raise CompileError(message, caller_loc(), hint=hint)
         if not values:
-            raise CompileError(
-                "T.auto() lists nothing to choose from",
-                caller_loc(),
-                hint="write T.auto without parentheses, or T.auto(64, 128, 256)",
-            )
+            hint = "write T.auto without parentheses, or T.auto(64, 128, 256)"
+            raise CompileError("T.auto() lists nothing to choose from", caller_loc(), hint=hint)
         return Auto(tuple(dict.fromkeys(values)))
 
     def __repr__(self) -> str:

@@ -65,11 +65,9 @@ class Elementwise:
         except CompileError:  # of a size
             raise
         except Exception as e:  # the arguments' own methods, whatever they are, compute it
-            raise CompileError(
-                f"T.{self.name} outside of a kernel takes Python numbers: {e}",
-                caller_loc(),
-                "call it in a kernel for each element, or use NumPy's or torch's function here",
-            ) from None
+            message = f"T.{self.name} outside of a kernel takes Python numbers: {e}"
+            hint = "call it in a kernel for each element, or use NumPy's or torch's function here"
+            raise CompileError(message, caller_loc(), hint) from None
 
 
 Ulps = tuple[float, float] | None

@@ -12,17 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "__cos",
-    "__exp",
-    "__exp10",
-    "__log",
-    "__log10",
-    "__log2",
-    "__pow",
-    "__sin",
-    "__tan",
+    "__cos", "__exp", "__exp10", "__log", "__log10", "__log2", "__pow", "__sin", "__tan",
     "fast_rcp",
-]
+]  # fmt: skip
 
 
 def __exp(x: Any) -> Any:

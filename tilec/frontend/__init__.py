@@ -28,16 +28,9 @@ if TYPE_CHECKING:
     from tilec.frontend.tracer import Specialisation, TensorFact, trace
 
 __all__ = [
-    "REQUIRED",
-    "Parameter",
-    "Signature",
-    "Specialisation",
-    "TensorFact",
-    "bind_constants",
-    "optional_tensors",
-    "read_signature",
-    "trace",
-]
+    "REQUIRED", "Parameter", "Signature", "Specialisation", "TensorFact", "bind_constants",
+    "optional_tensors", "read_signature", "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -93,10 +93,8 @@ class Arithmetic(Context):
             raise self.error(f"{value!r} is not {article} {dtype.name}", "cast, or write an int")
         low, high = dtype_range(dtype)
         if not low <= int(value) <= high:
-            raise self.error(
-                f"{value} does not fit {dtype.name} ({low} to {high})",
-                "cast the other operand to a wider dtype",
-            )
+            hint = "cast the other operand to a wider dtype"
+            raise self.error(f"{value} does not fit {dtype.name} ({low} to {high})", hint)
         return int(value)
 
     def _shared_constant(self, value: Literal, dtype: DType) -> Scalar:
@@ -161,12 +159,9 @@ class Arithmetic(Context):
         return x
 
     def _literal_beside(self, literal: Literal, x: Scalar) -> Scalar:
-        return self.constant(literal, self._operand_dtype(x.dtype, literal))
-
-    def _operand_dtype(self, dtype: DType, literal: Literal) -> DType:
-        if isinstance(literal, float) and dtype.is_int:
-            return FLOAT32
-        return INT32 if dtype is BOOL and not isinstance(literal, bool) else dtype
+        dtype = INT32 if x.dtype is BOOL and not isinstance(literal, bool) else x.dtype
+        whole = not isinstance(literal, float) or not x.dtype.is_int
+        return self.constant(literal, dtype if whole else FLOAT32)
 
     # --- operators --------------------------------------------------------------------------------
 
@@ -193,16 +188,13 @@ class Arithmetic(Context):
         if kind in ("div", "atan2") and x.dtype.is_int:
             x, y = self.convert(x, FLOAT32), self.convert(y, FLOAT32)
         if x.dtype.is_float and kind in _INTEGER_ONLY:
-            raise self.error(
-                f"{what} of {describe(a)} and {describe(b)}: it is defined for integers",
-                "cast both sides to an integer dtype: T.int32(x)",
-            )
+            message = f"{what} of {describe(a)} and {describe(b)}: it is defined for integers"
+            raise self.error(message, "cast both sides to an integer dtype: T.int32(x)")
         divisor = static_int(b)
         if kind in _INTEGER_DIVISIONS and x.dtype.is_int:
             if divisor == 0:
-                raise self.error(
-                    f"{describe(a)} {what} 0: division by zero", "give the divisor another value"
-                )
+                hint = "give the divisor another value"
+                raise self.error(f"{describe(a)} {what} 0: division by zero", hint)
             self.hazards += divisor is None
         return self.emit_scalar(Binary, kind, x.value, y.value)
 
@@ -283,10 +275,8 @@ class Arithmetic(Context):
             return result
         x, y = self.unify(a, b, "**")
         if x.dtype.is_int:
-            raise self.error(
-                f"{describe(a)} ** {describe(b)}: integer powers go from 0 to 4",
-                "write T.float32(x) ** y, or 1 << y for powers of two",
-            )
+            hint = "write T.float32(x) ** y, or 1 << y for powers of two"
+            raise self.error(f"{describe(a)} ** {describe(b)}: integer powers go from 0 to 4", hint)
         self._refuse_tiny_floats(x.dtype, "**")
         return self.emit_scalar(Binary, "pow", x.value, y.value)
 
@@ -345,10 +335,8 @@ class Arithmetic(Context):
         """A maths function or sign of a run-time number."""
         dtype = x.dtype
         if kind in ("isnan", "isinf", *_FLOAT_MATHS) and not dtype.is_float:
-            raise self.error(
-                f"{kind} of {describe(x)}: it is defined for floats",
-                f"write T.{kind}(T.float32(x))",
-            )
+            hint = f"write T.{kind}(T.float32(x))"
+            raise self.error(f"{kind} of {describe(x)}: it is defined for floats", hint)
         if kind in ("not", *OF_BITS) and dtype.is_float:
             message = f"{kind} of {describe(x)}: it is defined for integers"
             raise self.error(message, "convert it: T.int32(x)")
@@ -363,10 +351,8 @@ class Arithmetic(Context):
 
     def _refuse_tiny_floats(self, dtype: DType, what: str) -> None:
         if _is_tiny(dtype):
-            raise self.error(
-                f"{what} on {dtype.name}: it is a dtype for storage and gemm inputs",
-                "cast first: T.float32(x)",
-            )
+            message = f"{what} on {dtype.name}: it is a dtype for storage and gemm inputs"
+            raise self.error(message, "cast first: T.float32(x)")
 
     # --- conditions -------------------------------------------------------------------------------
 

@@ -58,10 +58,10 @@ class Assignments(ForLoops):
     def assign(self, node: ast.Assign) -> None:
         if self.reducers and self._contributes(node):
             return
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List):
-            value = self._unpackable(node.value)
-        else:
-            value = self.expression(node.value)
+        value = self.expression(node.value)
+        unpacked = len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List)
+        if unpacked and isinstance(value, tuple | list):  # read before anything is assigned
+            value = tuple(map(self.read_value, value))
         if value is None and isinstance(node.value, ast.Call):
             raise self._no_result(node.value)
         for target in node.targets:
@@ -93,13 +93,6 @@ class Assignments(ForLoops):
             hint = f"end {shown} with a return, or call it in a line of its own"
         return self.error(f"{shown} gives no value", hint, at=call)
 
-    def _unpackable(self, node: ast.expr) -> object:
-        """The right side of `a, b = …`, read before anything is assigned."""
-        value = self.expression(node)
-        if not isinstance(value, tuple | list):
-            return value
-        return tuple(self.read_value(v) for v in value)
-
     def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
         """Give `value`, which is written at `place`, to a name, an element or several of them."""
         match target:
@@ -112,35 +105,28 @@ class Assignments(ForLoops):
             case ast.Tuple() | ast.List():
                 starred = [t for t in target.elts if isinstance(t, ast.Starred)]
                 if starred:
-                    raise self.error(
-                        "* in an assignment is not allowed in a kernel",
-                        "name each value, or take it by its index: x[0]",
-                        starred[0],
-                    )
+                    message = "* in an assignment is not allowed in a kernel"
+                    hint = "name each value, or take it by its index: x[0]"
+                    raise self.error(message, hint, starred[0])
                 if not isinstance(value, tuple | list):
                     hint = "write one name, or a value for each: a, b = x, y"
                     raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
                 if len(value) != len(target.elts):
-                    hint = "write as many names as values"
                     message = f"{len(value)} values for {len(target.elts)} names"
-                    raise self.error(message, hint, target)
+                    raise self.error(message, "write as many names as values", target)
                 for t, v in zip(target.elts, value):
                     self._assign_to(t, v, place)
             case _:
-                raise self.error(
-                    "this cannot be assigned to in a kernel",
-                    "assign to a name or an element: x = …, A[i, j] = …",
-                    target,
-                )
+                hint = "assign to a name or an element: x = …, A[i, j] = …"
+                raise self.error("this cannot be assigned to in a kernel", hint, target)
 
     def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
         old = self.names.get(name)
         if isinstance(old, Buffer) and old.is_global and value is not old and len(self.frames) == 1:
             dims = ", ".join("ijklmn"[: old.type.rank])
-            hint = f"{name}[{dims}] = … writes an element, T.copy(tile, {name}[{dims}]) a tile"
             raise self.error(
                 f"this does not write to {describe(old)}: it gives its name to {describe(value)}",
-                hint,
+                f"{name}[{dims}] = … writes an element, T.copy(tile, {name}[{dims}]) a tile",
             )
         if name in self.frame.references and isinstance(old, Region):
             self.store(old, self._stored(old.buffer, value, place))
@@ -156,12 +142,11 @@ class Assignments(ForLoops):
                 place,
             )
         if isinstance(value, T.Tensor):
-            raise self.error(
-                "T.Tensor says what a parameter is; it makes no tensor",
-                f'write {name} = T.alloc_shared((m, n), "float16") for a tile, '
-                f"{name} = T.empty(shape, dtype) above T.Kernel for an output",
-                place,
+            hint = (
+                f'write {name} = T.alloc_shared((m, n), "float16") for a tile, {name} = '
+                "T.empty(shape, dtype) above T.Kernel for an output"
             )
+            raise self.error("T.Tensor says what a parameter is; it makes no tensor", hint, place)
         fresh = isinstance(value, Buffer) and not value.value.name
         if isinstance(old, Buffer) and old.variable and not fresh:
             self._store_variable(old, value, place)
@@ -197,11 +182,8 @@ class Assignments(ForLoops):
             elif isinstance(x, Region):
                 self.store(x, self._stored(x.buffer, number, place))
             else:
-                raise self.error(
-                    "a vector of numbers cannot be assigned to",
-                    "name elements, A[T.Ramp(i, 1, 4)] = …, or a vector of T.alloc_var",
-                    place,
-                )
+                hint = "name elements, A[T.Ramp(i, 1, 4)] = …, or a vector of T.alloc_var"
+                raise self.error("a vector of numbers cannot be assigned to", hint, place)
 
     def _store_variable(self, variable: Buffer, value: object, place: ast.expr) -> None:
         if self.parallel is not None and variable not in self.parallel.variables:
@@ -272,17 +254,13 @@ class Assignments(ForLoops):
             self._store_lanes(element, value, place)
             return
         if not isinstance(element, Region):
-            raise self.error(
-                f"{describe(element)} is known at compile time and cannot be assigned to",
-                "keep what changes in a buffer: T.alloc_shared, T.alloc_fragment, T.alloc_local",
-                target,
-            )
+            message = f"{describe(element)} is known at compile time and cannot be assigned to"
+            hint = "keep what changes in a buffer: T.alloc_shared, T.alloc_fragment, T.alloc_local"
+            raise self.error(message, hint, target)
         if not element.is_element:
-            raise self.error(
-                f"{describe(element)} cannot be assigned to as a whole",
-                "copy a tile with T.copy(src, dst), set it with T.fill(dst, value)",
-                at=target,
-            )
+            message = f"{describe(element)} cannot be assigned to as a whole"
+            hint = "copy a tile with T.copy(src, dst), set it with T.fill(dst, value)"
+            raise self.error(message, hint, at=target)
         self.store(element, self._stored(element.buffer, value, place))
 
     def _changed_lanes(self, kind: str, lanes: Lanes, by: ast.expr) -> Lanes:
@@ -318,11 +296,8 @@ class Assignments(ForLoops):
             self._assign_to(node.target, changed, node.value)
             return
         if not element.is_element:
-            raise self.error(
-                f"{describe(element)} cannot be changed in place",
-                "index one element",
-                at=node.target,
-            )
+            message = f"{describe(element)} cannot be changed in place"
+            raise self.error(message, "index one element", at=node.target)
         now = self.number_of(node.value, "this operand")
         if takes(self, element, kind):
             with self.at(node.target):

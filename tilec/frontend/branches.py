@@ -14,7 +14,7 @@ from tilec.frontend.recovery import UNKNOWN, Unknown
 from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.ops import If, Yield
 from tilec.ir.types import BOOL
-from tilec.support.syntax import nodes
+from tilec.support.syntax import name_nodes, names_in, nodes
 
 _MISSING = Undefined("")
 NOT_RETURNED = Undefined("no return has given it yet")
@@ -140,10 +140,10 @@ def writes_first(body: list[ast.stmt], name: str) -> bool:
     """Whether the first statement of `body` that names `name` assigns it a value that is computed
     without it."""
     for s in body:
-        if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s)):
+        if name in names_in(s):
             plain = isinstance(s, ast.Assign) and len(s.targets) == 1
             target = s.targets[0] if isinstance(s, ast.Assign) and plain else None
-            alone = sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s)) == 1
+            alone = sum(n.id == name for n in name_nodes(s)) == 1
             return isinstance(target, ast.Name) and target.id == name and alone
     return False
 

@@ -10,7 +10,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
+from tilec.ir.core import Op
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
 
@@ -32,11 +33,26 @@ LATER_KEYWORDS: dict[str, frozenset[str]] = {
 }
 
 
+# What is said of builtins that stand in T.Parallel, by what they are of.
+_OUTSIDE = {
+    "tiles": (
+        "works on whole tiles and cannot stand in",
+        "move it out of the loop, or assign elements: dst[i, j] = src[i, j]",
+    ),
+    "threads": (
+        "cannot stand in",
+        "its iterations are not bound to threads; write it in front of the loop or behind it",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Call:
-    """A call of a builtin: `values` are its arguments by parameter name, defaults filled in;
-    `nodes` the syntax of those that were written."""
+    """A call of a builtin, which `t` traces: `values` are its arguments by parameter name, defaults
+    filled in; `nodes` the syntax of those that were written. What reads an argument says so where
+    it is none of the kind."""
 
+    t: Expressions
     builtin: str
     node: ast.Call
     values: Mapping[str, Any]
@@ -45,9 +61,112 @@ class Call:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    def but(self, **values: Any) -> Call:
+        """The call with other arguments."""
+        return replace(self, values={**self.values, **values})
+
     def place(self, name: str) -> ast.AST:
         """Where an argument stands (the call, if it was left out)."""
         return self.nodes.get(name, self.node)
+
+    def wrong(self, name: str, said: str, hint: str) -> CompileError:
+        """The error that says what argument `name` is ("is 3, the most is 2"), where it stands."""
+        return self.t.error(f"{name} of T.{self.builtin} {said}", hint, self.place(name))
+
+    def of(self, what: str) -> None:
+        """Raise CompileError in T.Parallel, where nothing of "tiles" or "threads" can stand."""
+        if self.t.parallel is not None:
+            said, hint = _OUTSIDE[what]
+            line = f"T.Parallel (line {self.t.parallel.line})"
+            raise self.t.error(f"T.{self.builtin} {said} {line}", hint)
+
+    def integer(self, name: str, least: int) -> int:
+        """A compile-time int that is at least `least`."""
+        found = static_int(self[name])
+        if found is None:
+            said = f"must be a compile-time int, it is {describe(self[name])}"
+            raise self.wrong(name, said, "write an int, or a parameter annotated T.constexpr")
+        if found < least:
+            said = f"is {found}, the least is {least}"
+            raise self.wrong(name, said, f"write {name}={least} or more")
+        return found
+
+    def flag(self, name: str) -> bool:
+        """A compile-time bool."""
+        value = self[name]
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+        said = f"must be True or False, it is {describe(value)}"
+        raise self.wrong(name, said, f"write {name}=True")
+
+    def dtype(self, name: str) -> DType:
+        """A dtype, or the name of one."""
+        return dtype_at(self.t, self[name], self.place(name))
+
+    def number(self, name: str) -> Number:
+        """A number."""
+        with self.t.at(self.place(name)):
+            return self.t.number(self[name], f"{name} of T.{self.builtin}")
+
+    def whole(self, name: str, hint: str, why: str = ", not an int") -> bool | int | Scalar:
+        """A number that is no float, known now or at run time; `why` it cannot be one."""
+        found = self.number(name)
+        if isinstance(found, float) or (isinstance(found, Scalar) and found.dtype.is_float):
+            raise self.wrong(name, f"is {describe(found)}{why}", hint)
+        return found
+
+    def axis(self, name: str) -> int:
+        """A dimension of the grid, or of a block."""
+        dim = self.integer(name, 0)
+        if dim > 2:
+            said = f"is {dim}; a grid has axes 0, 1 and 2"
+            raise self.wrong(name, said, f"write T.{self.builtin}(0)")
+        return dim
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Compile-time extents of at least one."""
+        value, what = self[name], f"an extent of T.{self.builtin}"
+        entries = value if isinstance(value, tuple | list) else (value,)
+        written = self.place(name)
+        nodes = written.elts if isinstance(written, ast.Tuple | ast.List) else ()
+        shape = []
+        for d, e in enumerate(entries):
+            place = nodes[d] if len(nodes) == len(entries) else written
+            found = static_int(e)
+            if found is None:
+                hint = "use an int, a T.constexpr parameter or a closure value"
+                if isinstance(e, float):
+                    hint = "write // instead of /" if e.is_integer() else "write an int"
+                elif isinstance(e, str):
+                    hint = f'the shape stands first: T.{self.builtin}((64, 64), "{e}")'
+                message = f"{what} is {describe(e)}; tiles have compile-time extents"
+                raise self.t.error(message, hint, place)
+            if found < 1:
+                raise self.t.error(f"{what} is {found}, the least is 1", "write at least 1", place)
+            shape.append(found)
+        if not shape:
+            message = f"T.{self.builtin} needs at least one extent"
+            raise self.t.error(message, "write (1,) for one element", self.place(name))
+        return tuple(shape)
+
+    def cluster(self, name: str, hint: str, most: int | None = None) -> tuple[int, ...]:
+        """One to three compile-time ints of at least 1, and of at most `most` in all."""
+        value = self[name]
+        given = value if isinstance(value, tuple | list) else (value,)
+        sizes = tuple(s for s in map(static_int, given) if s is not None and s > 0)
+        fits = most is None or math.prod(sizes) <= most
+        if fits and len(sizes) == len(given) and 1 <= len(sizes) <= 3:
+            return sizes
+        raise self.wrong(name, f"is {describe(value)}", hint)
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        """One of a few strings."""
+        value = self[name]
+        if value in known:
+            return str(value)
+        near = did_you_mean(value, known) if isinstance(value, str) else ""
+        listed = ", ".join(map(repr, known))
+        raise self.wrong(name, f"is {describe(value)}{near}", f"one of {listed}")
 
 
 Handler = Callable[[Any, Call], object]
@@ -55,24 +174,41 @@ Handler = Callable[[Any, Call], object]
 
 @dataclass(frozen=True)
 class Builtin:
-    """`raw`: arguments stay syntax; the handler evaluates them."""
+    """`raw`: arguments stay syntax; the handler evaluates them. `of`: see `Call.of`."""
 
     name: str
     handler: Handler
     raw: bool = False
+    of: str = ""
+
+    def __call__(self, c: Call) -> object:
+        if self.of:
+            c.of(self.of)
+        return self.handler(c.t, c)
 
 
 BUILTINS: dict[Callable[..., Any], Builtin] = {}
 
 
-def builtin(function: Callable[..., Any], raw: bool = False) -> Callable[[Handler], Handler]:
+def builtin(
+    function: Callable[..., Any], raw: bool = False, of: str = ""
+) -> Callable[[Handler], Handler]:
     """Make the decorated function the handler of a builtin of the language."""
 
     def register(handler: Handler) -> Handler:
-        BUILTINS[function] = Builtin(function.__name__, handler, raw)
+        BUILTINS[function] = Builtin(function.__name__, handler, raw, of)
         return handler
 
     return register
+
+
+def emits(op: type[Op], *fields: object) -> Handler:
+    """The handler of a builtin that is an op."""
+
+    def handler(t: Expressions, c: Call) -> None:
+        t.emit(op, *fields)
+
+    return handler
 
 
 @cache
@@ -106,12 +242,11 @@ def bind_call(
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"
             needed = ", ".join(p.name for p in parameters if p.default is p.empty)
-            raise t.error(
-                f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} ({listed}), "
-                f"{len(node.args)} were given",
-                f"write {shown}({needed})",
-                node.args[len(names)],
+            message = (
+                f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} "
+                f"({listed}), {len(node.args)} were given"
             )
+            raise t.error(message, f"write {shown}({needed})", node.args[len(names)])
         for name, arg in zip(names, node.args):
             nodes[name] = arg
     for keyword in node.keywords:
@@ -134,41 +269,7 @@ def bind_call(
         elif p.name != rest:
             listed = ", ".join(q.name for q in parameters if q.default is q.empty)
             raise t.error(f"{shown} needs the argument {p.name!r}", f"write {shown}({listed})")
-    return Call(builtin, node, values, nodes)
-
-
-# --- reading arguments ----------------------------------------------------------------------------
-
-
-def wrong(t: Expressions, c: Call, name: str, said: str, hint: str) -> CompileError:
-    """The error that says what argument `name` is ("is 3, the most is 2"), where it stands."""
-    return t.error(f"{name} of T.{c.builtin} {said}", hint, c.place(name))
-
-
-def int_argument(t: Expressions, c: Call, name: str, least: int) -> int:
-    """A compile-time int that is at least `least`."""
-    value = c[name]
-    found = static_int(value)
-    if found is None:
-        hint = "write an int, or a parameter annotated T.constexpr"
-        raise wrong(t, c, name, f"must be a compile-time int, it is {describe(value)}", hint)
-    if found < least:
-        message = f"{name} of T.{c.builtin} is {found}, the least is {least}"
-        raise t.error(message, f"write {name}={least} or more", c.place(name))
-    return found
-
-
-def bool_argument(t: Expressions, c: Call, name: str) -> bool:
-    """A compile-time bool."""
-    value = c[name]
-    if isinstance(value, bool) or value in (0, 1):
-        return bool(value)
-    raise wrong(t, c, name, f"must be True or False, it is {describe(value)}", f"write {name}=True")
-
-
-def dtype_argument(t: Expressions, c: Call, name: str) -> DType:
-    """A dtype, or the name of one."""
-    return dtype_at(t, c[name], c.place(name))
+    return Call(t, builtin, node, values, nodes)
 
 
 def dtype_at(t: Expressions, value: object, place: ast.AST) -> DType:
@@ -179,83 +280,3 @@ def dtype_at(t: Expressions, value: object, place: ast.AST) -> DType:
     meant = foreign.meant_dtype(value)
     near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(value), DTYPES)
     raise t.error(f"{describe(value)} is not a dtype{near}", f"known: {', '.join(DTYPES)}", place)
-
-
-def number_argument(t: Expressions, c: Call, name: str) -> Number:
-    """A number."""
-    with t.at(c.place(name)):
-        return t.number(c[name], f"{name} of T.{c.builtin}")
-
-
-def whole_argument(
-    t: Expressions, c: Call, name: str, hint: str, why: str = ", not an int"
-) -> bool | int | Scalar:
-    """A number that is no float, known now or at run time; `why` it cannot be one."""
-    found = number_argument(t, c, name)
-    if isinstance(found, float) or (isinstance(found, Scalar) and found.dtype.is_float):
-        message = f"{name} of T.{c.builtin} is {describe(found)}{why}"
-        raise t.error(message, hint, c.place(name))
-    return found
-
-
-def axis_argument(t: Expressions, c: Call, name: str) -> int:
-    """A dimension of the grid, or of a block."""
-    dim = int_argument(t, c, name, 0)
-    if dim > 2:
-        message = f"{name} of T.{c.builtin} is {dim}; a grid has axes 0, 1 and 2"
-        raise t.error(message, f"write T.{c.builtin}(0)", c.place(name))
-    return dim
-
-
-def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
-    """Compile-time extents of at least one."""
-    value = c[name]
-    entries = value if isinstance(value, tuple | list) else (value,)
-    written = c.place(name)
-    nodes = written.elts if isinstance(written, ast.Tuple | ast.List) else ()
-    shape = []
-    for d, e in enumerate(entries):
-        place = nodes[d] if len(nodes) == len(entries) else written
-        found = static_int(e)
-        if found is None:
-            hint = "use an int, a T.constexpr parameter or a closure value"
-            if isinstance(e, float):
-                hint = "write // instead of /" if e.is_integer() else "write an int"
-            elif isinstance(e, str):
-                hint = f'the shape stands first: T.{c.builtin}((64, 64), "{e}")'
-            raise t.error(
-                f"an extent of T.{c.builtin} is {describe(e)}; tiles have compile-time extents",
-                hint,
-                place,
-            )
-        if found < 1:
-            message = f"an extent of T.{c.builtin} is {found}, the least is 1"
-            raise t.error(message, "write at least 1", place)
-        shape.append(found)
-    if not shape:
-        message = f"T.{c.builtin} needs at least one extent"
-        raise t.error(message, "write (1,) for one element", c.place(name))
-    return tuple(shape)
-
-
-def cluster_argument(
-    t: Expressions, c: Call, name: str, hint: str, most: int | None = None
-) -> tuple[int, ...]:
-    """One to three compile-time ints of at least 1, and of at most `most` in all."""
-    value = c[name]
-    given = value if isinstance(value, tuple | list) else (value,)
-    sizes = tuple(s for s in map(static_int, given) if s is not None and s > 0)
-    fits = most is None or math.prod(sizes) <= most
-    if fits and len(sizes) == len(given) and 1 <= len(sizes) <= 3:
-        return sizes
-    raise wrong(t, c, name, f"is {describe(value)}", hint)
-
-
-def choice_argument(t: Expressions, c: Call, name: str, known: tuple[str, ...]) -> str:
-    """One of a few strings."""
-    value = c[name]
-    if value in known:
-        return str(value)
-    near = did_you_mean(value, known) if isinstance(value, str) else ""
-    listed = ", ".join(map(repr, known))
-    raise wrong(t, c, name, f"is {describe(value)}{near}", f"one of {listed}")

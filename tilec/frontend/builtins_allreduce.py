@@ -7,48 +7,38 @@ import math
 import types
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, number_argument, wrong
-from tilec.frontend.builtins_threads import index_of_thread, of_threads
+from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins_threads import index_of_thread
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, describe
 from tilec.ir.types import BOOL
 
-
-def is_function(value: object) -> bool:
-    return isinstance(value, Closure | T.Macro | types.FunctionType)
+FUNCTIONS = Closure | T.Macro | types.FunctionType
 
 
 @builtin(T.comm_reducer)
 def comm_reducer(t: Expressions, c: Call) -> Reducer:
     identity = c["identity"]
     values = identity if isinstance(identity, tuple | list) else (identity,)
-    if len(values) != 1 or not is_function(c["combine"]):
-        raise t.error(
-            "T.comm_reducer takes a function of two values and a list of one number",
-            "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])",
-        )
+    if len(values) != 1 or not isinstance(c["combine"], FUNCTIONS):
+        message = "T.comm_reducer takes a function of two values and a list of one number"
+        raise t.error(message, "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])")
     return Reducer(c["combine"], t.number(values[0], "the identity"))
 
 
-@builtin(T.attr)
-def attr(t: Expressions, c: Call) -> AttrHeader:
-    return AttrHeader(c["node"] if isinstance(c["node"], Reducer) else None)
+builtin(T.attr)(lambda t, c: AttrHeader(c["node"] if isinstance(c["node"], Reducer) else None))
 
 
-@builtin(T.tvm_thread_allreduce)
+@builtin(T.tvm_thread_allreduce, of="threads")
 def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
     reducer, result = t.reducer, c["result"]
     if reducer is None:
-        raise t.error(
-            "T.tvm_thread_allreduce has no reducer",
-            'put it under with T.attr(T.comm_reducer(…), "reduce_scope", …):',
-        )
+        hint = 'put it under with T.attr(T.comm_reducer(…), "reduce_scope", …):'
+        raise t.error("T.tvm_thread_allreduce has no reducer", hint)
     if not isinstance(result, Region) or not result.is_element:
-        hint = "name one: reduced[0]"
-        raise wrong(t, c, "result", f"is {describe(result)}, not an element", hint)
+        raise c.wrong("result", f"is {describe(result)}, not an element", "name one: reduced[0]")
     dim = _dimension(t, c["thread"])
-    value = t.run_time(number_argument(t, c, "value"))
+    value = t.run_time(c.number("value"))
     cond = c["cond"]
     if isinstance(cond, Scalar):
         holds = cond if cond.dtype is BOOL else t.compare("ne", cond, 0)
@@ -83,10 +73,8 @@ def _dimension(t: Expressions, index: object) -> int:
     if isinstance(index, int) and index == 0:
         found = len(t.block_shape)  # a dimension of one thread
     if found is None or not t.block_shape:
-        raise t.error(
-            f"{describe(index)} is no index of this thread in a block of a known shape",
-            "give what T.get_thread_binding(0) or T.thread_binding returned",
-        )
+        message = f"{describe(index)} is no index of this thread in a block of a known shape"
+        raise t.error(message, "give what T.get_thread_binding(0) or T.thread_binding returned")
     return found
 
 

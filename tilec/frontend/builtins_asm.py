@@ -6,8 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_at, wrong
-from tilec.frontend.builtins_threads import of_threads
+from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Address, Scalar, describe, is_literal
 from tilec.ir.inline_asm import (
@@ -29,7 +28,7 @@ def asm(t: Expressions, c: Call) -> object:
             message = f"{name} of T.asm is {describe(c[name])}, not a string"
             hint = 'write T.asm("add.s32 %0, %1, %2;", "=r,r,r", a, b, dtype="int32")'
             raise t.error(message, hint, c.place(name))
-    target = choice_argument(t, c, "target", tuple(REGISTERS))
+    target = c.choice("target", tuple(REGISTERS))
     place = c.place("constraints")
     try:
         read = read_constraints(c["constraints"], target)
@@ -41,11 +40,11 @@ def asm(t: Expressions, c: Call) -> object:
     types = _types(t, c, read, target)
     values = _arguments(t, c, read, types, target)
     said = c["effects"]
-    effects = bool_argument(t, c, "effects") if said is not None else not types
+    effects = c.flag("effects") if said is not None else not types
     if "memory" in read.clobbers:
         effects = True
     if effects:
-        of_threads(t, c)
+        c.of("threads")
     constraints = ",".join(filter(None, (w.strip() for w in c["constraints"].split(","))))
     made = t.emit(
         AsmEffect if effects else Asm,
@@ -65,7 +64,7 @@ def meaning(t: Expressions, c: Call) -> Meaning | None:
     function = c["evaluate"]
     if function is not None and not callable(function):
         hint = "give a function of NumPy arrays that is written outside of the kernel"
-        raise wrong(t, c, "evaluate", f"is {describe(function)}, not a function", hint)
+        raise c.wrong("evaluate", f"is {describe(function)}, not a function", hint)
     return None if function is None else Meaning(function)
 
 
@@ -102,12 +101,11 @@ def _arguments(
 ) -> list[Scalar]:
     given = c["args"]
     if len(given) != len(read.inputs):
-        raise t.error(
+        message = (
             f"T.asm has {len(read.inputs)} input{'s' * (len(read.inputs) != 1)}, {len(given)} "
-            f"argument{'s' * (len(given) != 1)} {'was' if len(given) == 1 else 'were'} given",
-            "write one for each constraint without =",
-            c.place("constraints"),
+            f"argument{'s' * (len(given) != 1)} {'was' if len(given) == 1 else 'were'} given"
         )
+        raise t.error(message, "write one for each constraint without =", c.place("constraints"))
     found = []
     for n, (value, held) in enumerate(zip(given, read.inputs)):
         place = c.node.args[2 + n] if 2 + n < len(c.node.args) else c.node
@@ -118,11 +116,8 @@ def _arguments(
             found.append(t.constant(value, INT32))
             continue
         if isinstance(value, Address):
-            raise t.error(
-                f"T.asm takes numbers, this is {describe(value)}",
-                "give it what it would read, A[i], and store what it gives: A[i] = T.asm(…)",
-                place,
-            )
+            hint = "give it what it would read, A[i], and store what it gives: A[i] = T.asm(…)"
+            raise t.error(f"T.asm takes numbers, this is {describe(value)}", hint, place)
         letter = read.outputs[held] if isinstance(held, int) else held
         with t.at(place):
             number = t.number(value, "an argument of T.asm")

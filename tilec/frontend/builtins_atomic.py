@@ -5,17 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import (
-    Call,
-    bool_argument,
-    builtin,
-    choice_argument,
-    number_argument,
-    whole_argument,
-)
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_threads import asks_for_threads, same_in_all_threads
-from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, Tile, describe
@@ -26,19 +18,19 @@ _BITS = ("and", "or", "xor")
 
 
 def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
-    by_tma = "use_tma" in c.values and bool_argument(t, c, "use_tma")
-    returned = bool_argument(t, c, "return_prev")
+    by_tma = "use_tma" in c.values and c.flag("use_tma")
+    returned = c.flag("return_prev")
     dst, value = c["dst"], c["value"]
     if isinstance(value, Buffer) and not value.variable or _is_box(value):
         _tile(t, c, kind, returned, None, by_tma)
         return None
     if _is_box(dst) or (isinstance(dst, Buffer) and not returned and t.parallel is None):
-        number = number_argument(t, c, "value")
+        number = c.number("value")
         if _is_box(dst) or _once(t, number):
             _tile(t, c, kind, returned, number)
             return None
     element = _element(t, c, "dst", kind)
-    number = number_argument(t, c, "value")
+    number = c.number("value")
     found = _ordered(t, c, element, number, kind)
     return found if returned else None
 
@@ -62,10 +54,8 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
         if one and given.type.space != "local":
             given = Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
         if not isinstance(given, Region) or not given.is_element:
-            raise t.error(
-                f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer",
-                "name the element: A[i, j]",
-            )
+            message = f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer"
+            raise t.error(message, "name the element: A[i, j]")
         _check_buffer(t, c, given.buffer, name, kind)
         t.check_element(given)
     return given
@@ -74,10 +64,8 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
 def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str) -> None:
     dtype = buffer.dtype
     if buffer.type.space not in ("global", "shared"):
-        raise t.error(
-            f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees",
-            f"assign to it, or allocate {buffer.name} with T.alloc_shared",
-        )
+        message = f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees"
+        raise t.error(message, f"assign to it, or allocate {buffer.name} with T.alloc_shared")
     if dtype.bits < 8 or dtype.kind == "bool" or (dtype.is_float and dtype.bits < 16):
         raise t.error(
             f"there are no atomics on {dtype.name}: {name} of T.{c.builtin} is in "
@@ -85,15 +73,11 @@ def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str)
             "use an int of 8 bits or more, or a float of 16 or more",
         )
     if kind == "cas" and not dtype.is_int:
-        raise t.error(
-            f"T.{c.builtin} compares ints, not elements of {describe(buffer)}",
-            "use an int tensor, and T.reinterpret for the bits of floats",
-        )
+        hint = "use an int tensor, and T.reinterpret for the bits of floats"
+        raise t.error(f"T.{c.builtin} compares ints, not elements of {describe(buffer)}", hint)
     if kind in _BITS and dtype.is_float:
-        raise t.error(
-            f"T.{c.builtin} combines the bits of ints, not those of {describe(buffer)}",
-            "use an int tensor",
-        )
+        message = f"T.{c.builtin} combines the bits of ints, not those of {describe(buffer)}"
+        raise t.error(message, "use an int tensor")
 
 
 def _ordered(
@@ -106,7 +90,7 @@ def _ordered(
 ) -> Scalar:
     """The op, between the fences that its order asks for."""
     order = c["memory_order"] if "memory_order" in c.values else None
-    order = "relaxed" if order is None else choice_argument(t, c, "memory_order", ORDERS)
+    order = "relaxed" if order is None else c.choice("memory_order", ORDERS)
     if order in ("release", "acq_rel", "seq_cst"):
         t.emit(DeviceFence)
     found = _emit(t, element, value, kind, compare)
@@ -128,13 +112,11 @@ def _emit(
 def _tile(
     t: Expressions, c: Call, kind: str, returned: bool, number: Number | None, by_tma: bool = False
 ) -> None:
-    tile_level(t, c)
+    c.of("tiles")
     if returned:
-        raise t.error(
-            f"T.{c.builtin} of a tile gives no previous values",
-            "update the elements in a loop over T.Parallel, or leave return_prev out",
-            c.place("return_prev"),
-        )
+        message = f"T.{c.builtin} of a tile gives no previous values"
+        hint = "update the elements in a loop over T.Parallel, or leave return_prev out"
+        raise t.error(message, hint, c.place("return_prev"))
     source: Tile | None = None
     if number is not None:
         with t.at(c.place("dst")):
@@ -145,7 +127,7 @@ def _tile(
         _check_buffer(t, c, dest.buffer, "dst", kind)
     order = c["memory_order"] if "memory_order" in c.values else None
     if order not in (None, "relaxed"):
-        choice_argument(t, c, "memory_order", ORDERS)
+        c.choice("memory_order", ORDERS)
         t.emit(DeviceFence)
     if source is None or is_placed(t, source, dest):
 
@@ -173,12 +155,8 @@ for _kind in ATOMICS:
 def atomic_cas(t: Expressions, c: Call) -> Scalar:
     element = _element(t, c, "dst", "cas")
     hint = "write an int, of the dtype of dst"
-    compare, value = (whole_argument(t, c, name, hint) for name in ("compare", "value"))
+    compare, value = (c.whole(name, hint) for name in ("compare", "value"))
     return _ordered(t, c, element, value, "cas", compare)
-
-
-def _instead(c: Call, place: Region) -> Call:
-    return Call(c.builtin, c.node, {**c.values, "dst": place}, c.nodes)
 
 
 def _places(t: Expressions, c: Call, count: int) -> list[Region]:
@@ -189,7 +167,7 @@ def _places(t: Expressions, c: Call, count: int) -> list[Region]:
         if len(named) == count:
             return named
     place = place_of(t, dst, f"dst of T.{c.builtin}", c.place("dst"))
-    first = _element(t, _instead(c, place), "dst", "add")
+    first = _element(t, c.but(dst=place), "dst", "add")
     return [t.neighbour(first, n) for n in range(count)]
 
 
@@ -201,21 +179,17 @@ def _addends(t: Expressions, c: Call, count: int) -> list[Number]:
     if isinstance(value, Buffer | Region | Address) and not getattr(value, "variable", False):
         value = place_of(t, value, f"value of T.{c.builtin}", c.place("value"))
     if not isinstance(value, Region) or not value.is_element:
-        raise t.error(
-            f"value of T.{c.builtin} is {describe(value)}, not the element where {count} "
-            "neighbours begin",
-            "name it: x[i, j]",
-            c.place("value"),
-        )
+        said = f"is {describe(value)}, not the element where {count} neighbours begin"
+        raise c.wrong("value", said, "name it: x[i, j]")
     return [t.number(t.neighbour(value, n), "the value") for n in range(count)]
 
 
 def _neighbours(count: int) -> Any:
     def update(t: Expressions, c: Call) -> Lanes | None:
-        targets = [_element(t, _instead(c, place), "dst", "add") for place in _places(t, c, count)]
+        targets = [_element(t, c.but(dst=place), "dst", "add") for place in _places(t, c, count)]
         numbers = _addends(t, c, count)
         found = tuple(_emit(t, at, x, "add") for at, x in zip(targets, numbers))
-        return Lanes(found) if bool_argument(t, c, "return_prev") else None
+        return Lanes(found) if c.flag("return_prev") else None
 
     return update
 
@@ -234,4 +208,4 @@ def atomic_load(t: Expressions, c: Call) -> Scalar:
 @builtin(T.atomic_store)
 def atomic_store(t: Expressions, c: Call) -> None:
     element = _element(t, c, "dst", "exchange")
-    _ordered(t, c, element, number_argument(t, c, "src"), "exchange")
+    _ordered(t, c, element, c.number("src"), "exchange")

@@ -6,17 +6,9 @@ import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    bool_argument,
-    builtin,
-    int_argument,
-    number_argument,
-    whole_argument,
-    wrong,
-)
+from tilec.frontend.builtins import Call, builtin, emits
 from tilec.frontend.builtins_threads import in_cluster
-from tilec.frontend.builtins_tile import eviction_policy, tile_level
+from tilec.frontend.builtins_tile import eviction_policy
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, of_first_block
@@ -35,21 +27,18 @@ GROUP_THREADS = 128  # of a `T.ws`
 
 
 def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
-    tile_level(t, c)
+    c.of("tiles")
     if len(t.builders) > 1:
-        raise t.error(
-            f"T.{c.builtin} stands in a loop or under a condition",
-            "move it up to the other buffers: a barrier is initialised once",
-        )
+        hint = "move it up to the other buffers: a barrier is initialised once"
+        raise t.error(f"T.{c.builtin} stands in a loop or under a condition", hint)
     given = c["arrive_count"]
     counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
     if not counts or any(n is None or not 0 < n <= sync.MAX_ARRIVALS for n in counts):
-        raise t.error(
-            f"arrive_count of T.{c.builtin} is {describe(given)}",
+        hint = (
             "write how many threads arrive in a phase, a compile-time int from 1 to "
-            f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers",
-            c.place("arrive_count"),
+            f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers"
         )
+        raise c.wrong("arrive_count", f"is {describe(given)}", hint)
     made = BufferType((len(counts),), INT64, "barrier")
     barrier = t.emit(ops.Alloc, made).result
     for slot, n in enumerate(counts):
@@ -72,22 +61,16 @@ def _barrier(t: Expressions, c: Call, name: str = "mbarrier") -> tuple[Value, Va
     with t.at(c.place(name)):
         buffer = given.buffer if isinstance(given, Region) else given
         if not isinstance(buffer, Buffer) or buffer.type.space != "barrier":
-            raise t.error(
-                f"{name} of T.{c.builtin} is {describe(given)}, not a barrier",
-                "make one with bar = T.alloc_barrier(128), or several with a list of counts",
-            )
+            hint = "make one with bar = T.alloc_barrier(128), or several with a list of counts"
+            raise t.error(f"{name} of T.{c.builtin} is {describe(given)}, not a barrier", hint)
         if isinstance(given, Region):
             if not given.is_element:
-                raise t.error(
-                    f"{name} of T.{c.builtin} is {describe(given)}: one barrier at a time",
-                    f"write {buffer.name}[i]",
-                )
+                message = f"{name} of T.{c.builtin} is {describe(given)}: one barrier at a time"
+                raise t.error(message, f"write {buffer.name}[i]")
             return buffer.value, _slot(t, given)
         if buffer.type.size != 1:
-            raise t.error(
-                f"{name} of T.{c.builtin} is {describe(buffer)}: {buffer.type.size} barriers",
-                f"write which: {buffer.name}[i]",
-            )
+            message = f"{name} of T.{c.builtin} is {describe(buffer)}: {buffer.type.size} barriers"
+            raise t.error(message, f"write which: {buffer.name}[i]")
         return buffer.value, t.constant(0, INT32).value
 
 
@@ -97,30 +80,17 @@ def _slot(t: Expressions, element: Region) -> Value:
     return t.run_time(at, INT32).value if not isinstance(at, Scalar) else t.convert(at, INT32).value
 
 
-def _thread_level(t: Expressions, c: Call) -> None:
-    if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} is done by threads and cannot stand in T.Parallel "
-            f"(line {t.parallel.line})",
-            "move it in front of the loop or behind it",
-        )
-
-
 def _block(t: Expressions, c: Call, name: str) -> Value:
     """The number of a block in the cluster (i32)."""
-    block, blocks = number_argument(t, c, name), math.prod(t.cluster or ())
+    block, blocks = c.number(name), math.prod(t.cluster or ())
     known = static_int(block)
     if isinstance(block, float) or (known is not None and not 0 <= known < blocks):
-        raise t.error(
-            f"{name} of T.{c.builtin} is {block}; the blocks of the cluster are 0 to {blocks - 1}",
-            "write T.block_rank_in_cluster() for one's own",
-            c.place(name),
-        )
+        said = f"is {block}; the blocks of the cluster are 0 to {blocks - 1}"
+        raise c.wrong(name, said, "write T.block_rank_in_cluster() for one's own")
     return t.convert(block, INT32).value
 
 
 def _arrive(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
     if c["cta_id"] is None:
         t.emit(ops.MbarrierArrive, *_barrier(t, c))
         return
@@ -128,15 +98,14 @@ def _arrive(t: Expressions, c: Call) -> None:
     t.emit(ops.MbarrierArrive, *_barrier(t, c), None, _block(t, c, "cta_id"), publish=True)
 
 
-builtin(T.barrier_arrive)(_arrive)
-builtin(T.mbarrier_arrive)(_arrive)
+builtin(T.barrier_arrive, of="threads")(_arrive)
+builtin(T.mbarrier_arrive, of="threads")(_arrive)
 
 
 def _wait(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
     barrier, slot = _barrier(t, c)
     hint = "write the number of the phase, from 0: its lowest bit is the parity"
-    given = whole_argument(t, c, "parity", hint, ", not an integer")
+    given = c.whole("parity", hint, ", not an integer")
     with t.at(c.place("parity")):
         if not isinstance(given, Scalar):
             parity = t.constant(int(given) & 1, INT32)
@@ -148,43 +117,29 @@ def _wait(t: Expressions, c: Call) -> None:
     t.emit(ops.MbarrierWait, barrier, slot, parity.value, acquire=t.cluster is not None)
 
 
-builtin(T.barrier_wait)(_wait)
-builtin(T.mbarrier_wait_parity)(_wait)
+builtin(T.barrier_wait, of="threads")(_wait)
+builtin(T.mbarrier_wait_parity, of="threads")(_wait)
 
 
 def _bytes(t: Expressions, c: Call) -> int:
-    found = int_argument(t, c, "tx", 1)
+    found = c.integer("tx", 1)
     if found > sync.MAX_BYTES:
-        raise t.error(
-            f"tx of T.{c.builtin} is {found:,} bytes, the most that a phase counts is "
-            f"{sync.MAX_BYTES:,}",
-            "announce the bytes of one stage",
-            c.place("tx"),
-        )
+        said = f"is {found:,} bytes, the most that a phase counts is {sync.MAX_BYTES:,}"
+        raise c.wrong("tx", said, "announce the bytes of one stage")
     return found
 
 
-@builtin(T.mbarrier_expect_tx)
+@builtin(T.mbarrier_expect_tx, of="threads")
 def expect_tx(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
     t.emit(ops.MbarrierExpectTx, *_barrier(t, c), _bytes(t, c))
 
 
-@builtin(T.mbarrier_arrive_expect_tx)
+@builtin(T.mbarrier_arrive_expect_tx, of="threads")
 def arrive_expect_tx(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
     t.emit(ops.MbarrierExpect, *_barrier(t, c), _bytes(t, c))
 
 
-@builtin(T.fence_proxy_async)
-def fence_proxy_async(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
-    t.emit(ops.ProxyFence)
-
-
-@builtin(T.ptx_fence_barrier_init)
-def fence_barrier_init(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
+builtin(T.fence_proxy_async, of="threads")(emits(ops.ProxyFence))
 
 
 # --- movement -------------------------------------------------------------------------------------
@@ -214,9 +169,8 @@ def _check_bytes(
         raise t.error(f"{who} converts nothing: {sides}", hint)
 
 
-@builtin(T.tma_copy)
+@builtin(T.tma_copy, of="tiles")
 def tma_copy(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     path, hint = (
         "from a tensor to shared memory, or back",
@@ -251,12 +205,11 @@ def tma_copy(t: Expressions, c: Call) -> None:
         t.emit(ops.TmaCopy, t.box(source), t.box(dest), *barrier, policy, *(several or ()))
 
 
-@builtin(T.copy_cluster)
+@builtin(T.copy_cluster, of="tiles")
 def copy_cluster(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     in_cluster(t, c)
     if c["coalesced_width"] is not None:
-        int_argument(t, c, "coalesced_width", 1)
+        c.integer("coalesced_width", 1)
     policy = eviction_policy(t, c)
     if (c["dst_block"] is None) == (c["cluster_mask"] is None):
         raise t.error(
@@ -295,16 +248,14 @@ def _to_several(t: Expressions, c: Call, source: Tile, dest: Tile, policy: str) 
     t.emit(ops.Copy, t.box(source), t.box(dest), eviction_policy=policy)
 
 
-@builtin(T.tma_store_wait)
+@builtin(T.tma_store_wait, of="threads")
 def tma_store_wait(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
-    t.emit(ops.TmaStoreWait, int_argument(t, c, "count", 0), bool_argument(t, c, "read"))
+    t.emit(ops.TmaStoreWait, c.integer("count", 0), c.flag("read"))
 
 
-@builtin(T.async_copy)
+@builtin(T.async_copy, of="tiles")
 def async_copy(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
-    width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
+    width = 0 if c["coalesced_width"] is None else c.integer("coalesced_width", 1)
     source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     path = "from a tensor to shared memory"
     _check_bytes(t, c, tiles, "global shared", path, "write T.copy")
@@ -312,44 +263,38 @@ def async_copy(t: Expressions, c: Call) -> None:
     t.emit(ops.CpAsyncCommit)
 
 
-@builtin(T.ptx_commit_group)
-def commit_group(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
-    t.emit(ops.CpAsyncCommit)
+builtin(T.ptx_commit_group, of="threads")(emits(ops.CpAsyncCommit))
 
 
-@builtin(T.ptx_wait_group)
+@builtin(T.ptx_wait_group, of="threads")
 def wait_group(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
-    t.emit(ops.CpAsyncWait, int_argument(t, c, "num", 0))
+    t.emit(ops.CpAsyncWait, c.integer("num", 0))
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
 def _wait_products(t: Expressions, c: Call, name: str) -> None:
-    tile_level(t, c)
-    t.emit(ops.WgmmaWait, int_argument(t, c, name, 0), ())
+    t.emit(ops.WgmmaWait, c.integer(name, 0), ())
 
 
-builtin(T.wait_wgmma)(lambda t, c: _wait_products(t, c, "id"))
-builtin(T.warpgroup_wait)(lambda t, c: _wait_products(t, c, "num_mma"))
+builtin(T.wait_wgmma, of="tiles")(lambda t, c: _wait_products(t, c, "id"))
+builtin(T.warpgroup_wait, of="tiles")(lambda t, c: _wait_products(t, c, "num_mma"))
 
 
 # --- groups of threads ----------------------------------------------------------------------------
 
 
-@builtin(T.named_barrier_arrive)
+@builtin(T.named_barrier_arrive, of="threads")
 def named_barrier_arrive(t: Expressions, c: Call) -> None:
-    _thread_level(t, c)
-    number = int_argument(t, c, "barrier_id", 1)
-    threads = int_argument(t, c, "thread_count", 32)
+    number = c.integer("barrier_id", 1)
+    threads = c.integer("thread_count", 32)
     if number >= sync.NAMED_BARRIERS:
         hint = f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads"
-        raise wrong(t, c, "barrier_id", f"is {number}", hint)
+        raise c.wrong("barrier_id", f"is {number}", hint)
     if threads % 32:
         hint = f"write {threads // 32 * 32}"
-        raise wrong(t, c, "thread_count", f"is {threads}: whole warps of 32 threads come", hint)
+        raise c.wrong("thread_count", f"is {threads}: whole warps of 32 threads come", hint)
     t.emit(ops.BarrierArrive, number, threads)
 
 
@@ -391,14 +336,14 @@ def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
 
 
 def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
-    tile_level(t, c)
-    n = int_argument(t, c, "reg_count", 1)
+    c.of("tiles")
+    n = c.integer("reg_count", 1)
     if n not in sync.REGISTER_CHOICES:
-        raise t.error(
-            f"reg_count of T.{c.builtin} is {n}: registers move in eights, from "
-            f"{sync.REGISTER_CHOICES[0]} to {sync.REGISTER_CHOICES[-1]}",
+        raise c.wrong(
+            "reg_count",
+            f"is {n}: registers move in eights, from {sync.REGISTER_CHOICES[0]} to "
+            f"{sync.REGISTER_CHOICES[-1]}",
             f"write {min(max(n // 8 * 8, sync.REGISTER_CHOICES[0]), sync.REGISTER_CHOICES[-1])}",
-            c.place("reg_count"),
         )
     t.emit(ops.SetRegisters, n, increase)
 
@@ -407,7 +352,7 @@ def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
 def set_max_nreg(t: Expressions, c: Call) -> None:
     if c["is_inc"] not in (0, 1):
         hint = "write 1 for more registers than before, 0 for fewer"
-        raise wrong(t, c, "is_inc", f"is {describe(c['is_inc'])}", hint)
+        raise c.wrong("is_inc", f"is {describe(c['is_inc'])}", hint)
     _set_registers(t, c, bool(c["is_inc"]))
 
 
@@ -418,12 +363,13 @@ builtin(T.dec_max_nreg)(lambda t, c: _set_registers(t, c, False))
 def _hint(t: Expressions, c: Call) -> None:
     """Nothing: tilec does it by itself."""
     if "reg_count" in c.values:
-        int_argument(t, c, "reg_count", 1)
+        c.integer("reg_count", 1)
 
 
 builtin(T.annotate_producer_reg_dealloc)(_hint)
 builtin(T.annotate_consumer_reg_alloc)(_hint)
 builtin(T.no_set_max_nreg)(_hint)
+builtin(T.ptx_fence_barrier_init, of="threads")(_hint)
 builtin(T.tma_store_arrive)(_hint)
 builtin(T.warpgroup_arrive)(_hint)
 builtin(T.warpgroup_commit_batch)(_hint)

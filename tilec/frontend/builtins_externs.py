@@ -15,7 +15,6 @@ from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
 from tilec.frontend.builtins_integers import find_first_set, permuted_bytes, upper_product
 from tilec.frontend.builtins_pointers import moved, place_of
-from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
@@ -53,16 +52,11 @@ def import_text(t: Expressions, c: Call, name: str) -> None:
     if not any(map(decoders.decoder, functions)):
         what = "CUDA C++" if _CPP.search(source) else "no source that tilec compiles"
         named = f" ({', '.join(functions[:3])})" if functions else ""
-        raise t.error(
-            f"{name} of T.{c.builtin} is {what}{named}",
-            f"give it as LLVM IR or PTX, or {_WORDS}",
-            place,
-        )
+        hint = f"give it as LLVM IR or PTX, or {_WORDS}"
+        raise t.error(f"{name} of T.{c.builtin} is {what}{named}", hint, place)
 
 
-@builtin(T.import_source)
-def import_source(t: Expressions, c: Call) -> None:
-    import_text(t, c, "source")
+builtin(T.import_source)(lambda t, c: import_text(t, c, "source"))
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -75,10 +69,8 @@ def _call(t: Expressions, c: Call) -> object:
         dtype = given.pop(0)
     name = given.pop(0) if given else None
     if not isinstance(name, str):
-        raise t.error(
-            f"the function that T.{c.builtin} calls is {describe(name)}, not a name",
-            f'write T.{c.builtin}("float32", "expf", x)',
-        )
+        message = f"the function that T.{c.builtin} calls is {describe(name)}, not a name"
+        raise t.error(message, f'write T.{c.builtin}("float32", "expf", x)')
     wanted = _result(t, c, dtype)
     if name in t.imported:
         return _imported(t, c, signatures(t.imported[name])[name], wanted, given)
@@ -134,10 +126,8 @@ def _result(t: Expressions, c: Call, dtype: object) -> DType | VectorDType | Non
 def _unknown(t: Expressions, c: Call, name: str) -> Exception:
     line = t.foreign.get(name)
     if line is not None:
-        return t.error(
-            f"{name} is CUDA C++ of line {line}, which tilec does not compile",
-            f"give it as LLVM IR or PTX, or {_WORDS}",
-        )
+        hint = f"give it as LLVM IR or PTX, or {_WORDS}"
+        return t.error(f"{name} is CUDA C++ of line {line}, which tilec does not compile", hint)
     near = did_you_mean(name, [*t.imported, *names(), *decoders.EXAMPLES])
     return t.error(
         f"T.{c.builtin} knows no function {name!r}{near}",
@@ -165,10 +155,8 @@ def _one_imported(
         hint = "functions take numbers, and those of LLVM IR ptr; they give a number or nothing"
         raise t.error(f"{s.name} has to do with {odd.type}: {s}", hint)
     if len(given) != len(s.parameters):
-        raise t.error(
-            f"{s.name} takes {len(s.parameters)} arguments, {len(given)} were given: {s}",
-            f"write T.{c.builtin}(dtype, {s.name!r}, …)",
-        )
+        message = f"{s.name} takes {len(s.parameters)} arguments, {len(given)} were given: {s}"
+        raise t.error(message, f"write T.{c.builtin}(dtype, {s.name!r}, …)")
     dtypes = s.result.dtypes if s.result else ()
     if (wanted not in dtypes) if s.result else wanted is not None:
         gives = " or ".join(d.name for d in dtypes) or "nothing"
@@ -194,7 +182,7 @@ def _one_imported(
     arguments = tuple(x.value for x in values)
     function = s.name, s.language, t.imported[s.name], arguments
     if s.result is None and not any(places):
-        of_threads(t, c)
+        c.of("threads")
         t.emit(ExternEffect, *function, (), meaning(t, c))
         return None
     written = tuple(
@@ -253,10 +241,8 @@ def _of_literal(x: Literal, dtypes: Sequence[DType]) -> DType:
 
 def _check_result(t: Expressions, c: Call, name: str, gives: DType, wanted: DType | None) -> None:
     if wanted is not None and wanted is not gives:
-        raise t.error(
-            f"T.{c.builtin} says {wanted.name}, {name} gives {gives.name}",
-            f'write "{gives.name}", and cast the result',
-        )
+        hint = f'write "{gives.name}", and cast the result'
+        raise t.error(f"T.{c.builtin} says {wanted.name}, {name} gives {gives.name}", hint)
 
 
 def _number(
@@ -273,9 +259,8 @@ def _number(
         signless = isinstance(x, Scalar) and dtype is not None and _signless(x.dtype, dtype)
         if isinstance(x, Scalar) and x.dtype is not dtype and not signless:
             assert dtype is not None
-            raise t.error(
-                f"{name} takes {dtype.name}, this is {describe(x)}", f"cast it: T.{dtype.name}(x)"
-            )
+            hint = f"cast it: T.{dtype.name}(x)"
+            raise t.error(f"{name} takes {dtype.name}, this is {describe(x)}", hint)
         values.append(t.run_time(x) if dtype is None else t.convert(x, dtype))
     result = _compute(t, found, values)
     if found.result is not None and result.dtype is not found.result:
@@ -338,7 +323,7 @@ _STATEMENTS = ("pause", "sync_threads", "sync_warp")
 def _statement(t: Expressions, c: Call, name: str, found: Known, wanted: DType | None) -> None:
     if wanted is not None:
         raise t.error(f"{name} gives nothing, T.{c.builtin} says {wanted.name}", 'write "void"')
-    of_threads(t, c)
+    c.of("threads")
     if found.word == "sync_threads":
         t.emit(Barrier)
     elif found.word == "sync_warp":
@@ -349,8 +334,7 @@ def _statement(t: Expressions, c: Call, name: str, found: Known, wanted: DType |
 def _load(t: Expressions, c: Call, name: str, wanted: DType | None, given: object) -> Number:
     place = place_of(t, given, f"the argument of {name}", c.node)
     if not place.buffer.is_global:
-        raise t.error(
-            f"{name} reads global memory, this is in {describe(place.buffer)}", "index it: x = A[i]"
-        )
+        hint = "index it: x = A[i]"
+        raise t.error(f"{name} reads global memory, this is in {describe(place.buffer)}", hint)
     _check_result(t, c, name, place.buffer.type.dtype, wanted)
     return t.load(place)

@@ -7,20 +7,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    bool_argument,
-    builtin,
-    choice_argument,
-    cluster_argument,
-    dtype_argument,
-    int_argument,
-    wrong,
-)
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_externs import import_text
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
@@ -72,15 +64,13 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             raise t.error(f"a grid extent is {describe(extent)}, not an integer", hint, written)
         extents.append(extent if known is None else known)
     if len(extents) > 3:
-        raise t.error(
-            f"a grid has up to 3 extents, {len(extents)} were given",
-            "multiply two of them, and take their index apart with // and %",
-        )
+        hint = "multiply two of them, and take their index apart with // and %"
+        raise t.error(f"a grid has up to 3 extents, {len(extents)} were given", hint)
     block = _block_shape(t, c)
     threads = None if block is None else math.prod(block)
     if threads is not None and threads > _MAX_THREADS:
         hint = f"write threads={_MAX_THREADS} or less, and let each thread do more"
-        raise wrong(t, c, "threads", f"is {threads}, the most is {_MAX_THREADS}", hint)
+        raise c.wrong("threads", f"is {threads}, the most is {_MAX_THREADS}", hint)
     import_text(t, c, "prelude")
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
     said = None if threads is None else t.frame.loc(c.place("threads"))
@@ -91,26 +81,23 @@ def _block_shape(t: Expressions, c: Call) -> tuple[int, ...] | None:
     """Threads along each dimension of a block, as `threads` gives them: an int, or up to three."""
     given = c["threads"]
     if not isinstance(given, tuple | list):
-        return None if given is None else (int_argument(t, c, "threads", 1),)
+        return None if given is None else (c.integer("threads", 1),)
     shape = [static_int(v) for v in given]
     if not 1 <= len(shape) <= 3 or any(v is None or v < 1 for v in shape):
         hint = "write threads=128, or threads=(32, 4)"
-        raise wrong(t, c, "threads", f"is {describe(given)}, not one to three positive ints", hint)
+        raise c.wrong("threads", f"is {describe(given)}, not one to three positive ints", hint)
     return tuple(v for v in shape if v is not None)
 
 
 def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int, int, int]:
     """`cluster_dims`, which must divide the extents that are known."""
     hint = "write an int, or up to three of them: cluster_dims=2"
-    sizes, at = cluster_argument(t, c, "cluster_dims", hint), c.place("cluster_dims")
+    sizes, at = c.cluster("cluster_dims", hint), c.place("cluster_dims")
     x, y, z = (*sizes, 1, 1)[:3]
     shown, total = "x".join(map(str, sizes)), x * y * z
     if total > clusters.MAX_BLOCKS:
-        raise t.error(
-            f"a cluster of {shown} has {total} blocks, the most is {clusters.MAX_BLOCKS}",
-            "make it smaller: cluster_dims=2",
-            at,
-        )
+        message = f"a cluster of {shown} has {total} blocks, the most is {clusters.MAX_BLOCKS}"
+        raise t.error(message, "make it smaller: cluster_dims=2", at)
     for axis, extent, size in zip("xyz", (*extents, 1, 1) if extents else (), (x, y, z)):
         if isinstance(extent, int) and extent % size:
             fits = math.gcd(extent, size)
@@ -131,11 +118,10 @@ def empty(t: Expressions, c: Call) -> EmptyTensor:
         extent = t.number(e, "an extent of T.empty")
         known = static_int(extent)
         if isinstance(extent, float) or (known is not None and known < 0):
-            message = f"an extent of T.empty is {describe(extent)}"
             hint = "write ints of at least 0, and sizes of T.const or T.dynamic"
-            raise t.error(message, hint, c.place("shape"))
+            raise t.error(f"an extent of T.empty is {describe(extent)}", hint, c.place("shape"))
         shape.append(extent if known is None else known)
-    return EmptyTensor(tuple(shape), dtype_argument(t, c, "dtype"), t.loc)
+    return EmptyTensor(tuple(shape), c.dtype("dtype"), t.loc)
 
 
 builtin(T.alloc_global)(empty)
@@ -148,7 +134,7 @@ def _shape_and_dtype(t: Expressions, c: Call) -> tuple[Call, Sequence[Any]]:
         if "dtype" in c.nodes:
             raise t.error(f"T.{c.builtin}: dtype is given twice", "leave one out", c.node.args[-1])
         written = {**c.nodes, "dtype": c.node.args[-1]}
-        c, given = Call(c.builtin, c.node, {**c.values, "dtype": last[0]}, written), given[:-1]
+        c, given = replace(c.but(dtype=last[0]), nodes=written), given[:-1]
     if bool(given) == (c["shape"] is not None):
         said = "is given twice" if given else "is missing"
         raise t.error(f"T.{c.builtin}: shape {said}", f"write T.{c.builtin}((M, N), dtype)")
@@ -178,19 +164,19 @@ def _fields(t: Expressions, c: Call, name: str) -> list[tuple[str, Any]]:
     """The fields of a plan that the keyword `name` fixes, and their values."""
     match name:
         case "persistent" | "specialise" | "overlap" | "roles":
-            return [(name, bool_argument(t, c, name))]
+            return [(name, c.flag(name))]
         case "consumers":
-            return [("consumer_groups", _GROUPS[choice_argument(t, c, name, tuple(_GROUPS))])]
+            return [("consumer_groups", _GROUPS[c.choice(name, tuple(_GROUPS))])]
         case "store":
-            return [("staged_store", _STORES[choice_argument(t, c, name, tuple(_STORES))])]
+            return [("staged_store", _STORES[c.choice(name, tuple(_STORES))])]
         case "cluster":
             hint = f"write an int, or up to three of them, of at most {_MOST_CLUSTER} blocks"
-            sizes = cluster_argument(t, c, name, f"{hint}: cluster=2", _MOST_CLUSTER)
+            sizes = c.cluster(name, f"{hint}: cluster=2", _MOST_CLUSTER)
             return [(name, (*sizes, 1, 1)[:3])]
         case "split" if isinstance(c[name], tuple | list):
             return _split(t, c)
         case _:
-            return [(name, int_argument(t, c, name, 1))]
+            return [(name, c.integer(name, 1))]
 
 
 def _split(t: Expressions, c: Call) -> list[tuple[str, int]]:

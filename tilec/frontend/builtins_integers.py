@@ -4,7 +4,7 @@ machine's own instructions of it where it sees them."""
 from __future__ import annotations
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, whole_argument
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.types import INT32, INT64, UINT32, UINT64
@@ -12,9 +12,7 @@ from tilec.ir.types import INT32, INT64, UINT32, UINT64
 _HALF = 0xFFFF_FFFF
 
 
-@builtin(T.ffs)
-def ffs(t: Expressions, c: Call) -> Scalar:
-    return find_first_set(t, t.run_time(_int(t, c, "x")))
+builtin(T.ffs)(lambda t, c: find_first_set(t, t.run_time(_int(t, c, "x"))))
 
 
 @builtin(T.mulhi)
@@ -32,11 +30,11 @@ def byte_perm(t: Expressions, c: Call) -> Scalar:
 def _int(t: Expressions, c: Call, name: str, *widths: int) -> Number:
     """An argument that is an int, of one of so many bits where it is not known now."""
     hint = "convert it: T.int32(x), or T.reinterpret(x, dtype) for its bits"
-    number = whole_argument(t, c, name, hint)
+    number = c.whole(name, hint)
     if widths and isinstance(number, Scalar) and number.dtype.bits not in widths:
         many = " or ".join(map(str, widths))
-        message = f"{name} of T.{c.builtin} is {describe(number)}, not an int of {many} bits"
-        raise t.error(message, f"convert it: T.int{widths[0]}(x)", c.place(name))
+        said = f"is {describe(number)}, not an int of {many} bits"
+        raise c.wrong(name, said, f"convert it: T.int{widths[0]}(x)")
     return number
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilec import language as T
 from tilec.builtins.lanes import MOST_LANES, VectorDType
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_pointers import as_bits, regrouped
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
@@ -19,37 +19,31 @@ _PAIRS = ("float32", "float16", "bfloat16")
 
 @builtin(T.Ramp)
 def ramp(t: Expressions, c: Call) -> Lanes:
-    base, stride = number_argument(t, c, "base"), number_argument(t, c, "stride")
+    base, stride = c.number("base"), c.number("stride")
     steps = (t.binary("mul", stride, n) for n in range(_lanes(t, c)))
     return Lanes(tuple(t.binary("add", base, step) for step in steps))
 
 
-@builtin(T.Broadcast)
-def broadcast(t: Expressions, c: Call) -> Lanes:
-    return Lanes((number_argument(t, c, "value"),) * _lanes(t, c))
+builtin(T.Broadcast)(lambda t, c: Lanes((c.number("value"),) * _lanes(t, c)))
 
 
 def _lanes(t: Expressions, c: Call) -> int:
-    lanes = int_argument(t, c, "lanes", 2)
+    lanes = c.integer("lanes", 2)
     if lanes > MOST_LANES:
-        hint = "loop over the elements: for i in T.vectorized(n)"
-        message = f"lanes of T.{c.builtin} is {lanes}, the most is {MOST_LANES}"
-        raise t.error(message, hint, c.place("lanes"))
+        said = f"is {lanes}, the most is {MOST_LANES}"
+        raise c.wrong("lanes", said, "loop over the elements: for i in T.vectorized(n)")
     return lanes
 
 
 @builtin(T.extract_lane)
 def extract_lane(t: Expressions, c: Call) -> Number:
-    vector, lane = c["vector"], int_argument(t, c, "lane", 0)
+    vector, lane = c["vector"], c.integer("lane", 0)
     if not isinstance(vector, Lanes):
         hint = "name a vector: T.alloc_var(T.float32x2), T.float32x2(a, b), A[T.Ramp(i, 1, 2)]"
-        raise wrong(t, c, "vector", f"is {describe(vector)}, which has no lanes", hint)
+        raise c.wrong("vector", f"is {describe(vector)}, which has no lanes", hint)
     if lane >= len(vector.items):
-        raise t.error(
-            f"lane {lane} of {describe(vector)}",
-            f"lanes count from 0 to {len(vector.items) - 1}",
-            c.place("lane"),
-        )
+        hint = f"lanes count from 0 to {len(vector.items) - 1}"
+        raise t.error(f"lane {lane} of {describe(vector)}", hint, c.place("lane"))
     return t.number(vector.items[lane], "a lane")
 
 
@@ -68,27 +62,20 @@ def _pairs(compute: Callable[..., Number]) -> Callable[[Expressions, Call], Lane
             literal = others[:1] if items and not known else []  # takes the other operands' dtype
             dtype = known.pop() if len(known) == 1 else next(iter(literal), None)
             if len(items) != 2 or dtype is None or dtype.name not in _PAIRS:
-                raise t.error(
-                    f"{name} of T.{c.builtin} is {describe(given)}, not two floats of one dtype",
-                    f"vectors of two are {', '.join(d + 'x2' for d in _PAIRS)}: "
-                    "A[T.Ramp(i, 1, 2)], T.float32x2(a, b)",
-                    c.place(name),
+                hint = (
+                    f"vectors of two are {', '.join(d + 'x2' for d in _PAIRS)}: A[T.Ramp(i, 1, "
+                    "2)], T.float32x2(a, b)"
                 )
+                raise c.wrong(name, f"is {describe(given)}, not two floats of one dtype", hint)
             first = first or dtype
             if dtype is not first:
-                raise t.error(
-                    f"T.{c.builtin} of {first.name}x2 and {dtype.name}x2",
-                    f'cast one of them: T.cast(x, "{first.name}x2")',
-                    c.place(name),
-                )
+                message = f"T.{c.builtin} of {first.name}x2 and {dtype.name}x2"
+                hint = f'cast one of them: T.cast(x, "{first.name}x2")'
+                raise t.error(message, hint, c.place(name))
             read.append(Lanes(tuple(t.convert(x, dtype) for x in items)))
         return lanewise(t, lambda *row: compute(t, *row), *read)
 
     return handler
-
-
-def _fused(t: Expressions, x: Scalar, y: Scalar, z: Scalar) -> Scalar:
-    return t.emit_scalar(Fma, x.value, y.value, z.value)
 
 
 for _word, _kind in (
@@ -99,7 +86,7 @@ for _word, _kind in (
     (T.min2, "min"),
 ):
     builtin(_word)(_pairs(lambda t, x, y, kind=_kind: t.binary(kind, x, y)))
-builtin(T.fma2)(_pairs(_fused))
+builtin(T.fma2)(_pairs(lambda t, x, y, z: t.emit_scalar(Fma, x.value, y.value, z.value)))
 builtin(T.abs2)(_pairs(lambda t, x: t.unary("abs", x)))
 
 
@@ -111,10 +98,8 @@ def vector(t: Expressions, made: VectorDType, values: list[object]) -> Lanes:
     lanes = [x for v in values for x in (v.items if isinstance(v, Lanes) else (v,))]
     lanes = lanes * made.lanes if len(lanes) == 1 else lanes
     if len(lanes) != made.lanes:
-        raise t.error(
-            f"T.{made.name} of {len(lanes)} numbers: it has {made.lanes} lanes",
-            f"write T.{made.name}({', '.join('abcdefgh'[: made.lanes])}), or one for all",
-        )
+        hint = f"write T.{made.name}({', '.join('abcdefgh'[: made.lanes])}), or one for all"
+        raise t.error(f"T.{made.name} of {len(lanes)} numbers: it has {made.lanes} lanes", hint)
     return Lanes(tuple(t.convert(t.number(x, "a lane"), made.dtype) for x in lanes))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, shape_argument
-from tilec.frontend.builtins_tile import buffer_dict, dict_entry, tile_level
+from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins_tile import buffer_dict, dict_entry
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import check_layout, fragment_layout
 from tilec.frontend.placements import IndexMap, map_of, placement
@@ -21,13 +21,13 @@ from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.ops import AnnotateLayout
 from tilec.ir.types import DType
+from tilec.support.syntax import names_in
 
 _MOST_ELEMENTS = 1 << 22  # more are those of a tensor, no tile's
 
 
-@builtin(T.annotate_layout)
+@builtin(T.annotate_layout, of="tiles")
 def annotate_layout(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     for buffer, layout in buffer_dict(t, c, "layouts"):
         key, value = dict_entry(t, c, "layouts", buffer)
         if buffer.is_global:
@@ -39,11 +39,8 @@ def annotate_layout(t: Expressions, c: Call) -> None:
             if layout is None:
                 continue
         if not isinstance(layout, Layout | LayoutRequest):
-            raise t.error(
-                f"the layout of {buffer.name} is {describe(layout)}",
-                f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
-                value,
-            )
+            hint = f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)"
+            raise t.error(f"the layout of {buffer.name} is {describe(layout)}", hint, value)
         check_layout(t, buffer, layout, t.frame.loc(value))
         t.emit(AnnotateLayout, buffer.value, layout)
 
@@ -62,20 +59,15 @@ def _place(t: Expressions, buffer: Buffer, given: object, key: ast.AST, value: a
         )
     if len(t.builders) > 1 or buffer.value in t.placements:
         what = "has another layout already" if buffer.value in t.placements else "is in a block"
-        raise t.error(
-            f"the layout of {describe(buffer)} {what}; a tensor has one layout in a kernel",
-            "annotate it once, at the top level of the kernel, below with T.Kernel",
-            key,
-        )
+        message = f"the layout of {describe(buffer)} {what}; a tensor has one layout in a kernel"
+        hint = "annotate it once, at the top level of the kernel, below with T.Kernel"
+        raise t.error(message, hint, key)
     same = len(given.shape) == len(buffer.shape) and all(
         (affine_of(a) - affine_of(b)).constant == 0 for a, b in zip(given.shape, buffer.shape)
     )
     if not same:
-        raise LayoutError(
-            f"the layout has another shape than {describe(buffer)}",
-            loc,
-            f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
-        )
+        hint = f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension"
+        raise LayoutError(f"the layout has another shape than {describe(buffer)}", loc, hint)
     t.placements[buffer.value] = placement(t, given)
 
 
@@ -91,7 +83,7 @@ def layout(t: Expressions, c: Call) -> Layout | IndexMap:
     if None in known and all(isinstance(e, int | Scalar | T.Size) for e in given):
         sizes = tuple(_size(t, e) for e in given)
         return IndexMap(sizes, index_function(t, fn_node, len(sizes)), t.frame.loc(fn_node))
-    extents = shape_argument(t, Call(c.builtin, c.node, {"shape": shape}, c.nodes), "shape")
+    extents = c.but(shape=shape).shape("shape")
     if math.prod(extents) > _MOST_ELEMENTS:
         return IndexMap(extents, index_function(t, fn_node, len(extents)), t.frame.loc(fn_node))
     try:
@@ -107,10 +99,9 @@ def layout(t: Expressions, c: Call) -> Layout | IndexMap:
 
 @builtin(T.Fragment, raw=True)
 def fragment(t: Expressions, c: Call) -> Fragment:
-    extents, copies = _extents(t, c), 1
+    extents, copies = c.but(shape=t.expression(c.nodes["shape"])).shape("shape"), 1
     if "replicate" in c.nodes:
-        value = {"replicate": t.expression(c.nodes["replicate"])}
-        copies = int_argument(t, Call(c.builtin, c.node, value, c.nodes), "replicate", 1)
+        copies = c.but(replicate=t.expression(c.nodes["replicate"])).integer("replicate", 1)
     functions = {}
     for name in ("forward_fn", "forward_thread_fn", "forward_index_fn"):
         node = c.nodes.get(name)
@@ -126,12 +117,6 @@ def fragment(t: Expressions, c: Call) -> Fragment:
         hint = "each element needs a thread and a register of its own: lambda i, j: (thread, index)"
         place = next((c.nodes[name] for name in functions), c.node)
         raise type(e)(e.message, t.frame.loc(place), e.hint or hint) from None
-
-
-def _extents(t: Expressions, c: Call) -> tuple[int, ...]:
-    """The argument `shape` of a builtin that evaluates its arguments itself."""
-    shape = t.expression(c.nodes["shape"])
-    return shape_argument(t, Call(c.builtin, c.node, {"shape": shape}, c.nodes), "shape")
 
 
 def _size(t: Expressions, extent: int | Scalar | T.Size) -> int | Scalar:
@@ -197,21 +182,16 @@ class _Lifter(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if not isinstance(node, _ALLOWED):
             self.t.refuse(node)
-        if isinstance(node, ast.expr) and not self._varies(node):
+        if isinstance(node, ast.expr) and names_in(node).isdisjoint(self.coordinates):
             return self._bound(node)
         return self.generic_visit(node)
-
-    def _varies(self, node: ast.AST) -> bool:
-        return any(isinstance(n, ast.Name) and n.id in self.coordinates for n in ast.walk(node))
 
     def _bound(self, node: ast.expr) -> ast.expr:
         value = self.t.expression(node)
         if isinstance(value, Scalar):
-            raise self.t.error(
-                f"a layout must be known at compile time, this is {describe(value)}",
-                "use ints, T.constexpr parameters and the lambda's coordinates",
-                node,
-            )
+            message = f"a layout must be known at compile time, this is {describe(value)}"
+            hint = "use ints, T.constexpr parameters and the lambda's coordinates"
+            raise self.t.error(message, hint, node)
         usable = is_literal(value) or isinstance(value, str | DType | tuple | list | T.Elementwise)
         usable = usable or (isinstance(value, FunctionType) and not _is_ours(value))
         if not usable and value not in (min, max, abs):

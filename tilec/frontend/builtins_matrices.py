@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, bool_argument, builtin, number_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_pointers import place_of
-from tilec.frontend.builtins_threads import index_of_thread, of_threads
+from tilec.frontend.builtins_threads import index_of_thread
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir.ops import LoadMatrices, WarpMma
@@ -24,16 +24,14 @@ else:  # loaded by kernels that ask for it
 _LANES = 32
 
 
-@builtin(T.ptx_mma)
+@builtin(T.ptx_mma, of="threads")
 def ptx_mma(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
     buffers = [_local(t, c, n) for n in ("multiplicand_a", "multiplicand_b", "accumulator")]
-    first = [number_argument(t, c, n) for n in ("a_index", "b_index", "c_index")]
+    first = [c.number(n) for n in ("a_index", "b_index", "c_index")]
     if (c["A_layout"], c["B_layout"]) != ("row", "col"):
-        raise t.error(
-            f"T.ptx_mma of layouts {describe(c['A_layout'])} and {describe(c['B_layout'])}",
-            'write "row", "col": what each lane holds does not depend on how memory is laid out',
-        )
+        message = f"T.ptx_mma of layouts {describe(c['A_layout'])} and {describe(c['B_layout'])}"
+        hint = 'write "row", "col": what each lane holds does not depend on how memory is laid out'
+        raise t.error(message, hint)
     dtypes = [b.type.dtype for b in buffers]
     taken = [TFLOAT32 if d is FLOAT32 else d for d in dtypes[:2]]
     found = [
@@ -54,9 +52,8 @@ def ptx_mma(t: Expressions, c: Call) -> None:
     _multiply(t, shapes[c["shape"]], buffers, first)
 
 
-@builtin(T.tvm_mfma)
+@builtin(T.tvm_mfma, of="threads")
 def tvm_mfma(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
     buffers = [_local(t, c, n) for n in ("multiplicand_a", "multiplicand_b", "accumulator")]
     dtypes = [b.type.dtype for b in buffers]
     known = {
@@ -76,7 +73,7 @@ def tvm_mfma(t: Expressions, c: Call) -> None:
         )
     counts = [n * pack for n, pack in zip(instr.registers, instr.packs)]
     first = [
-        t.binary("mul", number_argument(t, c, name), count)
+        t.binary("mul", c.number(name), count)
         for name, count in zip(("a_index", "b_index", "c_index"), counts)
     ]
     _multiply(t, instr, buffers, first)
@@ -101,32 +98,28 @@ def _multiply(
         t.store(_element(t, buffers[2], first[2], k), t.scalar(result))
 
 
-@builtin(T.ldmatrix)
+@builtin(T.ldmatrix, of="threads")
 def ldmatrix(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
-    dst, first = _local(t, c, "dst"), number_argument(t, c, "dst_index")
+    dst, first = _local(t, c, "dst"), c.number("dst_index")
     src = place_of(t, c["src"], "src of T.ldmatrix", c.place("src"))
     stored, dtype = src.buffer.type, dst.type.dtype
     if stored.space != "shared" or stored.rank < 2:
         hint = "name an element of a shared buffer of two dimensions"
-        raise wrong(t, c, "src", f"is in {describe(src.buffer)}", hint)
-    transposed = bool_argument(t, c, "transposed")
+        raise c.wrong("src", f"is in {describe(src.buffer)}", hint)
+    transposed = c.flag("transposed")
     if dtype.bits not in ((16,) if transposed else (8, 16, 32)):
-        raise t.error(
-            f"T.ldmatrix{' transposed' if transposed else ''} into {describe(dst)}",
-            "elements have 8, 16 or 32 bits (transposed 16); load others one by one",
-            c.place("dst"),
-        )
+        message = f"T.ldmatrix{' transposed' if transposed else ''} into {describe(dst)}"
+        hint = "elements have 8, 16 or 32 bits (transposed 16); load others one by one"
+        raise t.error(message, hint, c.place("dst"))
     rows, columns = (_places(t, c, n) for n in ("rows", "columns"))
     if len(rows) != len(columns) or (
         len(rows) == 4 and any(x[0] + x[3] != x[1] + x[2] for x in (rows, columns))
     ):
-        raise t.error(
-            f"rows {rows} and columns {columns} of T.ldmatrix",
+        hint = (
             "give one, two or four of both, of four the last as far from the second as the third "
-            "from the first",
-            c.place("rows"),
+            "from the first"
         )
+        raise t.error(f"rows {rows} and columns {columns} of T.ldmatrix", hint, c.place("rows"))
     per = 32 // dtype.bits
     t.check_element(src)
     t.check_element(_behind(t, src, max(rows) + 7, max(columns) + 4 * per - 1))
@@ -157,11 +150,8 @@ def _places(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
     given = c[name] if isinstance(c[name], tuple | list) else (c[name],)
     found = tuple(x for x in map(static_int, given) if x is not None and x >= 0)
     if len(found) != len(given) or len(found) not in (1, 2, 4):
-        raise t.error(
-            f"{name} of T.ldmatrix is {describe(c[name])}",
-            "write one, two or four ints: (0, 8, 0, 8)",
-            c.place(name),
-        )
+        hint = "write one, two or four ints: (0, 8, 0, 8)"
+        raise t.error(f"{name} of T.ldmatrix is {describe(c[name])}", hint, c.place(name))
     return found
 
 
@@ -169,7 +159,7 @@ def _local(t: Expressions, c: Call, name: str) -> Buffer:
     found = c[name]
     if not isinstance(found, Buffer) or found.type.space != "local" or found.type.rank != 1:
         hint = 'allocate one: T.alloc_local((8,), "float16")'
-        raise wrong(t, c, name, f"is {describe(found)}, not a local buffer of one dimension", hint)
+        raise c.wrong(name, f"is {describe(found)}, not a local buffer of one dimension", hint)
     return found
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, int_argument, whole_argument
-from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import Buffer, Region, Scalar, Tile, describe
@@ -17,9 +16,8 @@ from tilec.ir.types import INT8, INT32, DType
 # --- transposed tiles -----------------------------------------------------------------------------
 
 
-@builtin(T.transpose)
+@builtin(T.transpose, of="tiles")
 def transpose(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     source, dest = _transposed_tiles(t, c)
     for name, tile in (("src", source), ("dst", dest)):
         if tile.buffer.type.space == "local":
@@ -150,15 +148,14 @@ def gather(
         col[i, j] = T.if_then_else(inside, found, T.cast(0, img.dtype))
 
 
-@builtin(T.im2col)
+@builtin(T.im2col, of="tiles")
 def im2col(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     _check(t, c, "img", 4, "a tensor of images, height, width and channels")
     _check(t, c, "col", 2, "a shared tile or fragment of pixels and taps")
     hint = "it counts tiles: the index of a block or loop"
-    steps = [whole_argument(t, c, name, hint) for name in ("nhw_step", "c_step")]
-    numbers = [int_argument(t, c, name, 1) for name in ("kernel", "stride", "dilation")]
-    numbers.append(int_argument(t, c, "pad", 0))
+    steps = [c.whole(name, hint) for name in ("nhw_step", "c_step")]
+    numbers = [c.integer(name, 1) for name in ("kernel", "stride", "dilation")]
+    numbers.append(c.integer("pad", 0))
     t.trace_function(gather, [c["img"], c["col"], *steps, *numbers], {})
 
 

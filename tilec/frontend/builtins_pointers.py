@@ -10,14 +10,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    builtin,
-    dtype_argument,
-    int_argument,
-    number_argument,
-    wrong,
-)
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_views import extent_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import first_byte
@@ -49,9 +42,8 @@ def place_of(t: Expressions, given: object, what: str, node: ast.AST) -> Region:
         return Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
     if isinstance(given, Region) and given.buffer.type.space != "barrier":
         return Region(given.buffer, given.offsets, (None,) * len(given.offsets), given.loc)
-    raise t.error(
-        f"{what} is {describe(given)}, no place in a buffer", "write A[i] or A[i:i + 4]", node
-    )
+    hint = "write A[i] or A[i:i + 4]"
+    raise t.error(f"{what} is {describe(given)}, no place in a buffer", hint, node)
 
 
 def moved(t: Expressions, element: Region, by: Number, count: int = 0) -> Region:
@@ -104,13 +96,11 @@ def make_tensor(t: Expressions, c: Call) -> Buffer:
     return at_address(t, c, given)
 
 
-@builtin(T.make_tensor_from_addr)
-def make_tensor_from_addr(t: Expressions, c: Call) -> Buffer:
-    return at_address(t, c, c["ptr"])
+builtin(T.make_tensor_from_addr)(lambda t, c: at_address(t, c, c["ptr"]))
 
 
 def dtype_of(t: Expressions, c: Call) -> DType:
-    return FLOAT32 if c["dtype"] is None else dtype_argument(t, c, "dtype")
+    return FLOAT32 if c["dtype"] is None else c.dtype("dtype")
 
 
 def at_address(t: Expressions, c: Call, given: object) -> Buffer:
@@ -119,20 +109,16 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
     address = None if isinstance(given, Buffer) and not given.variable else given
     number = t.number(address, "the address") if _is_place(address) else None
     if not isinstance(number, Scalar) or number.dtype not in (INT64, UINT64):
-        raise t.error(
-            f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}",
-            "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64",
-            c.place("ptr"),
-        )
+        message = f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}"
+        hint = "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64"
+        raise t.error(message, hint, c.place("ptr"))
     if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
-            "write it in front of the loop",
-        )
-    dtype, align = dtype_of(t, c), int_argument(t, c, "align", 1)
+        hint = "write it in front of the loop"
+        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
+    dtype, align = dtype_of(t, c), c.integer("align", 1)
     if dtype.bits < 8 or align & (align - 1) or not dtype.bits <= 8 * align <= 128:
         hint = "write a dtype of whole bytes, and a power of two from its bytes to 16"
-        raise wrong(t, c, "align", f"is {align}, elements are {dtype.name}", hint)
+        raise c.wrong("align", f"is {align}, elements are {dtype.name}", hint)
     written = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
     extents = [_named(t, c, "shape", e) for e in written]
     if c["strides"] is None:
@@ -179,12 +165,11 @@ def _named(t: Expressions, c: Call, name: str, given: object) -> tuple[Extent, i
         return found
     if isinstance(given, Scalar) and given.value in t.scalar_names:
         return t.scalar_names[given.value], t.to_index(given)
-    raise t.error(
-        f"{name} of T.{c.builtin} has {describe(given)}",
+    hint = (
         "write positive ints, sizes of tensors' annotations and integer parameters; of extents "
-        "that memory has, the largest, and an if around what lies beyond",
-        c.place(name),
+        "that memory has, the largest, and an if around what lies beyond"
     )
+    raise c.wrong(name, f"has {describe(given)}", hint)
 
 
 @builtin(T.address_of)
@@ -199,14 +184,14 @@ def _in_space(t: Expressions, c: Call, name: str, space: str) -> Region:
     found = place_of(t, c[name], f"{name} of T.{c.builtin}", c.place(name))
     if found.buffer.type.space != space:
         hint = f"name a place in a {'tensor' if space == 'global' else 'shared buffer'}"
-        raise wrong(t, c, name, f"is in {describe(found.buffer)}, not in {space} memory", hint)
+        raise c.wrong(name, f"is in {describe(found.buffer)}, not in {space} memory", hint)
     return found
 
 
 @builtin(T.ptx_cp_async)
 def ptx_cp_async(t: Expressions, c: Call) -> None:
     dst, src = _in_space(t, c, "dst", "shared"), _in_space(t, c, "src", "global")
-    count = int_argument(t, c, "num_elems", 1)
+    count = c.integer("num_elems", 1)
     if dst.buffer.dtype is not src.buffer.dtype:
         raise t.error(
             f"T.ptx_cp_async copies bytes: src is in {describe(src.buffer)}, dst in "
@@ -222,7 +207,7 @@ def ptx_cp_async(t: Expressions, c: Call) -> None:
 
 
 def _condition(t: Expressions, c: Call, name: str) -> Scalar:
-    return t.run_time(t.truth(number_argument(t, c, name)))
+    return t.run_time(t.truth(c.number(name)))
 
 
 # --- words ----------------------------------------------------------------------------------------

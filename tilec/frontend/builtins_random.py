@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.builtins.random import PHILOX
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, choice_argument, whole_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.builtins_threads import same_in_all_threads, sources_of
 from tilec.frontend.builtins_tile import new_variable
@@ -39,7 +39,7 @@ def rng_init(t: Expressions, c: Call) -> None:
     if generator != PHILOX:
         known = ", one of cuRAND's that is not built" if generator in _OTHERS else ""
         hint = f'leave it out, or write generator="{PHILOX}", the one that there is'
-        raise wrong(t, c, "generator", f"is {describe(generator)}{known}", hint)
+        raise c.wrong("generator", f"is {describe(generator)}{known}", hint)
     if c["seq"] is None and t.parallel is not None:
         raise t.error(
             f"T.rng_init in T.Parallel (line {t.parallel.line}) needs a sequence: iterations are "
@@ -69,7 +69,7 @@ def _thread_number(t: Expressions, c: Call) -> Scalar:
 
 def _word(t: Expressions, c: Call, name: str) -> Scalar:
     """An int of up to 64 bits, negative ones as their two's complement."""
-    given = whole_argument(t, c, name, f"cast it: {name}=T.int64(x)")
+    given = c.whole(name, f"cast it: {name}=T.int64(x)")
     if isinstance(given, Scalar):
         return t.convert(given, UINT64)
     if not -(1 << 63) <= given < 1 << 64:
@@ -128,10 +128,8 @@ def _current(t: Expressions, c: Call) -> Generator:
     for builder in reversed(t.builders):
         if builder.generator is not None:
             return builder.generator
-    raise t.error(
-        f"T.{c.builtin} draws from no generator",
-        "write T.rng_init(seed) in front of it, in the same block of code or one around it",
-    )
+    hint = "write T.rng_init(seed) in front of it, in the same block of code or one around it"
+    raise t.error(f"T.{c.builtin} draws from no generator", hint)
 
 
 def _draw(t: Expressions, c: Call, count: int) -> list[Scalar]:
@@ -287,7 +285,7 @@ def rng_rand_float(t: Expressions, c: Call) -> Scalar:
         message = f"bit of T.rng_rand_float is {describe(c['bit'])}"
         raise t.error(message, "write 32 or 64", c.place("bit"))
     dtype = FLOAT32 if bit == 32 else FLOAT64
-    if choice_argument(t, c, "dist", ("uniform", "normal")) == "normal":
+    if c.choice("dist", ("uniform", "normal")) == "normal":
         return _normal(t, c, dtype)
     (word,) = _draw(t, c, 1)
     return _scaled(t, word, dtype, 32, 0.5 if dtype is FLOAT32 else 1.0)

@@ -9,8 +9,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, int_argument
-from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
@@ -24,7 +23,7 @@ _MOST_LOCAL = 1024  # elements that a thread reduces by itself
 
 @builtin(T.reduce)
 def reduce(t: Expressions, c: Call) -> None:
-    _reduce(t, c, choice_argument(t, c, "reduce_type", REDUCTIONS))
+    _reduce(t, c, c.choice("reduce_type", REDUCTIONS))
 
 
 def _of_kind(kind: str) -> None:
@@ -36,9 +35,10 @@ for _kind in REDUCTIONS:
 
 
 def _reduce(t: Expressions, c: Call, kind: str) -> None:
-    local = _is_local(c["buffer"])
+    given = c["buffer"].buffer if isinstance(c["buffer"], Region) else c["buffer"]
+    local = isinstance(given, Buffer) and given.type.space == "local"
     if not local:
-        tile_level(t, c)
+        c.of("tiles")
     source, dest = _tile(t, c, "buffer", local), _tile(t, c, "out", local)
     if local and dest.buffer.type.space == "fragment":
         raise t.error(
@@ -52,21 +52,20 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     allowed = (kept or (1,), (*source.extents[:dim], 1, *source.extents[dim + 1 :]))
     if squeeze(dest.extents) != squeeze(kept):
         shapes = " or ".join(map(str, dict.fromkeys(allowed)))
-        raise t.error(
+        message = (
             f"T.{c.builtin} of {t.tile_text(source)} along dimension {dim} gives a tile of "
-            f"{shapes}, but out is {t.tile_text(dest)}",
-            f"allocate out with shape {allowed[0]}",
-            c.place("out"),
+            f"{shapes}, but out is {t.tile_text(dest)}"
         )
+        raise t.error(message, f"allocate out with shape {allowed[0]}", c.place("out"))
     for tile in (source, dest):
         if kind.startswith("bit") and tile.buffer.type.dtype.is_float:
             raise t.error(
                 f"T.{c.builtin} combines the bits of ints, not those of {describe(tile.buffer)}",
                 "use T.reduce_max or T.reduce_sum, or an int tile",
             )
-    int_argument(t, c, "batch", 1)
-    nan = "nan_propagate" in c.values and bool_argument(t, c, "nan_propagate")
-    clear = bool_argument(t, c, "clear")
+    c.integer("batch", 1)
+    nan = "nan_propagate" in c.values and c.flag("nan_propagate")
+    clear = c.flag("clear")
     operands = t.box(source), t.box(dest), dim, kind, clear, nan
     if local:
         _of_one_thread(t, Reduce(*operands), source, dest)
@@ -74,19 +73,12 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
         t.emit(Reduce, *operands)
 
 
-def _is_local(value: object) -> bool:
-    buffer = value.buffer if isinstance(value, Region) else value
-    return isinstance(buffer, Buffer) and buffer.type.space == "local"
-
-
 def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
     """A reduction of elements that each thread has for itself, without a loop."""
     size = math.prod(source.extents)
     if size > _MOST_LOCAL:
-        raise t.error(
-            f"{t.tile_text(source)} has {size} elements, too many for one thread's registers",
-            "allocate it with T.alloc_fragment, which all threads share",
-        )
+        message = f"{t.tile_text(source)} has {size} elements, too many for one thread's registers"
+        raise t.error(message, "allocate it with T.alloc_fragment, which all threads share")
 
     def both(a: Scalar, b: Scalar) -> Scalar:
         found = t.binary(o.combine, a, b)
@@ -122,7 +114,7 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
 def combine_parts(fragments: Any, parts: int, kinds: Any) -> Any:
     """What `parts` blocks, neighbours along dimension 2 of the grid, have in `fragments` becomes
     one by the operations `kinds`, in the last of them: there it is true. Programs that tilec writes
-    say it (`whole_loop_tiles`); they have no blocks along dimension 1."""
+    say it (`whole_loops.tiles`); they have no blocks along dimension 1."""
 
 
 @builtin(combine_parts)
@@ -135,18 +127,12 @@ def _combine_parts(t: Expressions, c: Call) -> Scalar:
 # --- running values -------------------------------------------------------------------------------
 
 
-@builtin(T.cumsum)
-def cumsum(t: Expressions, c: Call) -> None:
-    _scan(t, c, "sum")
-
-
-@builtin(T.cummax)
-def cummax(t: Expressions, c: Call) -> None:
-    _scan(t, c, "max")
+builtin(T.cumsum)(lambda t, c: _scan(t, c, "sum"))
+builtin(T.cummax)(lambda t, c: _scan(t, c, "max"))
 
 
 def _scan(t: Expressions, c: Call, kind: str) -> None:
-    tile_level(t, c)
+    c.of("tiles")
     source = _tile(t, c, "src")
     dest = source if c["dst"] is None else _tile(t, c, "dst")
     dim = dimension(t, c, "dim", source)
@@ -159,30 +145,22 @@ def _scan(t: Expressions, c: Call, kind: str) -> None:
         )
     for tile in (source, dest):
         if tile.buffer.type.dtype is BOOL:
-            raise t.error(
-                f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}",
-                "copy it to a tile of int32 first",
-            )
-    reverse = bool_argument(t, c, "reverse")
+            hint = "copy it to a tile of int32 first"
+            raise t.error(f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}", hint)
+    reverse = c.flag("reverse")
     t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse)
 
 
 # --- conditions -----------------------------------------------------------------------------------
 
 
-@builtin(T.any_of)
-def any_of(t: Expressions, c: Call) -> Number:
-    return _together(t, c, "or")
-
-
-@builtin(T.all_of)
-def all_of(t: Expressions, c: Call) -> Number:
-    return _together(t, c, "and")
+builtin(T.any_of)(lambda t, c: _together(t, c, "or"))
+builtin(T.all_of)(lambda t, c: _together(t, c, "and"))
 
 
 def _together(t: Expressions, c: Call, kind: str) -> Number:
     """The elements of a region, one after the other: whether they are not 0, combined."""
-    tile_level(t, c)
+    c.of("tiles")
     with t.at(c.place("buffer")):
         region = t.region(c["buffer"], f"the argument of T.{c.builtin}")
         whole = t.element_tile if region.is_element else t.tile
@@ -230,6 +208,5 @@ def dimension(t: Expressions, c: Call, name: str, tile: Tile) -> int:
         what = what.removesuffix(" but") + " not an int known at compile time:"
         if isinstance(c[name], tuple | list):
             hint += ", a call for each dimension"
-    raise t.error(
-        f"{what} {t.tile_text(tile)} has {rank} dimension{'s' * (rank != 1)}", hint, c.place(name)
-    )
+    message = f"{what} {t.tile_text(tile)} has {rank} dimension{'s' * (rank != 1)}"
+    raise t.error(message, hint, c.place(name))

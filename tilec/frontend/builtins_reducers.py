@@ -12,17 +12,7 @@ from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of
-from tilec.frontend.builtins import (
-    Call,
-    builtin,
-    choice_argument,
-    dtype_argument,
-    int_argument,
-    number_argument,
-    shape_argument,
-    wrong,
-)
-from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
@@ -43,19 +33,15 @@ class Reducer:
     open: bool = False
 
 
-@builtin(T.alloc_reducer)
+@builtin(T.alloc_reducer, of="tiles")
 def alloc_reducer(t: Expressions, c: Call) -> Buffer:
-    tile_level(t, c)
-    kind = choice_argument(t, c, "op", tuple(KINDS))
-    dtype = dtype_argument(t, c, "dtype")
+    kind = c.choice("op", tuple(KINDS))
+    dtype = c.dtype("dtype")
     if kind.startswith("bit") and dtype.is_float:
-        raise t.error(
-            f"a reducer by {kind} combines the bits of ints, its dtype is {dtype.name}",
-            'write op="sum", "max" or "min", or an int dtype',
-            c.place("dtype"),
-        )
+        message = f"a reducer by {kind} combines the bits of ints, its dtype is {dtype.name}"
+        raise t.error(message, 'write op="sum", "max" or "min", or an int dtype', c.place("dtype"))
     held = FLOAT32 if dtype.is_float and dtype.bits < 32 else dtype
-    made = BufferType(shape_argument(t, c, "shape"), held, "fragment")
+    made = BufferType(c.shape("shape"), held, "fragment")
     buffer = Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
     t.reducers[buffer.value] = Reducer(kind)
     return buffer
@@ -65,19 +51,18 @@ def _reducer(t: Expressions, c: Call, name: str, value: object) -> tuple[Buffer,
     found = t.reducers.get(value.value) if isinstance(value, Buffer) else None
     if found is None or not isinstance(value, Buffer):
         hint = 'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")'
-        raise wrong(t, c, name, f"is {describe(value)}, not a reducer", hint)
+        raise c.wrong(name, f"is {describe(value)}, not a reducer", hint)
     return value, found
 
 
-@builtin(T.reducer_init)
+@builtin(T.reducer_init, of="tiles")
 def reducer_init(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     buffer, reducer = _reducer(t, c, "reducer", c["reducer"])
     dtype = buffer.type.dtype
     if c["init"] is None:
         value = t.constant(_neutral(reducer.kind, dtype), dtype)
     else:
-        value = t.convert(number_argument(t, c, "init"), dtype)
+        value = t.convert(c.number("init"), dtype)
     t.emit(Fill, _whole(t, buffer.value), value.value)
     reducer.open = True
 
@@ -111,12 +96,11 @@ def _whole(t: Expressions, v: Value) -> core.Region:
 def reducer_update(t: Expressions, c: Call) -> None:
     target = c["target"]
     if not isinstance(target, Region) or not target.is_element:
-        hint = "write T.reducer_update(acc[i], x)"
         message = f"the target of T.reducer_update is {describe(target)}, not an element"
-        raise t.error(message, hint, c.place("target"))
+        raise t.error(message, "write T.reducer_update(acc[i], x)", c.place("target"))
     _reducer(t, c, "target", target.buffer)
     with t.at(c.place("target")):
-        contribute(t, target, number_argument(t, c, "value"))
+        contribute(t, target, c.number("value"))
 
 
 def contribute(t: Expressions, target: Region, number: Number) -> None:
@@ -225,11 +209,10 @@ def _combine(
         inner.emit(Store, reducer, args, inner.binary(KINDS[kind], old, share))
 
 
-@builtin(T.finalize_reducer)
+@builtin(T.finalize_reducer, of="tiles")
 def finalize_reducer(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     buffer, _ = _reducer(t, c, "reducer", c["reducer"])
-    int_argument(t, c, "batch", 1)
+    c.integer("batch", 1)
     if c["dst"] is None:
         return  # it holds the result itself, in the dtype that it adds up in
     source, dest = t.tiles(buffer, c["dst"], (c.place("reducer"), c.place("dst")))

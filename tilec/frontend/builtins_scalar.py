@@ -9,14 +9,7 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.builtins import (
-    Call,
-    axis_argument,
-    builtin,
-    dtype_argument,
-    dtype_at,
-    number_argument,
-)
+from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_lanes import reinterpreted
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
@@ -36,31 +29,23 @@ def block_index(t: Expressions, dim: int, extent: int | None = None, name: str =
     return t.to_index(t.emit_scalar(BlockIndex, dim, reach=reach))
 
 
-@builtin(T.program_id)
-def program_id(t: Expressions, c: Call) -> Scalar:
-    return block_index(t, axis_argument(t, c, "axis"))
-
-
-@builtin(T.get_block_binding)
-def get_block_binding(t: Expressions, c: Call) -> Scalar:
-    return block_index(t, axis_argument(t, c, "dim"))
+builtin(T.program_id)(lambda t, c: block_index(t, c.axis("axis")))
+builtin(T.get_block_binding)(lambda t, c: block_index(t, c.axis("dim")))
 
 
 @builtin(T.num_programs)
 def num_programs(t: Expressions, c: Call) -> Scalar:
-    return t.to_index(t.emit_scalar(GridSize, axis_argument(t, c, "axis"), reach=Reach(1)))
+    return t.to_index(t.emit_scalar(GridSize, c.axis("axis"), reach=Reach(1)))
 
 
-@builtin(T.get_thread_binding)
-def get_thread_binding(t: Expressions, c: Call) -> Number:
-    return thread_along(t, c, axis_argument(t, c, "dim"))
+builtin(T.get_thread_binding)(lambda t, c: thread_along(t, c, c.axis("dim")))
 
 
 @builtin(T.thread_binding)
 def thread_binding(t: Expressions, c: Call) -> Number:
     if c["thread"] not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
         raise t.error(f"{describe(c['thread'])} is not a thread axis", 'write "threadIdx.x"')
-    start = 0 if c["stop"] is None else number_argument(t, c, "start")
+    start = 0 if c["stop"] is None else c.number("start")
     dim = "xyz".index(c["thread"][-1])
     index = t.binary("add", start, thread_along(t, c, dim))
     if isinstance(index, Scalar):
@@ -85,10 +70,8 @@ def thread_along(t: Expressions, c: Call, dim: int) -> Number:
 
 def _thread(t: Expressions, c: Call) -> Scalar:
     if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
-            "its iterations are not bound to threads; ask for the index before the loop",
-        )
+        hint = "its iterations are not bound to threads; ask for the index before the loop"
+        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
     return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
 
 
@@ -113,7 +96,7 @@ def elementwise(t: Expressions, function: T.Elementwise, args: list[Number]) -> 
 
 @builtin(T.fma)
 def fma(t: Expressions, c: Call) -> Scalar:
-    a, b, d = (number_argument(t, c, name) for name in "abc")
+    a, b, d = (c.number(name) for name in "abc")
     x, y = t.unify(a, b, "*")
     x, z = t.unify(x, d, "+")
     if not x.dtype.is_float:
@@ -146,14 +129,12 @@ def cast_to(t: Expressions, value: object, dtype: DType) -> Scalar:
     return t.convert(number, dtype)
 
 
-@builtin(T.Cast)
-def cast_swapped(t: Expressions, c: Call) -> Scalar:
-    return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
+builtin(T.Cast)(lambda t, c: cast_to(t, c["value"], c.dtype("dtype")))
 
 
 @builtin(T.isfinite)
 def isfinite(t: Expressions, c: Call) -> Number:
-    x = number_argument(t, c, "x")
+    x = c.number("x")
     if not isinstance(x, Scalar):
         return math.isfinite(x)
     if not x.dtype.is_float:
@@ -213,8 +194,7 @@ def print_(t: Expressions, c: Call) -> None:
     msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
     if not isinstance(msg, str):
         hint = 'write T.print(x, msg="x is"), or T.print(f"{x} {y}") for several'
-        message = f"msg of T.print is {describe(msg)}, not a string"
-        raise t.error(message, hint, c.place("msg"))
+        raise t.error(f"msg of T.print is {describe(msg)}, not a string", hint, c.place("msg"))
     prefix = f"{_escaped(msg)}: " if msg else ""
     if isinstance(node, ast.JoinedStr):
         text, values = _format(t, node)
@@ -225,9 +205,8 @@ def print_(t: Expressions, c: Call) -> None:
         t.emit(Print, prefix + _escaped(obj))
     elif isinstance(obj, Buffer) and not obj.variable:
         if t.parallel is not None:
-            raise t.error(
-                "T.print of a whole buffer cannot stand in T.Parallel", "print an element"
-            )
+            hint = "print an element"
+            raise t.error("T.print of a whole buffer cannot stand in T.Parallel", hint)
         t.emit(Print, prefix + obj.name, (), obj.value)
     else:
         with t.at(node):

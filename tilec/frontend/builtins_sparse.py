@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, bool_argument, builtin, int_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_tile import (
     accumulator,
     check_dtypes,
     clears_first,
     factor,
-    tile_level,
     warp_policy,
 )
 from tilec.frontend.expressions import Expressions
@@ -21,20 +20,17 @@ from tilec.ir.types import DType
 _COMPRESS = "tilec.sparse.compress makes values and metadata of a matrix"
 
 
-@builtin(T.gemm_sp)
+@builtin(T.gemm_sp, of="tiles")
 def gemm_sp(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     a, b, acc = factor(t, c, "A_sparse"), factor(t, c, "B"), accumulator(t, c)
     dtype = a.buffer.type.dtype
     if dtype not in SPARSE_DTYPES:
-        raise t.error(
-            f"2:4 products of {dtype.name} are not supported: A_sparse is {t.tile_text(a)}",
-            f"inputs can be {', '.join(d.name for d in SPARSE_DTYPES)}",
-            c.place("A_sparse"),
-        )
+        message = f"2:4 products of {dtype.name} are not supported: A_sparse is {t.tile_text(a)}"
+        hint = f"inputs can be {', '.join(d.name for d in SPARSE_DTYPES)}"
+        raise t.error(message, hint, c.place("A_sparse"))
     check_dtypes(t, dtype, b.buffer.type.dtype, acc, (a, b))
     e = _metadata(t, c)
-    transposed = [bool_argument(t, c, f"transpose_{x}") for x in "AEB"]
+    transposed = [c.flag(f"transpose_{x}") for x in "AEB"]
     (m, kept), (rows, words), (n, k) = (
         x.extents[-2:][:: -1 if swapped else 1]
         for x, swapped in zip((a, e, b), (transposed[0], transposed[1], not transposed[2]))
@@ -49,11 +45,9 @@ def gemm_sp(t: Expressions, c: Call) -> None:
         )
     _check_metadata(t, c, e, dtype, (m, k), (rows, words), transposed[1])
     if acc.type.static_shape != (m, n):
-        raise t.error(
-            f"gemm_sp gives a ({m}, {n}) tile, but C is {describe(acc)}",
-            f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
-        )
-    int_argument(t, c, "k_pack", 1)
+        hint = f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")'
+        raise t.error(f"gemm_sp gives a ({m}, {n}) tile, but C is {describe(acc)}", hint)
+    c.integer("k_pack", 1)
     policy, clears = warp_policy(t, c), clears_first(t, c, acc)
     t.emit(
         Gemm,
@@ -66,7 +60,7 @@ def gemm_sp(t: Expressions, c: Call) -> None:
         transpose_b=transposed[2],
         clear=clears,
         policy=policy,
-        allow_tf32=bool_argument(t, c, "allow_tf32"),
+        allow_tf32=c.flag("allow_tf32"),
     )
 
 
@@ -75,9 +69,9 @@ def _metadata(t: Expressions, c: Call) -> Tile:
     names = ", ".join(d.name for d in METADATA_DTYPES)
     if e.buffer.type.space != "shared":
         hint = "copy it into one first: T.copy(…, E_shared)"
-        raise wrong(t, c, "E", f"is {describe(e.buffer)}; metadata must be a shared tile", hint)
+        raise c.wrong("E", f"is {describe(e.buffer)}; metadata must be a shared tile", hint)
     if e.buffer.type.dtype not in METADATA_DTYPES:
-        raise wrong(t, c, "E", f"is {t.tile_text(e)}; metadata can be {names}", _COMPRESS)
+        raise c.wrong("E", f"is {t.tile_text(e)}; metadata can be {names}", _COMPRESS)
     return e
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
@@ -88,7 +88,7 @@ def device_assert(t: Expressions, c: Call) -> None:
     msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
     if not isinstance(msg, str):
         hint = 'write T.device_assert(i < n, "i is too large"), or leave the message out'
-        raise wrong(t, c, "msg", f"is {describe(msg)}, not a string", hint)
+        raise c.wrong("msg", f"is {describe(msg)}, not a string", hint)
     hazards, checks = t.hazards, t.asserts
     with contextlib.nullcontext() if checks else t.inside():
         cond = _asserted(t, node)
@@ -124,7 +124,7 @@ def evaluate(t: Expressions, c: Call) -> None:
 
 @builtin(T.clamp)
 def clamp(t: Expressions, c: Call) -> Number:
-    x, low, high = (number_argument(t, c, name) for name in ("dst", "min_val", "max_val"))
+    x, low, high = (c.number(name) for name in ("dst", "min_val", "max_val"))
     return t.binary("min", t.binary("max", x, low), high)
 
 
@@ -157,19 +157,12 @@ def annotate_restrict_buffers(t: Expressions, c: Call) -> None:
 
 def _tensor(t: Expressions, c: Call, value: object) -> None:
     if not isinstance(value, Buffer) or not value.is_global:
-        raise t.error(
-            f"T.{c.builtin} is about tensors, not {describe(value)}", "name tensor parameters"
-        )
+        hint = "name tensor parameters"
+        raise t.error(f"T.{c.builtin} is about tensors, not {describe(value)}", hint)
 
 
-@builtin(T.pdl_sync)
-def pdl_sync(t: Expressions, c: Call) -> None:
-    _launch_beside(t, "wait")
-
-
-@builtin(T.pdl_trigger)
-def pdl_trigger(t: Expressions, c: Call) -> None:
-    _launch_beside(t, "trigger")
+builtin(T.pdl_sync)(lambda t, c: _launch_beside(t, "wait"))
+builtin(T.pdl_trigger)(lambda t, c: _launch_beside(t, "trigger"))
 
 
 def _launch_beside(t: Expressions, word: str) -> None:
@@ -182,10 +175,10 @@ def _launch_beside(t: Expressions, word: str) -> None:
 
 @builtin(T.annotate_min_blocks_per_sm)
 def annotate_min_blocks_per_sm(t: Expressions, c: Call) -> None:
-    n = int_argument(t, c, "n", 1)
+    n = c.integer("n", 1)
     if n > _MOST_BLOCKS:
         hint = "write 2 or 3: each of them gets its share of the registers"
-        raise wrong(t, c, "n", f"is {n}, the most is {_MOST_BLOCKS}", hint)
+        raise c.wrong("n", f"is {n}, the most is {_MOST_BLOCKS}", hint)
     if t.parallel is not None or len(t.builders) > 1:
         message = f"T.{c.builtin} stands at the top level of a kernel, in no loop or if"
         raise t.error(message, "move it up, right below with T.Kernel")

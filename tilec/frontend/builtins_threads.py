@@ -8,14 +8,7 @@ from collections.abc import Iterable, Sequence
 from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    builtin,
-    int_argument,
-    number_argument,
-    whole_argument,
-    wrong,
-)
+from tilec.frontend.builtins import Call, builtin, emits
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
@@ -31,18 +24,9 @@ sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instruction
 _COMBINE = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or"}
 
 
-def of_threads(t: Expressions, c: Call) -> None:
-    """Raise CompileError in T.Parallel."""
-    if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
-            "its iterations are not bound to threads; write it in front of the loop or behind it",
-        )
-
-
 def index_of_thread(t: Expressions, c: Call) -> Scalar:
     """The linear index of this thread in its block."""
-    of_threads(t, c)
+    c.of("threads")
     return t.to_index(t.emit_scalar(ops.ThreadIndex, reach=Reach(0)))
 
 
@@ -80,19 +64,16 @@ def asks_for_threads(t: Expressions) -> bool:
 # --- indices --------------------------------------------------------------------------------------
 
 
-@builtin(T.get_thread_bindings)
+@builtin(T.get_thread_bindings, of="threads")
 def get_thread_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
-    of_threads(t, c)
     return tuple(thread_along(t, c, dim) for dim in range(3))
 
 
-@builtin(T.get_block_bindings)
-def get_block_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
-    return tuple(block_index(t, axis) for axis in range(3))
+builtin(T.get_block_bindings)(lambda t, c: tuple(block_index(t, axis) for axis in range(3)))
 
 
 def _warp_size(t: Expressions, c: Call) -> int:
-    return t.warp_size if c["warp_size"] is None else int_argument(t, c, "warp_size", 1)
+    return t.warp_size if c["warp_size"] is None else c.integer("warp_size", 1)
 
 
 def lane_of(t: Expressions, c: Call) -> Number:
@@ -100,9 +81,7 @@ def lane_of(t: Expressions, c: Call) -> Number:
     return t.binary("mod", index_of_thread(t, c), t.warp_size)
 
 
-@builtin(T.get_lane_idx)
-def get_lane_idx(t: Expressions, c: Call) -> Number:
-    return t.binary("mod", index_of_thread(t, c), _warp_size(t, c))
+builtin(T.get_lane_idx)(lambda t, c: t.binary("mod", index_of_thread(t, c), _warp_size(t, c)))
 
 
 def _warp(t: Expressions, c: Call) -> Number:
@@ -115,7 +94,7 @@ builtin(T.get_warp_idx_sync)(_warp)
 
 @builtin(T.get_warp_group_idx)
 def get_warp_group_idx(t: Expressions, c: Call) -> Number:
-    warps = 4 if c["warps_per_group"] is None else int_argument(t, c, "warps_per_group", 1)
+    warps = 4 if c["warps_per_group"] is None else c.integer("warps_per_group", 1)
     size = _warp_size(t, c) * warps
     return t.binary("floordiv", index_of_thread(t, c), size)
 
@@ -123,37 +102,28 @@ def get_warp_group_idx(t: Expressions, c: Call) -> Number:
 # --- meetings -------------------------------------------------------------------------------------
 
 
-@builtin(T.sync_threads)
+@builtin(T.sync_threads, of="threads")
 def sync_threads(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
     if c["barrier_id"] is None:
         t.emit(ops.Barrier)
         return
-    given = whole_argument(t, c, "barrier_id", "barriers have numbers: write 1")
+    given = c.whole("barrier_id", "barriers have numbers: write 1")
     at_run_time = isinstance(given, Scalar) and static_int(given) is None
-    number = 0 if at_run_time else int_argument(t, c, "barrier_id", 0)
-    threads = 0 if c["arrive_count"] is None else int_argument(t, c, "arrive_count", 1)
+    number = 0 if at_run_time else c.integer("barrier_id", 0)
+    threads = 0 if c["arrive_count"] is None else c.integer("arrive_count", 1)
     if number >= sync.NAMED_BARRIERS:
         hint = f"a block has barriers 0 to {sync.NAMED_BARRIERS - 1}"
-        raise wrong(t, c, "barrier_id", f"is {number}", hint)
+        raise c.wrong("barrier_id", f"is {number}", hint)
     if threads % 32 and threads != math.prod(t.block_shape):
         hint = f"write {max(32, threads // 32 * 32)}"
-        raise wrong(t, c, "arrive_count", f"is {threads}: whole warps of 32 threads come", hint)
+        raise c.wrong("arrive_count", f"is {threads}: whole warps of 32 threads come", hint)
     whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
     value = t.convert(given, T.int32).value if at_run_time else None
     t.emit(ops.Barrier, number, 0 if whole else threads, value)
 
 
-@builtin(T.sync_grid)
-def sync_grid(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
-    t.emit(ops.GridSync)
-
-
-@builtin(T.sync_warp)
-def sync_warp(t: Expressions, c: Call) -> None:
-    of_threads(t, c)
-    t.emit(ops.WarpSync)
+builtin(T.sync_grid, of="threads")(emits(ops.GridSync))
+builtin(T.sync_warp, of="threads")(emits(ops.WarpSync))
 
 
 # --- shuffles -------------------------------------------------------------------------------------
@@ -162,33 +132,28 @@ def sync_warp(t: Expressions, c: Call) -> None:
 def not_a_mask(t: Expressions, c: Call, name: str) -> None:
     """CUDA's functions of a warp take the mask first, which would be taken for the value here."""
     if static_int(c[name]) == ALL_LANES:
-        message = f"{name} of T.{c.builtin} is 0x{ALL_LANES:x}, a mask of all lanes"
         hint = f"T.{c.builtin} takes {name} first, and mask= last; all lanes take part without it"
-        raise t.error(message, hint, c.place(name))
+        raise c.wrong(name, f"is 0x{ALL_LANES:x}, a mask of all lanes", hint)
 
 
 def _value(t: Expressions, c: Call) -> Scalar:
-    of_threads(t, c)
+    c.of("threads")
     not_a_mask(t, c, "value")
-    return t.run_time(number_argument(t, c, "value"))
+    return t.run_time(c.number("value"))
 
 
 def _lanes(t: Expressions, c: Call) -> tuple[int, Number, Number]:
     """The width of a group of lanes, this thread's lane, and its place in its group."""
-    width = int_argument(t, c, "width", 1)
+    width = c.integer("width", 1)
     if width > t.warp_size or width & (width - 1):
-        raise t.error(
-            f"width of T.{c.builtin} is {width}; lanes form groups of a power of two up to the "
-            f"{t.warp_size} of a warp",
-            f"write width={t.warp_size}, or leave it out",
-            c.place("width"),
-        )
+        said = f"is {width}; lanes form groups of a power of two up to the {t.warp_size} of a warp"
+        raise c.wrong("width", said, f"write width={t.warp_size}, or leave it out")
     lane = lane_of(t, c)
     return width, lane, t.binary("mod", lane, width)
 
 
 def _delta(t: Expressions, c: Call, name: str = "delta") -> Number:
-    delta = whole_argument(t, c, name, "lanes are ints", "")
+    delta = c.whole(name, "lanes are ints", "")
     return delta if isinstance(delta, int) else t.to_index(delta)
 
 
@@ -216,14 +181,8 @@ def shfl_xor(t: Expressions, c: Call) -> Scalar:
     return shuffled(t, value, t.binary("add", t.binary("sub", lane, place), there))
 
 
-@builtin(T.shfl_up)
-def shfl_up(t: Expressions, c: Call) -> Scalar:
-    return _moved(t, c, "sub")
-
-
-@builtin(T.shfl_down)
-def shfl_down(t: Expressions, c: Call) -> Scalar:
-    return _moved(t, c, "add")
+builtin(T.shfl_up)(lambda t, c: _moved(t, c, "sub"))
+builtin(T.shfl_down)(lambda t, c: _moved(t, c, "add"))
 
 
 def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
@@ -282,9 +241,7 @@ for _kind in _COMBINE:
 # --- clusters -------------------------------------------------------------------------------------
 
 
-@builtin(T.block_rank_in_cluster)
-def block_rank_in_cluster(t: Expressions, c: Call) -> Number:
-    return rank_in_cluster(t)
+builtin(T.block_rank_in_cluster)(lambda t, c: rank_in_cluster(t))
 
 
 def rank_in_cluster(t: Expressions) -> Number:
@@ -300,17 +257,15 @@ def rank_in_cluster(t: Expressions) -> Number:
 def in_cluster(t: Expressions, c: Call) -> None:
     """Raise CompileError in a kernel that is not launched in clusters."""
     if t.cluster is None:
-        raise t.error(
-            f"T.{c.builtin} in a kernel that is not launched in clusters",
-            "write with T.Kernel(…, cluster_dims=2)",
-        )
+        hint = "write with T.Kernel(…, cluster_dims=2)"
+        raise t.error(f"T.{c.builtin} in a kernel that is not launched in clusters", hint)
 
 
 def _meet(part: str) -> None:
     name = f"cluster_{part or 'sync'}"
 
     def meet(t: Expressions, c: Call) -> None:
-        of_threads(t, c)
+        c.of("threads")
         in_cluster(t, c)
         t.emit(ops.ClusterBarrier, part)
 

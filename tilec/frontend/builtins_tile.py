@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    bool_argument,
-    builtin,
-    choice_argument,
-    dtype_argument,
-    int_argument,
-    number_argument,
-    shape_argument,
-    wrong,
-)
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
@@ -33,27 +24,11 @@ _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
 
 # Accumulators that a product of each input dtype may have.
 _ACCUMULATORS: dict[str, tuple[str, ...]] = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("float32",),
-    "float32": ("float32",),
-    "tfloat32": ("float32",),
-    "float64": ("float64",),
-    "float8_e4m3": ("float16", "float32"),
-    "float8_e5m2": ("float16", "float32"),
-    "int8": ("int32",),
-    "uint8": ("int32",),
-}
+    "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",),
+    "tfloat32": ("float32",), "float64": ("float64",), "float8_e4m3": ("float16", "float32"),
+    "float8_e5m2": ("float16", "float32"), "int8": ("int32",), "uint8": ("int32",),
+}  # fmt: skip
 _MIXABLE = ({"float8_e4m3", "float8_e5m2"}, {"int8", "uint8"})
-
-
-def tile_level(t: Expressions, c: Call) -> None:
-    """Raise CompileError if a builtin about whole tiles stands in `T.Parallel`."""
-    if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} works on whole tiles and cannot stand in T.Parallel "
-            f"(line {t.parallel.line})",
-            "move it out of the loop, or assign elements: dst[i, j] = src[i, j]",
-        )
 
 
 # --- placement ------------------------------------------------------------------------------------
@@ -68,26 +43,19 @@ _SCOPES = {
 def _alloc(t: Expressions, c: Call) -> Buffer:
     space, scopes = _SCOPES[c.builtin]
     if space != "local":
-        tile_level(t, c)
+        c.of("tiles")
     if static_int(c["dtype"]) is not None:
-        extents = ", ".join(ast.unparse(a) for a in c.node.args if not _is_text(a))
-        hint = f'write T.{c.builtin}(({extents}), "{_text_in(c) or "float16"}")'
-        raise wrong(t, c, "dtype", f"is {describe(c['dtype'])}: the shape is one tuple", hint)
-    choice_argument(t, c, "scope", scopes)
+        texts = [a for a in c.node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        extents = ", ".join(ast.unparse(a) for a in c.node.args if a not in texts)
+        named = str(texts[0].value) if texts else ""
+        hint = f'write T.{c.builtin}(({extents}), "{named or "float16"}")'
+        raise c.wrong("dtype", f"is {describe(c['dtype'])}: the shape is one tuple", hint)
+    c.choice("scope", scopes)
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
-    shape, dtype = (1,) if one else shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
+    shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
     made = BufferType(shape, narrow.on_chip(dtype), space)
     packed = dtype if dtype in narrow.ON_CHIP else None
     return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _text_in(c: Call) -> str:
-    """The string among the arguments of a call, "" if there is none."""
-    return next((a.value for a in c.node.args if _is_text(a)), "")  # type: ignore[attr-defined]
 
 
 builtin(T.alloc_shared)(_alloc)
@@ -97,12 +65,12 @@ builtin(T.alloc_local)(_alloc)
 
 @builtin(T.alloc_var)
 def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
-    init = None if c["init"] is None else number_argument(t, c, "init")
+    init = None if c["init"] is None else c.number("init")
     vector = find_vector(c["dtype"])
     if vector is not None:
         made = (new_variable(t, vector.dtype, init) for _ in range(vector.lanes))
         return Lanes(tuple(made), variable=True)
-    return new_variable(t, dtype_argument(t, c, "dtype"), init)
+    return new_variable(t, c.dtype("dtype"), init)
 
 
 def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
@@ -125,7 +93,7 @@ def eviction_policy(t: Expressions, c: Call) -> str:
     if c["eviction_policy"] is None:
         return ""
     known = ("evict_first", "evict_last", "evict_normal")
-    policy = choice_argument(t, c, "eviction_policy", known)
+    policy = c.choice("eviction_policy", known)
     return "" if policy == "evict_normal" else policy
 
 
@@ -148,7 +116,7 @@ def _annotated(t: Expressions, c: Call) -> Call:
             raise t.error(message, f"it has: {', '.join(names)}", place)
     said = {known[name]: value for name, value in given.items()}
     nodes = {**c.nodes, **dict.fromkeys(said, place)}
-    return Call(c.builtin, c.node, {**c.values, **said}, nodes)  # type: ignore[arg-type]
+    return replace(c.but(**said), nodes=nodes)  # type: ignore[arg-type]
 
 
 @builtin(T.copy)
@@ -158,18 +126,15 @@ def copy(t: Expressions, c: Call) -> None:
         if src.is_element and dst.is_element:
             t.store(dst, t.load(src))
             return
-    tile_level(t, c)
+    c.of("tiles")
     c = _annotated(t, c)
-    width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
+    width = 0 if c["coalesced_width"] is None else c.integer("coalesced_width", 1)
     policy = eviction_policy(t, c)
-    by = "" if c["prefer_instruction"] is None else choice_argument(t, c, "prefer_instruction", _BY)
-    plain = bool_argument(t, c, "disable_tma")
+    by = "" if c["prefer_instruction"] is None else c.choice("prefer_instruction", _BY)
+    plain = c.flag("disable_tma")
     if plain and by == "tma":
-        raise t.error(
-            'prefer_instruction of T.copy is "tma" beside disable_tma=True',
-            "leave one of them out",
-            c.place("prefer_instruction"),
-        )
+        message = 'prefer_instruction of T.copy is "tma" beside disable_tma=True'
+        raise t.error(message, "leave one of them out", c.place("prefer_instruction"))
     if is_open(c["src"]) != is_open(c["dst"]):
         reads = is_open(c["src"])
         r, name = (c["src"], "dst") if reads else (c["dst"], "src")
@@ -204,7 +169,7 @@ def copy(t: Expressions, c: Call) -> None:
 
 @builtin(T.fill)
 def fill(t: Expressions, c: Call) -> None:
-    _fill_destination(t, c, number_argument(t, c, "value"))
+    _fill_destination(t, c, c.number("value"))
 
 
 @builtin(T.clear)
@@ -213,7 +178,7 @@ def clear(t: Expressions, c: Call) -> None:
 
 
 def _fill_destination(t: Expressions, c: Call, value: object) -> None:
-    tile_level(t, c)
+    c.of("tiles")
     with t.at(c.place("buffer")):
         region = t.region(c["buffer"], "the destination")
         if is_open(region):
@@ -241,16 +206,12 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 # --- products -------------------------------------------------------------------------------------
 
 
-@builtin(T.wgmma_gemm)
-@builtin(T.gemm)
+@builtin(T.wgmma_gemm, of="tiles")
+@builtin(T.gemm, of="tiles")
 def gemm(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
     a, b = factor(t, c, "A"), factor(t, c, "B")
     acc = accumulator(t, c)
-    transpose_a, transpose_b = (
-        bool_argument(t, c, "transpose_A"),
-        bool_argument(t, c, "transpose_B"),
-    )
+    transpose_a, transpose_b = (c.flag("transpose_A"), c.flag("transpose_B"))
     check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
     (m, k), (kb, n) = a.extents[-2:], b.extents[-2:]
     m, k = (k, m) if transpose_a else (m, k)
@@ -268,19 +229,15 @@ def gemm(t: Expressions, c: Call) -> None:
             hint = f"transpose_B={not transpose_b} would make them agree"
         raise t.error(f"gemm sums over K, but A has K = {k} and B has K = {kb}: {both}", hint)
     if acc.type.static_shape != (m, n):
-        raise t.error(
-            f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}",
-            f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
-        )
-    fast = "fast_accum" not in c.values or bool_argument(t, c, "fast_accum")
+        hint = f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")'
+        raise t.error(f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}", hint)
+    fast = "fast_accum" not in c.values or c.flag("fast_accum")
     if not fast and acc.type.dtype.name == "float16":
-        raise t.error(
-            f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}",
-            "allocate C as float32; T.copy converts it on the way out",
-            c.place("fast_accum"),
-        )
+        message = f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}"
+        hint = "allocate C as float32; T.copy converts it on the way out"
+        raise t.error(message, hint, c.place("fast_accum"))
     if "k_pack" in c.values:
-        int_argument(t, c, "k_pack", 1)
+        c.integer("k_pack", 1)
     policy = warp_policy(t, c)
     clears = clears_first(t, c, acc)
     t.emit(
@@ -292,7 +249,7 @@ def gemm(t: Expressions, c: Call) -> None:
         transpose_b=transpose_b,
         clear=clears,
         policy=policy,
-        allow_tf32=bool_argument(t, c, "allow_tf32"),
+        allow_tf32=c.flag("allow_tf32"),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )
@@ -303,14 +260,14 @@ def warp_policy(t: Expressions, c: Call) -> str:
     policy = c["policy"]
     if not isinstance(policy, T.GemmWarpPolicy):
         hint = "write T.GemmWarpPolicy.Square, .FullRow or .FullCol"
-        raise wrong(t, c, "policy", f"is {describe(policy)}", hint)
+        raise c.wrong("policy", f"is {describe(policy)}", hint)
     return policy.value
 
 
 def clears_first(t: Expressions, c: Call, acc: Buffer) -> bool:
     """Whether a product sets C; where that is known at run time alone, C is cleared here."""
     if not isinstance(c["clear_accum"], Scalar):
-        return bool_argument(t, c, "clear_accum")
+        return c.flag("clear_accum")
     with t.at(c.place("clear_accum")):
         whole, holds = t.tile(acc, f"C of T.{c.builtin}"), t.truth(c["clear_accum"])
         assert isinstance(holds, Scalar)
@@ -327,10 +284,8 @@ def factor(t: Expressions, c: Call, name: str) -> Tile:
             said = f"{name} of T.{c.builtin} is {describe(tile.buffer)}"
             raise t.error(f"{said}; it must be shared or a fragment", hint)
         if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
-            raise t.error(
-                f"{name} of T.{c.builtin} is {t.tile_text(tile)}; it must have two dimensions",
-                "name a two-dimensional part: A_s[0, :, :]",
-            )
+            message = f"{name} of T.{c.builtin} is {t.tile_text(tile)}; it must have two dimensions"
+            raise t.error(message, "name a two-dimensional part: A_s[0, :, :]")
         return tile
 
 
@@ -339,37 +294,29 @@ def accumulator(t: Expressions, c: Call) -> Buffer:
     value = c["C"]
     with t.at(c.place("C")):
         if not isinstance(value, Buffer):
-            raise t.error(
-                f"C of T.{c.builtin} is {describe(value)}; it must be a whole fragment",
-                'allocate one: C = T.alloc_fragment((m, n), "float32")',
-            )
+            message = f"C of T.{c.builtin} is {describe(value)}; it must be a whole fragment"
+            raise t.error(message, 'allocate one: C = T.alloc_fragment((m, n), "float32")')
         if value.type.space != "fragment":
             extents = ", ".join(map(str, value.type.shape))
-            raise t.error(
-                f"C of T.{c.builtin} is {describe(value)}; the result must be a fragment",
-                f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}',
-            )
+            message = f"C of T.{c.builtin} is {describe(value)}; the result must be a fragment"
+            hint = f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}'
+            raise t.error(message, hint)
         if value.type.rank != 2:
-            raise t.error(
-                f"C of T.{c.builtin} is {describe(value)}; it must have two dimensions",
-                'allocate one: C = T.alloc_fragment((m, n), "float32")',
-            )
+            message = f"C of T.{c.builtin} is {describe(value)}; it must have two dimensions"
+            raise t.error(message, 'allocate one: C = T.alloc_fragment((m, n), "float32")')
         return value
 
 
 def check_dtypes(t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]) -> None:
     both = f"A is {t.tile_text(tiles[0])}, B is {t.tile_text(tiles[1])}"
     if a is not b and {a.name, b.name} not in _MIXABLE:
-        raise t.error(
-            f"gemm of {a.name} by {b.name}: both inputs must have one dtype: {both}",
-            f"copy {tiles[1].buffer.name} into a {a.name} tile first; T.copy converts",
-        )
+        message = f"gemm of {a.name} by {b.name}: both inputs must have one dtype: {both}"
+        hint = f"copy {tiles[1].buffer.name} into a {a.name} tile first; T.copy converts"
+        raise t.error(message, hint)
     allowed = _ACCUMULATORS.get(a.name)
     if allowed is None:
-        raise t.error(
-            f"gemm of {a.name} is not supported: {both}",
-            f"inputs can be {', '.join(_ACCUMULATORS)}",
-        )
+        hint = f"inputs can be {', '.join(_ACCUMULATORS)}"
+        raise t.error(f"gemm of {a.name} is not supported: {both}", hint)
     if acc.type.dtype.name not in allowed:
         raise t.error(
             f"gemm of {a.name} cannot accumulate in {acc.type.dtype.name}: C is {describe(acc)}, "
@@ -396,11 +343,9 @@ def dict_entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.
 def annotate_safe_value(t: Expressions, c: Call) -> None:
     for buffer, value in buffer_dict(t, c, "values"):
         if not buffer.is_global:
-            raise t.error(
-                f"{describe(buffer)} has no safe value; only tensor arguments have one",
-                "annotate the tensor it is copied from",
-                dict_entry(t, c, "values", buffer)[0],
-            )
+            message = f"{describe(buffer)} has no safe value; only tensor arguments have one"
+            hint = "annotate the tensor it is copied from"
+            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[0])
         if buffer.packed is not None:
             raise t.error(
                 f"{describe(buffer)} has no safe value but 0: its elements are narrower in memory",
@@ -409,11 +354,9 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
             )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
-            raise t.error(
-                f"the safe value of {buffer.name} is {describe(value)}; it must be a literal",
-                "write a number that is known at compile time",
-                dict_entry(t, c, "values", buffer)[1],
-            )
+            message = f"the safe value of {buffer.name} is {describe(value)}; it must be a literal"
+            hint = "write a number that is known at compile time"
+            raise t.error(message, hint, dict_entry(t, c, "values", buffer)[1])
         t.padded.add(buffer.value)
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
 
@@ -421,25 +364,19 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
 def buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
     got = c[name]
     if not isinstance(got, dict):
-        raise t.error(
-            f"T.{c.builtin} takes a dict of buffers, not {describe(got)}",
-            "write {buffer: …}",
-            c.place(name),
-        )
+        message = f"T.{c.builtin} takes a dict of buffers, not {describe(got)}"
+        raise t.error(message, "write {buffer: …}", c.place(name))
     for key in got:
         if not isinstance(key, Buffer):
-            raise t.error(
-                f"a key of T.{c.builtin} is {describe(key)}, not a buffer",
-                "write the buffer itself, without quotes or index",
-                c.place(name),
-            )
+            message = f"a key of T.{c.builtin} is {describe(key)}, not a buffer"
+            hint = "write the buffer itself, without quotes or index"
+            raise t.error(message, hint, c.place(name))
     return list(got.items())
 
 
-@builtin(T.use_swizzle)
+@builtin(T.use_swizzle, of="tiles")
 def use_swizzle(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
-    panel = int_argument(t, c, "panel_size", 1)
-    order = choice_argument(t, c, "order", ("row", "column"))
-    if bool_argument(t, c, "enable"):
+    panel = c.integer("panel_size", 1)
+    order = c.choice("order", ("row", "column"))
+    if c.flag("enable"):
         t.emit(UseSwizzle, panel, order)

@@ -7,7 +7,7 @@ import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, dtype_argument, wrong
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import ON_CHIP, on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
@@ -24,7 +24,7 @@ def reshape(t: Expressions, c: Call) -> Buffer:
 @builtin(T.view)
 def view(t: Expressions, c: Call) -> Buffer:
     source = _source(t, c)
-    dtype = source.dtype if c["dtype"] is None else dtype_argument(t, c, "dtype")
+    dtype = source.dtype if c["dtype"] is None else c.dtype("dtype")
     return _view(t, c, source, dtype)
 
 
@@ -33,7 +33,7 @@ def of_memory(
 ) -> Buffer:
     """`T.Tensor(shape, dtype, A.data)` in a kernel: `T.view(A, shape, dtype)`."""
     nodes = dict(zip(("shape", "dtype", "src"), node.args))
-    made = view(t, Call("view", node, {"src": source, "shape": shape, "dtype": dtype}, nodes))
+    made = view(t, Call(t, "view", node, {"src": source, "shape": shape, "dtype": dtype}, nodes))
     assert isinstance(made, Buffer)
     return made
 
@@ -42,7 +42,7 @@ def _source(t: Expressions, c: Call) -> Buffer:
     source = c["src"]
     if not isinstance(source, Buffer) or source.type.space == "barrier":
         hint = "name a tensor, or what T.alloc_shared, T.alloc_fragment or T.alloc_local made"
-        raise wrong(t, c, "src", f"is {describe(source)}, not a buffer", hint)
+        raise c.wrong("src", f"is {describe(source)}, not a buffer", hint)
     if source.value in t.at_addresses:
         hint = "call T.make_tensor again, with the other shape and dtype"
         raise t.error(f"a view of {describe(source)}, which T.make_tensor made", hint)
@@ -51,10 +51,8 @@ def _source(t: Expressions, c: Call) -> Buffer:
 
 def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     if t.parallel is not None:
-        raise t.error(
-            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
-            "write it in front of the loop",
-        )
+        hint = "write it in front of the loop"
+        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
     given = c["shape"]
     if given is None:
         shape: tuple[object, ...] = source.shape
@@ -139,11 +137,8 @@ def extent_of(t: Expressions, given: object) -> tuple[Extent, int | Scalar] | No
 def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:
     if (found := extent_of(t, given)) is not None:
         return found
-    raise t.error(
-        f"an extent of T.{c.builtin} is {describe(given)}",
-        "write a positive int, or a size that a tensor's annotation names",
-        c.place("shape"),
-    )
+    hint = "write a positive int, or a size that a tensor's annotation names"
+    raise t.error(f"an extent of T.{c.builtin} is {describe(given)}", hint, c.place("shape"))
 
 
 def _bits(shape: tuple[Extent, ...] | list[Extent], dtype: DType) -> int | None:

@@ -7,22 +7,8 @@ import math
 from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import (
-    Call,
-    axis_argument,
-    builtin,
-    int_argument,
-    number_argument,
-    whole_argument,
-)
-from tilec.frontend.builtins_threads import (
-    combined,
-    index_of_thread,
-    lane_of,
-    not_a_mask,
-    of_threads,
-    shuffled,
-)
+from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins_threads import combined, index_of_thread, lane_of, not_a_mask, shuffled
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
@@ -34,32 +20,16 @@ from tilec.ir.types import BOOL, INT32, UINT32, UINT64
 
 def _shape(t: Expressions, c: Call) -> tuple[int, int, int]:
     if not t.block_shape:
-        raise t.error(
-            f"T.{c.builtin}: how many threads a block has is left to tilec",
-            "write with T.Kernel(…, threads=128)",
-        )
+        hint = "write with T.Kernel(…, threads=128)"
+        raise t.error(f"T.{c.builtin}: how many threads a block has is left to tilec", hint)
     x, y, z = (*t.block_shape, 1, 1)[:3]
     return x, y, z
 
 
-@builtin(T.get_thread_extents)
-def get_thread_extents(t: Expressions, c: Call) -> tuple[int, ...]:
-    return _shape(t, c)
-
-
-@builtin(T.get_thread_extent)
-def get_thread_extent(t: Expressions, c: Call) -> int:
-    return _shape(t, c)[axis_argument(t, c, "dim")]
-
-
-@builtin(T.get_block_extents)
-def get_block_extents(t: Expressions, c: Call) -> tuple[Number, ...]:
-    return tuple(_blocks(t, dim) for dim in range(3))
-
-
-@builtin(T.get_block_extent)
-def get_block_extent(t: Expressions, c: Call) -> Number:
-    return _blocks(t, axis_argument(t, c, "dim"))
+builtin(T.get_thread_extents)(lambda t, c: _shape(t, c))
+builtin(T.get_thread_extent)(lambda t, c: _shape(t, c)[c.axis("dim")])
+builtin(T.get_block_extents)(lambda t, c: tuple(_blocks(t, dim) for dim in range(3)))
+builtin(T.get_block_extent)(lambda t, c: _blocks(t, c.axis("dim")))
 
 
 def _blocks(t: Expressions, dim: int) -> Number:
@@ -72,7 +42,7 @@ def _blocks(t: Expressions, dim: int) -> Number:
 def _holds(t: Expressions, c: Call) -> Scalar:
     """Whether this thread's predicate holds."""
     not_a_mask(t, c, "predicate")
-    given: Number = whole_argument(t, c, "predicate", "write a comparison, or an int", "")
+    given: Number = c.whole("predicate", "write a comparison, or an int", "")
     if isinstance(given, Scalar) and given.dtype is not BOOL:
         given = t.compare("ne", given, 0)
     return given if isinstance(given, Scalar) else t.constant(bool(given), BOOL)
@@ -84,10 +54,9 @@ def _in_mask(t: Expressions, c: Call) -> Scalar | None:
     if static_int(given) in (ALL_LANES, -1):
         return None
     if isinstance(given, bool) or (isinstance(given, Scalar) and given.dtype is BOOL):
-        message = f"mask of T.{c.builtin} is {describe(given)}, not an int of a bit for each lane"
         hint = f"write T.{c.builtin}(x): what a lane says stands first, mask= last"
-        raise t.error(message, hint, c.place("mask"))
-    mask = t.convert(number_argument(t, c, "mask"), UINT64)
+        raise c.wrong("mask", f"is {describe(given)}, not an int of a bit for each lane", hint)
+    mask = t.convert(c.number("mask"), UINT64)
     bit = t.binary("and", t.binary("shr", mask, t.convert(lane_of(t, c), UINT64)), 1)
     found = t.compare("ne", bit, 0)
     return found if isinstance(found, Scalar) else t.constant(found, BOOL)
@@ -102,20 +71,18 @@ def _vote(t: Expressions, c: Call, kind: str, said: Scalar, yes: Number, otherwi
     return combined(t, c, kind, value)
 
 
-@builtin(T.any_sync)
+@builtin(T.any_sync, of="threads")
 def any_sync(t: Expressions, c: Call) -> Number:
-    of_threads(t, c)
     return _vote(t, c, "bitor", _holds(t, c), t.constant(1, INT32), 0)
 
 
-@builtin(T.all_sync)
+@builtin(T.all_sync, of="threads")
 def all_sync(t: Expressions, c: Call) -> Number:
-    of_threads(t, c)
     return _vote(t, c, "bitand", _holds(t, c), t.constant(1, INT32), 1)
 
 
 def _ballot(t: Expressions, c: Call, said: Scalar) -> Number:
-    of_threads(t, c)
+    c.of("threads")
     bits = UINT32 if t.warp_size <= 32 else UINT64
     own = t.binary("shl", t.constant(1, bits), t.convert(lane_of(t, c), bits))
     return _vote(t, c, "bitor", said, own, 0)
@@ -127,11 +94,7 @@ def ballot_sync(t: Expressions, c: Call) -> Number:
 
 
 builtin(T.ballot)(ballot_sync)
-
-
-@builtin(T.activemask)
-def activemask(t: Expressions, c: Call) -> Number:
-    return t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT64)
+builtin(T.activemask)(lambda t, c: t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT64))
 
 
 def _same(t: Expressions, c: Call, other: Scalar, value: Scalar) -> Scalar:
@@ -140,11 +103,10 @@ def _same(t: Expressions, c: Call, other: Scalar, value: Scalar) -> Scalar:
     return found
 
 
-@builtin(T.match_any_sync)
+@builtin(T.match_any_sync, of="threads")
 def match_any_sync(t: Expressions, c: Call) -> Number:
-    of_threads(t, c)
     not_a_mask(t, c, "value")
-    value = t.run_time(number_argument(t, c, "value"))
+    value = t.run_time(c.number("value"))
     found: Number = t.constant(0, UINT32)
     for lane in range(32):
         same = _same(t, c, shuffled(t, value, lane), value)
@@ -153,11 +115,10 @@ def match_any_sync(t: Expressions, c: Call) -> Number:
     return t.binary("and", found, t.convert(asked, UINT32))
 
 
-@builtin(T.match_all_sync)
+@builtin(T.match_all_sync, of="threads")
 def match_all_sync(t: Expressions, c: Call) -> Number:
-    of_threads(t, c)
     not_a_mask(t, c, "value")
-    value = t.run_time(number_argument(t, c, "value"))
+    value = t.run_time(c.number("value"))
     asked = t.run_time(t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT32))
     below = t.binary("sub", t.binary("and", asked, t.unary("neg", asked)), 1)
     first = t.unary("popcount", t.run_time(below))
@@ -168,10 +129,9 @@ def match_all_sync(t: Expressions, c: Call) -> Number:
     return t.select(found, asked, 0)
 
 
-@builtin(T.shuffle_elect)
+@builtin(T.shuffle_elect, of="threads")
 def shuffle_elect(t: Expressions, c: Call) -> object:
-    of_threads(t, c)
-    extent = int_argument(t, c, "thread_extent", 0)
+    extent = c.integer("thread_extent", 0)
     index = index_of_thread(t, c)
     return t.compare("eq", t.binary("mod", index, extent) if extent else index, 0)
 
@@ -194,7 +154,7 @@ def _count(said, warps):  # type: ignore[no-untyped-def]
 
 
 def _counted(t: Expressions, c: Call) -> Number:
-    of_threads(t, c)
+    c.of("threads")
     said = t.select(_holds(t, c), t.constant(1, INT32), 0)
     warps = -(-math.prod(_shape(t, c)) // t.warp_size)
     total = t.trace_function(_count, [said, warps], {})
@@ -202,9 +162,7 @@ def _counted(t: Expressions, c: Call) -> Number:
     return total
 
 
-@builtin(T.syncthreads_count)
-def syncthreads_count(t: Expressions, c: Call) -> Number:
-    return _counted(t, c)
+builtin(T.syncthreads_count)(lambda t, c: _counted(t, c))
 
 
 @builtin(T.syncthreads_and)
@@ -212,9 +170,7 @@ def syncthreads_and(t: Expressions, c: Call) -> Number:
     return _as_int(t, t.compare("eq", _counted(t, c), math.prod(_shape(t, c))))
 
 
-@builtin(T.syncthreads_or)
-def syncthreads_or(t: Expressions, c: Call) -> Number:
-    return _as_int(t, t.compare("ne", _counted(t, c), 0))
+builtin(T.syncthreads_or)(lambda t, c: _as_int(t, t.compare("ne", _counted(t, c), 0)))
 
 
 def _as_int(t: Expressions, found: Number) -> Number:

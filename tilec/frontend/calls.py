@@ -84,16 +84,14 @@ class Calls(Functions):
             case T.VectorDType():
                 return vector(self, function, self._plain_values(function, node))
             case T.NotYet():
-                raise self.error(
-                    f"T.{function.name} is not supported yet",
-                    foreign.MEANWHILE.get(function.name, foreign.LATER),
-                )
+                message = f"T.{function.name} is not supported yet"
+                raise self.error(message, foreign.MEANWHILE.get(function.name, foreign.LATER))
             case T.Elementwise():
                 return self._elementwise(function, node)
             case T.Macro():
                 return self.inline(function, node)
             case Closure():
-                return self.call_closure(function, node)
+                return self._enter(function, *self.arguments(node))
             case type() if issubclass(function, T.Tensor):
                 args, kwargs = self.arguments(node)
                 if len(args) == 3 and isinstance(args[2], Buffer):  # T.Tensor(shape, dtype, A.data)
@@ -117,21 +115,17 @@ class Calls(Functions):
             message = f"{shown} ({describe(function)}) cannot be called inside a kernel"
             raise self.error(message, "call it outside, and name the result there")
         if hasattr(function, "compile"):
-            raise self.error(
-                f"{shown} is a kernel; it cannot be called in a kernel",
-                "put what both do in a function, and call that",
-            )
-        raise self.error(
-            f"{shown} is {describe(function)}; it cannot be called in a kernel",
-            "kernels call builtins, macros and functions",
-        )
+            hint = "put what both do in a function, and call that"
+            raise self.error(f"{shown} is a kernel; it cannot be called in a kernel", hint)
+        hint = "kernels call builtins, macros and functions"
+        raise self.error(f"{shown} is {describe(function)}; it cannot be called in a kernel", hint)
 
     def _builtin(self, known: Builtin, function: Callable[..., Any], node: ast.Call) -> object:
         shown = f"T.{known.name}"
         if isinstance(node.func, ast.Attribute) and getattr(T, node.func.attr, None) is function:
             shown = f"T.{node.func.attr}"  # as its author calls it: T.where is T.if_then_else
         bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
-        return known.handler(self, bound)
+        return known(bound)
 
     def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[object]:
         if node.keywords:

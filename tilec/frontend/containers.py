@@ -23,15 +23,6 @@ class Containers(Operators):
         """Give `value` to the name or tuple of names `target`."""
         raise NotImplementedError
 
-    def tuple_display(self, node: ast.Tuple) -> tuple[object, ...]:
-        return tuple(self.elements(node.elts))
-
-    def list_display(self, node: ast.List) -> list[object]:
-        return self._made(list(self.elements(node.elts)))
-
-    def set_display(self, node: ast.Set) -> set[object]:
-        return self._made(set(self.elements(node.elts)))
-
     def _made(self, container: Container) -> Container:
         """A container that code of the current block may change."""
         self.made[id(container)] = container, self.builder
@@ -108,11 +99,8 @@ class Containers(Operators):
             for test in first.ifs:
                 cond = self.condition(test)
                 if isinstance(cond, Scalar):
-                    raise self.error(
-                        "a comprehension cannot choose its elements at run time",
-                        "use a for loop with an if",
-                        test,
-                    )
+                    message = "a comprehension cannot choose its elements at run time"
+                    raise self.error(message, "use a for loop with an if", test)
                 if not cond:
                     break
             else:
@@ -129,11 +117,9 @@ class Containers(Operators):
             assert isinstance(part, ast.FormattedValue)
             value = self.expression(part.value)
             if at_run_time(value):
-                raise self.error(
-                    f"an f-string of {describe(value)}, which is only known at run time",
-                    'text of run-time values is for T.print: T.print(f"… {x}")',
-                    part.value,
-                )
+                message = f"an f-string of {describe(value)}, which is only known at run time"
+                hint = 'text of run-time values is for T.print: T.print(f"… {x}")'
+                raise self.error(message, hint, part.value)
             value = value.name if isinstance(value, DType) else value
             convert: dict[int, Callable[[object], str]] = {115: str, 114: repr, 97: ascii}
             value = convert[part.conversion](value) if part.conversion in convert else value
@@ -152,11 +138,8 @@ class Containers(Operators):
         if isinstance(value, tuple | list | range | dict | set | frozenset | str):
             return list(value)
         shown = "a run-time range" if isinstance(value, LoopHeader) else describe(value)
-        raise self.error(
-            f"a comprehension over {shown}",
-            "use a for loop; comprehensions run over tuples, lists and range(compile-time int)",
-            at=node,
-        )
+        hint = "use a for loop; comprehensions run over tuples, lists and range(compile-time int)"
+        raise self.error(f"a comprehension over {shown}", hint, at=node)
 
     def _write_out(self) -> None:
         """Let the loops of T.unroll around the code be traced once for each index, if there is one

@@ -260,7 +260,5 @@ class Context:
         """The value of a size that has a plain name."""
         if size.text in self.sizes:
             return self.sizes[size.text]
-        raise self.error(
-            f"nothing gives the size {size.text} a value",
-            hint=f"name it in the shape of a tensor parameter: T.Tensor(({size.text}, …), dtype)",
-        )
+        hint = f"name it in the shape of a tensor parameter: T.Tensor(({size.text}, …), dtype)"
+        raise self.error(f"nothing gives the size {size.text} a value", hint=hint)

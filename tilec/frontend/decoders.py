@@ -105,16 +105,13 @@ def call_decoder(t: Expressions, c: Call, name: str, args: Sequence[object]) -> 
             numbers.append(t.number(given, what))
     count = static_int(args[-1]) if len(args) > least else found.count
     if count is None or not 1 <= count <= found.most:
-        raise t.error(
-            f"N of {name} is {describe(args[-1])}", f"write an int from 1 to {found.most}"
-        )
+        hint = f"write an int from 1 to {found.most}"
+        raise t.error(f"N of {name} is {describe(args[-1])}", hint)
     dtype = places[1].buffer.type.dtype
     if dtype not in found.dtypes:
         wanted = " or ".join(d.name for d in found.dtypes)
-        raise t.error(
-            f"{name} writes {wanted}, dst is in {describe(places[1].buffer)}",
-            f"allocate it as {found.dtypes[0].name}",
-        )
+        hint = f"allocate it as {found.dtypes[0].name}"
+        raise t.error(f"{name} writes {wanted}, dst is in {describe(places[1].buffer)}", hint)
     found.decode(t, places, numbers, count)
 
 
@@ -171,10 +168,6 @@ def _half(t: Expressions, place: Region, at: Number = 0) -> Scalar:
     return t.convert(t.load(moved(t, place, at)), FLOAT16)
 
 
-def _as_float16(t: Expressions, word: Scalar) -> Scalar:
-    return t.emit_scalar(Bitcast, t.convert(word, UINT16).value, FLOAT16)
-
-
 def _to_float16(
     bits: int, signed: bool, scaled: bool, zeros: str | None, offset: bool
 ) -> Callable[[Expressions, Sequence[Region], Sequence[Number], int], None]:
@@ -221,7 +214,8 @@ def _to_float16(
             both = t.run_time(t.binary("or", both, t.constant(_BIASED, UINT32)))
             side = sides[offset and pair >= count // 4]
             for half in (both, t.run_time(t.binary("shr", both, 16))):
-                found.append(value(_as_float16(t, half), times, *side))
+                x = t.emit_scalar(Bitcast, t.convert(half, UINT16).value, FLOAT16)
+                found.append(value(x, times, *side))
         _write(t, dst, found[:count])
 
     def _zero(t: Expressions, place: Region, at: Sequence[Number], second: bool) -> Scalar:

@@ -13,6 +13,7 @@ from tilec.frontend.context import Frame
 from tilec.frontend.source import Source
 from tilec.frontend.values import Scalar, Undefined
 from tilec.ir.errors import CompileError
+from tilec.support.syntax import names_in
 
 
 class Evaluation(Calls):
@@ -36,15 +37,12 @@ class Evaluation(Calls):
             for target in s.targets:
                 self.bind(target, value)
         except CompileError:
-            for target in s.targets:
-                for n in ast.walk(target):
-                    if isinstance(n, ast.Name):
-                        self.names[n.id] = Undefined("it is not known before the call")
+            for name in names_in(*s.targets):
+                self.names[name] = Undefined("it is not known before the call")
 
     def lacks_values(self, node: ast.expr) -> bool:
         """Whether `node` names something that has no value yet."""
-        names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-        return any(isinstance(self.names.get(name), Undefined) for name in names)
+        return any(isinstance(self.names.get(name), Undefined) for name in names_in(node))
 
     def annotation_at(self, place: ast.expr, tree: ast.expr) -> object:
         """What an annotation written at `place` as `tree` means."""

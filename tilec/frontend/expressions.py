@@ -100,14 +100,12 @@ class Expressions(Containers):
 
     def _constant(self, node: ast.Constant) -> object:
         if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
-            self.refuse_value(node.value)
+            raise self.error(
+                f"{describe(node.value)} has no meaning in a kernel",
+                "values known at compile time are numbers, strings, None, dtypes, tuples, lists, "
+                "dicts",
+            )
         return node.value
-
-    def refuse_value(self, value: object) -> NoReturn:
-        raise self.error(
-            f"{describe(value)} has no meaning in a kernel",
-            "values known at compile time are numbers, strings, None, dtypes, tuples, lists, dicts",
-        )
 
     def _name(self, node: ast.Name) -> object:
         name = node.id
@@ -125,9 +123,8 @@ class Expressions(Containers):
         found, value = self.frame.source.lookup(name)
         if not found:
             if name == self.frames[0].source.name:
-                raise self.error(
-                    f"{name} cannot call itself", "write a loop: kernels do not recurse"
-                )
+                hint = "write a loop: kernels do not recurse"
+                raise self.error(f"{name} cannot call itself", hint)
             near = did_you_mean(name, self.visible_names() | PYTHON_BUILTINS)
             hint = foreign.advice(name)
             if not hint and find_dtype(name) is not None:
@@ -371,11 +368,8 @@ class Expressions(Containers):
             case _ if is_object(owner) and hasattr(owner, "__getitem__"):
                 return self.container_item(owner, node.slice)
             case _:
-                raise self.error(
-                    f"{describe(owner)} cannot be indexed",
-                    "buffers, tuples, lists and dicts have elements",
-                    node.value,
-                )
+                hint = "buffers, tuples, lists and dicts have elements"
+                raise self.error(f"{describe(owner)} cannot be indexed", hint, node.value)
 
     def _several_indices(self, items: list[ast.expr]) -> list[Number | SliceIndex | Lanes]:
         """The indices that a single name stands for, if it is the name of a tuple."""
@@ -392,18 +386,12 @@ class Expressions(Containers):
             upper = None if node.upper is None else self.number_of(node.upper, "the slice's end")
             step = 1 if node.step is None else self.number_of(node.step, "the slice's step")
             if not isinstance(step, int) or step < 1:
-                raise self.error(
-                    f"the step of a slice is {describe(step)}",
-                    "write a positive int that is known at compile time",
-                    node.step,
-                )
+                hint = "write a positive int that is known at compile time"
+                raise self.error(f"the step of a slice is {describe(step)}", hint, node.step)
             return SliceIndex(lower, upper, int(step))
         if isinstance(node, ast.Constant) and node.value in (None, Ellipsis):
-            raise self.error(
-                f"{ast.unparse(node)} cannot be an index",
-                "write one index or : per dimension",
-                at=node,
-            )
+            hint = "write one index or : per dimension"
+            raise self.error(f"{ast.unparse(node)} cannot be an index", hint, at=node)
         index = self.expression(node)
         with self.at(node):
             if isinstance(index, Lanes):
@@ -423,10 +411,10 @@ class Expressions(Containers):
         ast.Constant: _constant,
         ast.Name: _name,
         ast.Attribute: _attribute,
-        ast.Tuple: Containers.tuple_display,
-        ast.List: Containers.list_display,
+        ast.Tuple: lambda self, node: tuple(self.elements(node.elts)),
+        ast.List: lambda self, node: self._made(list(self.elements(node.elts))),
         ast.Dict: Containers.dict_display,
-        ast.Set: Containers.set_display,
+        ast.Set: lambda self, node: self._made(set(self.elements(node.elts))),
         ast.ListComp: Containers.comprehension,
         ast.GeneratorExp: Containers.comprehension,
         ast.SetComp: Containers.set_comprehension,

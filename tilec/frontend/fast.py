@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, number_argument
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.types import FLOAT32, FLOAT64, DType
@@ -51,7 +51,7 @@ _FAST: dict[str, Fast] = {
 
 
 def _operand(t: Expressions, c: Call, name: str) -> Scalar:
-    given = number_argument(t, c, name)
+    given = c.number(name)
     dtype = given.dtype if isinstance(given, Scalar) else FLOAT32
     if not dtype.is_float or dtype is FLOAT64:
         word = c.builtin.removeprefix("__")

@@ -20,28 +20,16 @@ from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
 from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update, updates_at
-from tilec.frontend.values import (
-    Buffer,
-    LoopHeader,
-    Number,
-    Scalar,
-    Undefined,
-    describe,
-)
+from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
-from tilec.support.syntax import nodes
+from tilec.support.syntax import name_nodes, names_in
 
 _MOST_COPIES = 512  # of a body that is traced for each index
-
-
-def describe_each(values: tuple[object, ...] | list[object]) -> list[str]:
-    """Numbers as they are written, "…" for what is only known at run time."""
-    return ["…" if (n := static_int(v)) is None else str(n) for v in values]
 
 
 class ForLoops(Loops):
@@ -65,11 +53,9 @@ class ForLoops(Loops):
             case LoopHeader():
                 self._range_loop(node, items)
             case _:
-                raise self.error(
-                    f"a for loop cannot run over {describe(items)}",
-                    "loop over range(n), T.serial, T.Parallel, T.Pipelined, a tuple or a list",
-                    at=node.iter,
-                )
+                message = f"a for loop cannot run over {describe(items)}"
+                hint = "loop over range(n), T.serial, T.Parallel, T.Pipelined, a tuple or a list"
+                raise self.error(message, hint, at=node.iter)
 
     # --- one index --------------------------------------------------------------------------------
 
@@ -137,11 +123,8 @@ class ForLoops(Loops):
             return self.to_index(number) if known is None else known
         if isinstance(number, int):
             return int(number)
-        raise self.error(
-            f"a bound of this loop is {describe(number)}, not an integer",
-            "write // instead of /, or T.ceildiv(a, b)",
-            place,
-        )
+        hint = "write // instead of /, or T.ceildiv(a, b)"
+        raise self.error(f"a bound of this loop is {describe(number)}, not an integer", hint, place)
 
     def _pipeline_attributes(self, header: LoopHeader) -> dict[str, Any]:
         args: Mapping[str, Any] = header.arguments
@@ -158,11 +141,9 @@ class ForLoops(Loops):
             given = args[name] or ()
             values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
             if any(v is None for v in values):
-                raise self.error(
-                    f"{name} of T.Pipelined is {describe(given)}, not a list of ints",
-                    f"write {name}=[…], an int for each statement of the loop",
-                    header.place(name),
-                )
+                message = f"{name} of T.Pipelined is {describe(given)}, not a list of ints"
+                hint = f"write {name}=[…], an int for each statement of the loop"
+                raise self.error(message, hint, header.place(name))
             lists[name] = tuple(v for v in values if v is not None)
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
@@ -175,39 +156,24 @@ class ForLoops(Loops):
                     f"write num_stages={wanted}, or leave it out",
                 )
         if not isinstance(args["reversible"], bool):
-            raise self.error(
-                f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool",
-                "write reversible=True",
-                header.place("reversible"),
-            )
+            message = f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"
+            raise self.error(message, "write reversible=True", header.place("reversible"))
         return {"num_stages": stages, "reversible": args["reversible"], **lists}
 
     def _grid(self, node: ast.For, header: LoopHeader) -> None:
-        """Nested loops, one for each extent; the header of each stands under a hidden name."""
+        """Nested loops, one for each extent."""
         extents: Any = header.arguments["extents"]
         targets = self._targets(node, "T.grid", len(extents))
         for s in node.body:
             if _breaks_out(s):
-                raise self.error(
-                    "break in T.grid, which is several loops",
-                    "write them out, and break in each: for i in T.serial(m): for j in …",
-                    s,
-                )
-        body, hidden = node.body, []
+                hint = "write them out, and break in each: for i in T.serial(m): for j in …"
+                raise self.error("break in T.grid, which is several loops", hint, s)
+        loop = node
         for d in reversed(range(len(extents))):
-            name = f".grid{d}.{id(node)}"
-            places = {"stop": header.place(f"extents[{d}]")}
-            arguments = {"start": 0, "stop": extents[d], "step": 1}
-            self.names[name] = LoopHeader("serial", arguments, header.loc, places)
-            hidden.append(name)
-            iterated = ast.copy_location(ast.Name(name, ast.Load()), node.iter)
-            loop = ast.For(targets[d], iterated, body, [])
-            body = [ast.copy_location(loop, node)]
-        (outer,) = body
-        assert isinstance(outer, ast.For)
-        self.for_loop(outer)
-        for name in hidden:
-            del self.names[name]
+            body: list[ast.stmt] = node.body if loop is node else [loop]
+            counted = ast.copy_location(as_syntax(header.counted(d)), node.iter)
+            loop = ast.copy_location(ast.For(targets[d], counted, body, []), node)
+        self.for_loop(loop)
 
     # --- compile-time sequences -------------------------------------------------------------------
 
@@ -237,10 +203,9 @@ class ForLoops(Loops):
         (inner, *rest) = node.body
         if rest or not isinstance(inner, ast.For) or not isinstance(inner.iter, ast.Call):
             return node, header
-        own = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-        used = {n.id for n in ast.walk(inner.iter) if isinstance(n, ast.Name)}
         callee = inner.iter.func
-        plain = isinstance(callee, ast.Name | ast.Attribute) and not own & used
+        apart = names_in(node.target).isdisjoint(names_in(inner.iter))
+        plain = isinstance(callee, ast.Name | ast.Attribute) and apart
         if not plain or self.expression(callee) is not T.Parallel:
             return node, header
         self.refuse_else(inner)
@@ -271,15 +236,11 @@ class ForLoops(Loops):
         made: set[str] = set()
 
         def close() -> None:
-            names = (n for s in body for n in nodes(s) if isinstance(n, ast.Name))
-            for n in names if made else ():
+            for n in name_nodes(*body) if made else ():
                 lost = n.id in made and isinstance(n.ctx, ast.Load)
                 if lost and not writes_first(body, n.id):
-                    raise self.error(
-                        f"each iteration has its own {n.id}, gone behind T.sync_grid()",
-                        "keep it in a fragment: x[i] = …",
-                        n,
-                    )
+                    message = f"each iteration has its own {n.id}, gone behind T.sync_grid()"
+                    raise self.error(message, "keep it in a fragment: x[i] = …", n)
             if body:
                 part = ast.For(node.target, node.iter, [*body], [])
                 pieces.append(ast.copy_location(part, node))
@@ -308,18 +269,15 @@ class ForLoops(Loops):
         given: Any = header.arguments["extents"]
         if self.parallel is None and any(map(is_open, given)):
             targets = self._targets(node, "T.Parallel", len(given))
-            with loop_over_tiles(self, node, targets, header) as loop:
-                self.for_loop(loop)
+            self.for_loop(loop_over_tiles(self, node, targets, header))
             return
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
         width = static_int(header.arguments["coalesced_width"] or 0)
         if width is None or width < 0:
-            raise self.error(
-                "coalesced_width of T.Parallel must be a compile-time int",
-                "write the elements of one access: 1, 2, 4, 8, or leave it out",
-                header.place("coalesced_width"),
-            )
+            message = "coalesced_width of T.Parallel must be a compile-time int"
+            hint = "write the elements of one access: 1, 2, 4, 8, or leave it out"
+            raise self.error(message, hint, header.place("coalesced_width"))
         wanted = self._loop_layout(header, tuple(extents))
         place = self.loc
         args = [Value(ScalarType(INT32), t.id if isinstance(t, ast.Name) else "") for t in targets]
@@ -375,23 +333,19 @@ class ForLoops(Loops):
         if given is None:
             return None
         if not isinstance(given, Fragment):
-            raise self.error(
-                f"loop_layout of T.Parallel is {describe(given)}",
-                "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))",
-                place,
-            )
+            hint = "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))"
+            raise self.error(f"loop_layout of T.Parallel is {describe(given)}", hint, place)
         return fragment_layout(self, "the loop", extents, given, place)
 
     def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:
         """The variables of a loop over `what`, which has `count` extents."""
         targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
         if len(targets) != count:
-            raise self.error(
+            message = (
                 f"{what} has {count} extent{'s' * (count != 1)}, the loop {len(targets)} "
-                f"variable{'s' * (len(targets) != 1)}",
-                f"write for {', '.join('ijklmn'[:count])} in …",
-                node.target,
+                f"variable{'s' * (len(targets) != 1)}"
             )
+            raise self.error(message, f"write for {', '.join('ijklmn'[:count])} in …", node.target)
         return targets
 
     def _check_updates(self, loop: Parallel) -> None:
@@ -422,13 +376,13 @@ class ForLoops(Loops):
                 if found is None:
                     hint = "write // instead of /, or T.ceildiv(a, b)"
                     if isinstance(e, tuple | list):
-                        hint = f"write T.Parallel({', '.join(describe_each(e))})"
+                        known = ("…" if (n := static_int(v)) is None else str(n) for v in e)
+                        hint = f"write T.Parallel({', '.join(known)})"
                     message = f"an extent of T.Parallel is {describe(e)}, not an integer"
                     raise self.error(message, hint, place)
                 if found < 1:
                     message = f"an extent of T.Parallel is {found}, the least is 1"
-                    hint = "write at least 1; indices count from 0"
-                    raise self.error(message, hint, place)
+                    raise self.error(message, "write at least 1; indices count from 0", place)
                 extents.append(found)
             return tuple(extents)
 
@@ -437,10 +391,9 @@ class ForLoops(Loops):
             old, new = before[name], self.names.get(name)
             check_known((new,))
             if not isinstance(old, Undefined) and not same_value(old, new):
-                raise self.error(
-                    f"{name} has a value before T.Parallel and every iteration changes it",
-                    "iterations have no order: use a new name inside, or sum up in a fragment",
-                )
+                message = f"{name} has a value before T.Parallel and every iteration changes it"
+                hint = "iterations have no order: use a new name inside, or sum up in a fragment"
+                raise self.error(message, hint)
 
     # --- T.Persistent -----------------------------------------------------------------------------
 
@@ -452,19 +405,14 @@ class ForLoops(Loops):
                 raise self.error("T.Persistent cannot stand in T.Parallel", hint)
             domain = args["domain"]
             if not isinstance(domain, tuple | list) or not domain:
-                raise self.error(
-                    f"the domain of T.Persistent is {describe(domain)}, not a list of extents",
-                    "write T.Persistent([gx, gy])",
-                    header.place("domain"),
-                )
+                message = f"the domain of T.Persistent is {describe(domain)}, not a list of extents"
+                raise self.error(message, "write T.Persistent([gx, gy])", header.place("domain"))
             extents = [self._bound(e, header.place("domain")) for e in domain]
             group = static_int(args["group_size"])
             if group is None or group < 1:
-                raise self.error(
-                    "group_size of T.Persistent must be a compile-time int of at least 1",
-                    "write group_size=8, or leave it out",
-                    header.place("group_size"),
-                )
+                message = "group_size of T.Persistent must be a compile-time int of at least 1"
+                hint = "write group_size=8, or leave it out"
+                raise self.error(message, hint, header.place("group_size"))
             total: Number = 1
             for e in extents:
                 total = self.binary("mul", total, e)
@@ -479,11 +427,9 @@ class ForLoops(Loops):
             else:
                 wave = self._bound(args["wave_size"], header.place("wave_size"))
                 if isinstance(wave, int) and wave < 1:
-                    raise self.error(
-                        f"wave_size of T.Persistent is {wave}, the least is 1",
-                        "write how many blocks T.Kernel launches, or leave it out",
-                        header.place("wave_size"),
-                    )
+                    message = f"wave_size of T.Persistent is {wave}, the least is 1"
+                    hint = "write how many blocks T.Kernel launches, or leave it out"
+                    raise self.error(message, hint, header.place("wave_size"))
             if total == 0:  # no tile: nothing divides by an extent that is 0
                 first, wave = 0, 1
         self._targets(node, "the domain", len(extents))

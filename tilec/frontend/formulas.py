@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, choice_argument, number_argument
+from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number
 
@@ -229,37 +229,17 @@ def _rounded(x: Any, rest: Any, mode: Any) -> Any:
 
 
 FORMULAS = (
-    copysign,
-    nearbyint,
-    fmod,
-    ldexp,
-    expm1,
-    sinh,
-    cosh,
-    asinh,
-    acosh,
-    atanh,
-    atan,
-    asin,
-    acos,
-    hypot,
-    cbrt,
-    ieee_add,
-    ieee_sub,
-    ieee_mul,
-    ieee_fmaf,
-    ieee_fdiv,
-    ieee_frcp,
-    ieee_fsqrt,
+    copysign, nearbyint, fmod, ldexp, expm1, sinh, cosh, asinh, acosh, atanh, atan, asin, acos,
+    hypot, cbrt, ieee_add, ieee_sub, ieee_mul, ieee_fmaf, ieee_fdiv, ieee_frcp, ieee_fsqrt,
     ieee_frsqrt,
-)
+)  # fmt: skip
 
 
 def _register(function: Callable[..., Any]) -> None:
     def given(t: Expressions, c: Call, name: str) -> object:
         if name == "rounding_mode":
-            return choice_argument(t, c, name, _MODES)
-        return number_argument(t, c, name)
+            return c.choice(name, _MODES)
+        return c.number(name)
 
     def handler(t: Expressions, c: Call) -> Number:
         values = [given(t, c, name) for name in c.values]

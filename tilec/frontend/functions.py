@@ -26,7 +26,7 @@ from tilec.frontend.plain_python import (
     needs_tracing,
 )
 from tilec.frontend.source import Source, as_function, lambda_source, read_source
-from tilec.frontend.values import Buffer, Closure, Region, describe
+from tilec.frontend.values import Buffer, Closure, Region, as_syntax, describe
 from tilec.ir.errors import CompileError
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -83,11 +83,6 @@ class Functions(Expressions):
             self.frames.pop()
             self.loc = kept
 
-    def call_closure(self, closure: Closure, node: ast.Call) -> object:
-        """A call of a function that is written in the kernel."""
-        args, kwargs = self.arguments(node)
-        return self._enter(closure, args, kwargs)
-
     def _enter(self, closure: Closure, args: list[object], kwargs: dict[str, object]) -> object:
         a, name = closure.source.node.args, closure.name
         names = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
@@ -128,17 +123,13 @@ class Functions(Expressions):
             raise self.error(f"* and ** in {node.name}", "name each parameter", refused)
         given = [*a.defaults, *(d for d in a.kw_defaults if d is not None)]
         if None in a.kw_defaults and given:
-            raise self.error(
-                f"{node.name} has parameters with and without defaults after *", "leave * out", node
-            )
+            message = f"{node.name} has parameters with and without defaults after *"
+            raise self.error(message, "leave * out", node)
         defaults = tuple(map(self.expression, given))
         # A function object of its own, by which calls of itself are found.
         source = dataclasses.replace(self.frame.source, node=node, function=lambda: None)
         known = {n: v for n, v in self.names.items() if not n.startswith(".")}
         return Closure(source, known, defaults)
-
-    def _lambda(self, node: ast.Lambda) -> Closure:
-        return self.make_closure(as_function(node))
 
     def _references(self, source: Source, values: Mapping[str, object]) -> frozenset[str]:
         """The parameters annotated T.Ref, which must stand for something that can be assigned."""
@@ -150,10 +141,8 @@ class Functions(Expressions):
             value = values.get(name)
             element = isinstance(value, Region) and value.is_element
             if not element and not (isinstance(value, Buffer) and value.variable):
-                raise self.error(
-                    f"{name} of {source.name} is a T.Ref, this is {describe(value)}",
-                    "pass an element, A[i], or a variable of T.alloc_var",
-                )
+                message = f"{name} of {source.name} is a T.Ref, this is {describe(value)}"
+                raise self.error(message, "pass an element, A[i], or a variable of T.alloc_var")
             found.add(name)
         return frozenset(found)
 
@@ -169,7 +158,7 @@ class Functions(Expressions):
         for a in node.args:
             if isinstance(a, ast.Starred):
                 values = self.sequence(a.value)
-                args += [ast.copy_location(ast.Constant(v), a.value) for v in values]  # type: ignore[arg-type]
+                args += [ast.copy_location(as_syntax(v), a.value) for v in values]
             else:
                 args.append(a)
         keywords: list[ast.keyword] = []
@@ -182,7 +171,7 @@ class Functions(Expressions):
                 hint = "** takes apart a dict with strings as keys"
                 raise self.error(f"{describe(value)} after **", hint, k.value)
             for name, v in value.items():
-                constant = ast.copy_location(ast.Constant(v), k.value)
+                constant = ast.copy_location(as_syntax(v), k.value)
                 keywords.append(ast.copy_location(ast.keyword(name, constant), k.value))
         return ast.copy_location(ast.Call(node.func, args, keywords), node)
 
@@ -247,9 +236,8 @@ class Functions(Expressions):
         owner = method.__self__
         if isinstance(owner, list | dict | tuple) and method.__name__ not in ("index", "count"):
             return self._run_python(shown, method, args, kwargs)
-        raise self.error(
-            f"{shown} of a run-time value", "compare elements one by one: what is equal shows then"
-        )
+        hint = "compare elements one by one: what is equal shows then"
+        raise self.error(f"{shown} of a run-time value", hint)
 
     def _run_python(
         self, shown: str, function: Any, args: list[object], kwargs: dict[str, object]
@@ -312,4 +300,7 @@ class Functions(Expressions):
         }
         return self._trace_body(source, values)
 
-    _methods = {**Expressions._methods, ast.Lambda: _lambda}
+    _methods = {
+        **Expressions._methods,
+        ast.Lambda: lambda self, node: self.make_closure(as_function(node)),
+    }

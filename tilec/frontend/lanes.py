@@ -25,10 +25,8 @@ def lanewise(t: Memory, compute: Callable[..., Number], *values: object) -> Lane
     count = len(vectors[0].items)
     if any(len(v.items) != count for v in vectors):
         shown = " and ".join(describe(v) for v in vectors)
-        raise t.error(
-            f"{shown} have no lanes in common",
-            "give them as many lanes, or broadcast a number: T.Broadcast(x, lanes)",
-        )
+        hint = "give them as many lanes, or broadcast a number: T.Broadcast(x, lanes)"
+        raise t.error(f"{shown} have no lanes in common", hint)
     columns = [
         numbers_of(t, v) if isinstance(v, Lanes) else [t.number(v, "this operand")] * count
         for v in values
@@ -41,10 +39,8 @@ def lanes_at(t: Memory, buffer: Buffer, items: Sequence[Number | SliceIndex | La
     vectors = [x for x in items if isinstance(x, Lanes)]
     count = len(vectors[0].items)
     if any(isinstance(x, SliceIndex) for x in items) or any(len(v.items) != count for v in vectors):
-        raise t.error(
-            f"the indices into {describe(buffer)} are vectors beside slices or other vectors",
-            "write numbers beside one T.Ramp, or vectors of as many lanes",
-        )
+        message = f"the indices into {describe(buffer)} are vectors beside slices or other vectors"
+        raise t.error(message, "write numbers beside one T.Ramp, or vectors of as many lanes")
     found = []
     for n in range(count):
         at = [_from_the_end(t, buffer, d, t.index_number(t.number(x.items[n], "an index")))
@@ -70,10 +66,8 @@ def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
     for e in extents:
         size *= e
     if size != count:
-        raise t.error(
-            f"{describe(tile)} has {size} elements, the vector {count} lanes",
-            "name as many elements: A[i:i + n]",
-        )
+        hint = "name as many elements: A[i:i + n]"
+        raise t.error(f"{describe(tile)} has {size} elements, the vector {count} lanes", hint)
     if size > MOST_LANES:
         raise t.error(f"{describe(tile)} is no short vector", "copy a tile with T.copy(src, dst)")
     found = []

@@ -20,11 +20,9 @@ def fragment_layout(
     where no layout says it."""
     if given.shape != shape:
         if squeeze(given.shape) != squeeze(shape):
-            raise LayoutError(
-                f"the fragment has shape {given.shape}, {name} has {shape}",
-                loc,
-                "write T.Fragment(x.shape, forward_fn=…), with one coordinate for each dimension",
-            )
+            message = f"the fragment has shape {given.shape}, {name} has {shape}"
+            hint = "write T.Fragment(x.shape, forward_fn=…), with one coordinate for each dimension"
+            raise LayoutError(message, loc, hint)
         given = given.reshape(shape)
     threads = t.threads or max(_THREADS, 1 << (given.get_thread_size() - 1).bit_length())
     try:
@@ -48,28 +46,20 @@ def check_layout(t: Context, buffer: Buffer, layout: Layout | LayoutRequest, loc
             f"({buffer.name}.shape, forward_fn=…)",
         )
     if isinstance(layout, Layout) and layout.shape != buffer.type.static_shape:
-        raise LayoutError(
-            f"the layout has shape {layout.shape}, the buffer is {describe(buffer)}",
-            loc,
-            f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
-        )
+        message = f"the layout has shape {layout.shape}, the buffer is {describe(buffer)}"
+        hint = f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension"
+        raise LayoutError(message, loc, hint)
     known, line = t.given_layouts.setdefault(buffer.value, (layout, loc.line))
     if known != layout:
-        raise LayoutError(
-            f"{describe(buffer)} has another layout already, from line {line}",
-            loc,
-            "leave one of them out",
-        )
+        message = f"{describe(buffer)} has another layout already, from line {line}"
+        raise LayoutError(message, loc, "leave one of them out")
 
 
 def copy_layout(t: Context, sides: tuple[Buffer, ...], given: object, loc: Loc) -> None:
     """Take `given` for the side of a copy that is a fragment; between memories it says nothing."""
     if not isinstance(given, Fragment):
-        raise LayoutError(
-            f"loop_layout of T.copy is {describe(given)}",
-            loc,
-            "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))",
-        )
+        hint = "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))"
+        raise LayoutError(f"loop_layout of T.copy is {describe(given)}", loc, hint)
     for b in sides:
         known = t.given_layouts.get(b.value)
         if b.type.space != "fragment" or known is not None:

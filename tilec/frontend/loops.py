@@ -26,6 +26,7 @@ from tilec.ir.core import Block, Value
 from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
+from tilec.support.syntax import names_in
 
 _TRIES = 5  # how often a body is traced before the dtypes of its literals must have settled
 _MOST_WRITTEN = 8192  # operations of a loop that is written out
@@ -77,8 +78,7 @@ class Loops(Branches):
         """Raise CompileError for an `else` of a loop."""
         if node.orelse:
             hint = "put it behind the loop, under an if where it does not always run"
-            message = "else after a loop is not allowed in a kernel"
-            raise self.error(message, hint, node.orelse[0])
+            raise self.error("else after a loop is not allowed in a kernel", hint, node.orelse[0])
 
     # --- for --------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Loops(Branches):
             self.forget(body, (target,))
             return
         place, hazards = self.loc, self.hazards
-        loop = replace(loop, runs_through=not _has_break(body))
+        loop = replace(loop, runs_through=not any(map(_breaks, body)))
         flags = self._flags(loop.builtin)
         names = self._carried_names(body)
         index = Value(
@@ -226,17 +226,16 @@ class Loops(Branches):
             self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
             cond = more()
             if cond is True:
-                raise self.error(
-                    "this loop never ends: its condition is always true and it has no break",
-                    "change what the condition asks for in the loop, or break under an if",
-                )
+                message = "this loop never ends: its condition is always true and it has no break"
+                hint = "change what the condition asks for in the loop, or break under an if"
+                raise self.error(message, hint)
             builder.emit(Yield, (self.convert(cond, BOOL).value,), loc=self.loc)
         made = self.emit(While, carried.inits, builder.block(args), carried.block)
         self._rename(names, made.results)
 
     def _never(self, test: ast.expr, names: list[str]) -> bool:
         """Whether the condition is false whatever the loop changes."""
-        if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(test)):
+        if not names_in(test).isdisjoint(names):
             return False
         with self.inside():
             return self.condition(test) is False
@@ -284,10 +283,8 @@ class Loops(Branches):
                 inits = tuple(self.convert(s, d).value for s, d in zip(starts, dtypes))
                 return Carried(builder.block((*extra, *args)), inits, tuple(dtypes))
             dtypes = wanted
-        raise self.error(
-            f"the dtypes of {', '.join(names)} do not settle in this loop",
-            "give them a dtype before it: x = T.float32(0)",
-        )
+        hint = "give them a dtype before it: x = T.float32(0)"
+        raise self.error(f"the dtypes of {', '.join(names)} do not settle in this loop", hint)
 
     def _start(self, name: str) -> Number:
         return self.number(self.names[name], name)
@@ -314,10 +311,9 @@ class Loops(Branches):
         if not isinstance(start, Scalar) and (isinstance(start, int) or end.dtype.is_float):
             return end.dtype
         before = start.dtype.name if isinstance(start, Scalar) else f"the literal {start!r}"
+        message = f"{name} is {before} before this loop and {end.dtype.name} after an iteration"
         hint = f"start with T.{end.dtype.name}(…), or end with T.{dtype.name}(…)"
-        raise self.error(
-            f"{name} is {before} before this loop and {end.dtype.name} after an iteration", hint
-        )
+        raise self.error(message, hint)
 
     def _check_fixed(
         self, before: dict[str, object], carried: list[str], body: list[ast.stmt]
@@ -352,14 +348,10 @@ class Loops(Branches):
             self.names.setdefault(name, reason)
 
 
-def _has_break(body: list[ast.stmt]) -> bool:
-    """Whether a `break` stands anywhere in a loop's body (of the loop or of one inside of it)."""
-    return any(map(_breaks, body))
-
-
 @functools.lru_cache(maxsize=1024)
 def _breaks(statement: ast.stmt) -> bool:
-    """Of one statement: a kernel with open arguments is traced dozens of times."""
+    """Whether a `break` stands in a statement, of the loop around it or of one inside of it. (A
+    kernel with open arguments is traced dozens of times.)"""
     return any(isinstance(node, ast.Break) for node in ast.walk(statement))
 
 

@@ -270,13 +270,11 @@ class Memory(Arithmetic):
                 hint = f"valid indices are 0 to {last}"
                 if below:
                     hint += "; only what is negative at compile time counts from the end"
-                warn(
-                    BoundsWarning,
+                message = (
                     f"this {does} index {reach.hi if below else reach.lo} in dimension {dim} of "
-                    f"{describe(buffer)}: always out of bounds, so {what}",
-                    self.loc,
-                    hint,
+                    f"{describe(buffer)}: always out of bounds, so {what}"
                 )
+                warn(BoundsWarning, message, self.loc, hint)
                 return
             if size != 0 and self.guards and buffer.value not in self.padded:
                 self._warn_if_escaping(buffer, dim, affine_of(offset), size, does)
@@ -301,17 +299,13 @@ class Memory(Arithmetic):
         hint = f"valid indices are 0 to {last}: let the condition around it say so"
         why = ", although a condition guards it"
         if self.whole_indices:  # whose loop has its tests from tilec
-            hint, why = (
-                f"valid indices are 0 to {last}: let the loop end before, or a condition",
-                "",
-            )
-        warn(
-            BoundsWarning,
+            hint = f"valid indices are 0 to {last}: let the loop end before, or a condition"
+            why = ""
+        message = (
             f"this {does} index {at} in dimension {dim} of {describe(buffer)} where "
-            f"{where}{why}: out of bounds, so {what}",
-            self.loc,
-            hint,
+            f"{where}{why}: out of bounds, so {what}"
         )
+        warn(BoundsWarning, message, self.loc, hint)
 
     def _iteration(self) -> dict[str, Affine]:
         """The indices of a loop over whole tensors."""

@@ -45,10 +45,9 @@ def in_bytes(t: Any, shape: Sequence[int | Scalar], dtype: DType) -> tuple[int |
     *outer, last = shape
     known = static_int(last)
     if known is not None and known % 2:
-        raise t.error(
-            f"the last extent is {known}: elements of {dtype.name} come in pairs, a byte each",
-            "write an even extent, and leave the last element out where it is used",
-        )
+        message = f"the last extent is {known}: elements of {dtype.name} come in pairs, a byte each"
+        hint = "write an even extent, and leave the last element out where it is used"
+        raise t.error(message, hint)
     return (*outer, t.binary("floordiv", last, 2))
 
 
@@ -108,10 +107,8 @@ def first_byte(t: Any, element: Region) -> Region:
     if element.buffer.packed is None or not element.buffer.is_global:
         return element
     if element.buffer.dtype.bits < 8 and not _is_even(element.offsets[-1]):
-        raise t.error(
-            f"this element of {describe(element.buffer)} may be the upper half of a byte",
-            "name one whose last index is even: A[i, 2 * j]",
-        )
+        message = f"this element of {describe(element.buffer)} may be the upper half of a byte"
+        raise t.error(message, "name one whose last index is even: A[i, 2 * j]")
     return _byte_of(t, element)[0]
 
 

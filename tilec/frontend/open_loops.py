@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.memory import Memory
-from tilec.frontend.values import LoopHeader, Scalar
+from tilec.frontend.values import LoopHeader, Scalar, as_syntax
 
 _USUAL_THREADS = 128
 
@@ -32,60 +31,29 @@ def is_open(extent: object) -> bool:
     return run_time and static_int(extent) is None
 
 
-@contextmanager
 def loop_over_tiles(
     t: Memory, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
-) -> Iterator[ast.For]:
-    """The loop that stands for `node`, a T.Parallel, while its headers have their names."""
+) -> ast.For:
+    """The loop that stands for `node`, a T.Parallel."""
     if header.arguments.get("loop_layout") is not None:
-        raise t.error(
-            "a T.Parallel with run-time extents has no loop_layout",
-            "loop over a compile-time tile, or leave it out",
-            header.place("loop_layout"),
-        )
+        message = "a T.Parallel with run-time extents has no loop_layout"
+        hint = "loop over a compile-time tile, or leave it out"
+        raise t.error(message, hint, header.place("loop_layout"))
     extents: Any = header.arguments["extents"]
     *outer, last = (d for d, e in enumerate(extents) if is_open(e))
     size = max(1, (t.threads or _USUAL_THREADS) // math.prod(static_int(e) or 1 for e in extents))
     kept = [d for d in range(len(extents)) if d not in outer]
     inner = {**header.arguments, "extents": tuple(size if d == last else extents[d] for d in kept)}
     stop = t.to_index(extents[last])
-
-    def counted(count: object, d: int) -> LoopHeader:
-        bounds = {"start": 0, "stop": count, "step": 1}
-        return LoopHeader("serial", bounds, header.loc, {"stop": header.place(f"extents[{d}]")})
-
-    hidden = {
-        "stop": stop,
-        "tiles": counted(t.binary("ceildiv", stop, size), last),
-        "tile": LoopHeader("Parallel", inner, header.loc, header.places),
-        **{f"outer{d}": counted(extents[d], d) for d in outer},
-    }
-    names = {word: f".{word}{id(node)}" for word in (*hidden, "number", "inside")}
-
-    def loop(target: ast.expr, over: str, body: list[ast.stmt]) -> ast.For:
-        return ast.For(target, _read(names[over]), body, [])
-
-    index = ast.BinOp(
-        ast.BinOp(_read(names["number"]), ast.Mult(), ast.Constant(size)),
-        ast.Add(),
-        _read(names["inside"]),
-    )
-    within = ast.Compare(index, [ast.Lt()], [_read(names["stop"])])
-    body = [ast.Assign([targets[last]], index), *node.body]
-    inside: ast.expr = ast.Name(names["inside"], ast.Store())
+    tiles = header.counted(last, t.binary("ceildiv", stop, size))
+    tile = LoopHeader("Parallel", inner, header.loc, header.places)
+    number, inside = (ast.Name(f".{word}{id(node)}", ast.Load()) for word in ("number", "inside"))
+    index = ast.BinOp(ast.BinOp(number, ast.Mult(), ast.Constant(size)), ast.Add(), inside)
+    within = ast.Compare(index, [ast.Lt()], [as_syntax(stop)])
+    body = ast.If(within, [ast.Assign([targets[last]], index), *node.body], [])
     variables = [inside if d == last else targets[d] for d in kept]
-    made = loop(ast.Tuple(variables, ast.Store()), "tile", [ast.If(within, body, [])])
-    made = loop(ast.Name(names["number"], ast.Store()), "tiles", [made])
+    made = ast.For(ast.Tuple(variables, ast.Store()), as_syntax(tile), [body], [])
+    made = ast.For(number, as_syntax(tiles), [made], [])
     for d in reversed(outer):
-        made = loop(targets[d], f"outer{d}", [made])
-    for n in ast.walk(made):
-        if isinstance(n, ast.expr | ast.stmt) and not hasattr(n, "lineno"):
-            ast.copy_location(n, node.iter)
-    t.names.update({names[word]: value for word, value in hidden.items()})
-    yield made
-    for name in names.values():
-        t.names.pop(name, None)
-
-
-def _read(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
+        made = ast.For(targets[d], as_syntax(header.counted(d)), [made], [])
+    return ast.fix_missing_locations(ast.copy_location(made, node.iter))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tilec.frontend.arithmetic import Arithmetic
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element
-from tilec.frontend.values import OPEN, LoopHeader, Number, Region, Scalar, Tile
+from tilec.frontend.values import OPEN, LoopHeader, Number, Region, Scalar, Tile, as_syntax
+from tilec.support.syntax import placed
 
 
 def is_open(r: object) -> bool:
@@ -81,33 +81,18 @@ def fill_open(t: Expressions, r: Region, value: object, node: ast.Call) -> None:
     dims = [d for d, e in enumerate(r.extents) if e not in (None, 1)]
     extents = tuple(r.counts[d] if r.extents[d] == OPEN else r.extents[d] for d in dims)
     words = {"extents": extents, "coalesced_width": None, "loop_layout": None}
-    hidden: dict[str, object] = {
-        "buffer": r.buffer,
-        "value": t.number(value, "the value"),
-        "loop": LoopHeader("Parallel", words, t.loc),
-        **{f"offset{d}": offset for d, offset in enumerate(r.offsets)},
-    }
-    names = {word: f".fill {word}{id(node)}" for word in hidden}
-    index = {d: f".fill index{d}" for d in dims}
+    index = {d: ast.Name(f".fill index{d}", ast.Load()) for d in dims}
 
     def at(d: int) -> ast.expr:
-        offset: ast.expr = ast.Name(names[f"offset{d}"], ast.Load())
+        offset = as_syntax(r.offsets[d])
         if d not in index:
             return offset
-        step: Any = ast.Constant(r.steps.get(d, 1))
-        moved = ast.BinOp(ast.Name(index[d], ast.Load()), ast.Mult(), step)
-        return ast.BinOp(offset, ast.Add(), moved)
+        step = ast.Constant(r.steps.get(d, 1))
+        return ast.BinOp(offset, ast.Add(), ast.BinOp(index[d], ast.Mult(), step))
 
-    where: list[ast.expr] = [at(d) for d in range(len(r.offsets))]
-    place = where[0] if len(where) == 1 else ast.Tuple(where, ast.Load())
-    element = ast.Subscript(ast.Name(names["buffer"], ast.Load()), place, ast.Store())
-    stored = ast.Assign([element], ast.Name(names["value"], ast.Load()))
-    targets: list[ast.expr] = [ast.Name(index[d], ast.Store()) for d in dims]
-    target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
-    loop = ast.For(target, ast.Name(names["loop"], ast.Load()), [stored], [])
-    for n in ast.walk(loop):
-        ast.copy_location(n, node)
-    t.names.update({names[word]: v for word, v in hidden.items()})
-    t.for_loop(loop)
-    for name in (*names.values(), *index.values()):
-        t.names.pop(name, None)
+    where = ast.Tuple([at(d) for d in range(len(r.offsets))], ast.Load())
+    element = ast.Subscript(as_syntax(r.buffer), where, ast.Store())
+    stored = ast.Assign([element], as_syntax(t.number(value, "the value")))
+    header = as_syntax(LoopHeader("Parallel", words, t.loc))
+    loop = ast.For(ast.Tuple([*index.values()], ast.Store()), header, [stored], [])
+    t.for_loop(placed(loop, node))

@@ -12,7 +12,7 @@ from tilec.frontend.guards import negated
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.regions import Regions
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_literal
-from tilec.ir.core import Block, Op
+from tilec.ir.core import Block
 from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
 
@@ -97,10 +97,8 @@ class Operators(Regions):
         try:
             return PYTHON[kind](a, b)
         except TypeError:
-            raise self.error(
-                f"{describe(a)} {SYMBOLS[kind]} {describe(b)} cannot be an extent",
-                "extents are ints, sizes, and + - * // % of these",
-            ) from None
+            message = f"{describe(a)} {SYMBOLS[kind]} {describe(b)} cannot be an extent"
+            raise self.error(message, "extents are ints, sizes, and + - * // % of these") from None
 
     def _operand(self, value: object, node: ast.expr) -> Number:
         with self.at(node):
@@ -168,9 +166,8 @@ class Operators(Regions):
                 return (left is right) == isinstance(op, ast.Is)
             case ast.In() | ast.NotIn():
                 if isinstance(left, Scalar | Region) or not isinstance(right, (*CONTAINERS, range)):
-                    hint = "compare with each: x == 1 or x == 2"
                     message = f"{describe(left)} in {describe(right)} is not known here"
-                    raise self.error(message, hint)
+                    raise self.error(message, "compare with each: x == 1 or x == 2")
                 try:
                     return (left in right) == isinstance(op, ast.In)
                 except TypeError:  # a list in a dict, a number in a text
@@ -235,7 +232,7 @@ class Operators(Regions):
         with self.inside(conditional=True, guard=negated(test)) as other:
             b = on_false()
         ops = (*then.ops, *other.ops)
-        harmless = hazards == self.hazards and all(_harmless(o) for o in ops)
+        harmless = hazards == self.hazards and all(o.pure or isinstance(o, Load) for o in ops)
         if self.parallel is None and not any(isinstance(o, Shuffle | ShuffleXor) for o in ops):
             harmless &= not any(isinstance(o, Load) and _on_chip(o) for o in ops)
         self.hazards = hazards
@@ -279,10 +276,6 @@ class Operators(Regions):
 
 def _at_run_time(value: object) -> bool:
     return isinstance(value, Scalar | Region | Buffer)
-
-
-def _harmless(o: Op) -> bool:
-    return o.pure or isinstance(o, Load)
 
 
 def _on_chip(o: Load) -> bool:

@@ -31,16 +31,8 @@ from tilec.ir.lines import named_in
 from tilec.ir.types import DType
 
 RUN_TIME = (
-    Scalar,
-    Buffer,
-    Region,
-    Method,
-    Closure,
-    LoopHeader,
-    KernelHeader,
-    EmptyTensor,
-    Undefined,
-)
+    Scalar, Buffer, Region, Method, Closure, LoopHeader, KernelHeader, EmptyTensor, Undefined,
+)  # fmt: skip
 # What the language has that is plain Python outside of a kernel.
 _PYTHONS_OWN: frozenset[Any] = frozenset(
     {T.infinity, T.max_value, T.min_value, T.dynamic, T.symbolic, T.const, T.Layout}
@@ -149,7 +141,10 @@ def has_macros(kind: Any) -> bool:
 
 IN_THE_LANGUAGE = frozenset(
     {
+        "tilec.frontend.builtins_integers",
         "tilec.frontend.builtins_moves",
+        "tilec.frontend.builtins_rounding",
+        "tilec.frontend.decoders",
         "tilec.frontend.formulas",
         "tilec.intrinsics.mfma",
     }

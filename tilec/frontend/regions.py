@@ -49,11 +49,9 @@ class Regions(Memory):
         """A region whose extents stand by themselves. Raises CompileError for a bare start."""
         r = self.region(operand, what)
         if OPEN in r.extents:
-            raise self.error(
-                f"the extent of this slice of {describe(r.buffer)} is only known at run time",
-                f"dimension {r.extents.index(OPEN)}: write start:start + n with a compile-time n",
-                r.loc,
-            )
+            message = f"the extent of this slice of {describe(r.buffer)} is only known at run time"
+            hint = f"dimension {r.extents.index(OPEN)}: write start:start + n with a compile-time n"
+            raise self.error(message, hint, r.loc)
         if r.is_element:
             raise self.error(
                 f"{what} says where a tile of {describe(r.buffer)} starts, not how large it is",
@@ -141,10 +139,8 @@ class Regions(Memory):
         """A tile as an op takes it. Raises CompileError for a tensor with a layout, and for one of
         which a byte holds two elements."""
         if t.steps:
-            raise self.error(
-                f"{self.tile_text(t)} has a step, and this works on tiles without gaps",
-                "copy it to a tile of its own with T.copy, and use that",
-            )
+            message = f"{self.tile_text(t)} has a step, and this works on tiles without gaps"
+            raise self.error(message, "copy it to a tile of its own with T.copy, and use that")
         if t.buffer.stored is not None:
             raise self.error(
                 f"{describe(t.buffer)} has elements that are narrower in memory, and this works on "

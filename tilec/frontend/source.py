@@ -132,10 +132,8 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
     file, start = code.co_filename, code.co_firstlineno
     lines = function_lines(function)
     if not lines:
-        raise CompileError(
-            f"the source of {function.__name__} cannot be read ({file})",
-            hint="define the kernel in a file or a notebook cell",
-        )
+        hint = "define the kernel in a file or a notebook cell"
+        raise CompileError(f"the source of {function.__name__} cannot be read ({file})", hint=hint)
     # A function inside another is indented: a statement put before it keeps columns as they are.
     indented = lines[0][:1].isspace()
     text = "".join(lines)
@@ -151,9 +149,8 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
     node = body[0]
     if not isinstance(node, ast.FunctionDef):
         loc = Loc(file, start, 0, len(shown[0]))
-        raise CompileError(
-            "a kernel must be a plain function, not async", loc, "write def instead of async def"
-        )
+        hint = "write def instead of async def"
+        raise CompileError("a kernel must be a plain function, not async", loc, hint)
     enclosing = getattr(function, "__tilec_locals__", {})
     read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
     function.__dict__[_READ] = read

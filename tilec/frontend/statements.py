@@ -153,10 +153,8 @@ class Statements(Assignments):
     def _break(self, node: ast.Break) -> None:
         flags = self.frame.loops[-1]
         if flags.builtin in ("Parallel", "vectorized"):
-            raise self.error(
-                f"break in T.{flags.builtin}, whose iterations have no order",
-                "use if around what should not run, or T.serial",
-            )
+            hint = "use if around what should not run, or T.serial"
+            raise self.error(f"break in T.{flags.builtin}, whose iterations have no order", hint)
         flags.breaks = True
         self.names[flags.run] = self.names[flags.live] = False
 
@@ -207,15 +205,11 @@ class Statements(Assignments):
             return
         said = "" if node.msg is None else self._message(node.msg)
         if isinstance(cond, Scalar):
-            raise self.error(
-                "the condition of this assert is only known at run time",
-                "assert checks what is known at compile time; leave out what is not",
-                node.test,
-            )
-        raise self.error(
-            f"assertion failed: {said or ast.unparse(node.test)}",
-            f"this variant of the kernel needs {ast.unparse(node.test)}",
-        )
+            message = "the condition of this assert is only known at run time"
+            hint = "assert checks what is known at compile time; leave out what is not"
+            raise self.error(message, hint, node.test)
+        hint = f"this variant of the kernel needs {ast.unparse(node.test)}"
+        raise self.error(f"assertion failed: {said or ast.unparse(node.test)}", hint)
 
     def _raise(self, node: ast.Raise) -> None:
         """A `raise` that tracing comes to: what its author says is wrong with this variant."""
@@ -244,9 +238,8 @@ class Statements(Assignments):
         if isinstance(value, GroupHeader):
             raise self.error("T.ws stands in a with", "write with T.ws(0):")
         if isinstance(value, LoopHeader):
-            raise self.error(
-                f"{value.builtin} stands in a for", f"write for i in T.{value.builtin}(…):"
-            )
+            hint = f"write for i in T.{value.builtin}(…):"
+            raise self.error(f"{value.builtin} stands in a for", hint)
         if not isinstance(node.value, ast.Call | ast.Subscript) and is_number(value):
             raise self.error("this value is not used", "assign it, or leave it out")
         if isinstance(node.value, ast.Name | ast.Attribute) and callable(value):
@@ -260,9 +253,6 @@ class Statements(Assignments):
                 hint = "write it outside, or leave the decorator out"
                 raise self.error("a decorator inside of a kernel", hint, decorator)
         self.names[node.name] = self.make_closure(node)
-
-    def _pass(self, node: ast.Pass) -> None:
-        pass
 
     # --- bodies -----------------------------------------------------------------------------------
 
@@ -293,33 +283,22 @@ class Statements(Assignments):
         check_known(found)
         if self.names[_RETURN] is not False:
             where = "in some cases only" if isinstance(self.names[_RETURN], Scalar) else "nothing"
-            hint = "end it with a return of its own"
-            raise self.error(f"{name} returns a value {where}", hint)
+            raise self.error(f"{name} returns a value {where}", "end it with a return of its own")
         for v in found:
             if isinstance(v, Undefined):
-                raise self.error(
-                    f"which of its values {name} returns is only known at run time",
-                    "return numbers, or let a condition known at compile time decide",
-                )
+                message = f"which of its values {name} returns is only known at run time"
+                hint = "return numbers, or let a condition known at compile time decide"
+                raise self.error(message, hint)
         return found[0] if count < 0 else tuple(found)
 
     _statements: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
-        ast.Assign: Assignments.assign,
-        ast.AugAssign: Assignments.augmented,
-        ast.AnnAssign: lambda self, node: self.annotated(node),
-        ast.If: _if,
-        ast.For: ForLoops.for_loop,
-        ast.While: ForLoops.while_loop,
-        ast.Break: _break,
-        ast.Continue: _continue,
-        ast.Return: _return,
-        ast.Assert: _assert,
-        ast.Raise: _raise,
-        ast.With: _with,
-        ast.Expr: _expression_statement,
-        ast.Pass: _pass,
+        ast.Assign: Assignments.assign, ast.AugAssign: Assignments.augmented,
+        ast.AnnAssign: lambda self, node: self.annotated(node), ast.If: _if,
+        ast.For: ForLoops.for_loop, ast.While: ForLoops.while_loop, ast.Break: _break,
+        ast.Continue: _continue, ast.Return: _return, ast.Assert: _assert, ast.Raise: _raise,
+        ast.With: _with, ast.Expr: _expression_statement, ast.Pass: lambda self, node: None,
         ast.FunctionDef: _function,
-    }
+    }  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, int_argument
+from tilec.frontend.builtins import Call
 from tilec.frontend.builtins_threads import rank_in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, Tile
@@ -23,7 +23,7 @@ def is_for_each_warp(t: Expressions, c: Call) -> bool:
     """Whether each warp has a copy of its own. Raises CompileError for groups of other sizes."""
     if c["leader_scope_threads"] is None:
         return False
-    threads = int_argument(t, c, "leader_scope_threads", 1)
+    threads = c.integer("leader_scope_threads", 1)
     if threads == t.threads and threads != WARP:
         return False
     if threads != WARP:
@@ -65,7 +65,7 @@ def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
     """`cluster_mask`: the tile that its blocks are given, which the first of them names; a block
     that is not among them has its own. Raises CompileError for no mask of the cluster's blocks, and
     where the tile begins somewhere that only its own block can compute."""
-    mask, place = int_argument(t, c, "cluster_mask", 1), c.place("cluster_mask")
+    mask, place = c.integer("cluster_mask", 1), c.place("cluster_mask")
     cluster = t.cluster or ()
     blocks = math.prod(cluster)
     if mask >> blocks:
@@ -97,7 +97,7 @@ def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
 def gate_of(t: Expressions, c: Call) -> tuple[int, Value, Value] | None:
     """The mask of a copy for several blocks, the barrier where they tell one another that their
     tiles are free, and this block's number; None where each has its own."""
-    mask = int_argument(t, c, "cluster_mask", 1)
+    mask = c.integer("cluster_mask", 1)
     count = mask.bit_count()
     if count < 2:
         return None

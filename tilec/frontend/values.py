@@ -6,11 +6,12 @@ what is only known at run time, and for what the front end keeps about it."""
 
 from __future__ import annotations
 
+import ast
 import enum
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from tilec import language as T
 from tilec.frontend.source import Source
@@ -167,6 +168,12 @@ class LoopHeader:
         """Where an argument stands; the call, if that is not known."""
         return self.places.get(name, self.loc)
 
+    def counted(self, d: int, count: object = None) -> LoopHeader:
+        """A loop that counts to one of the extents, or to a `count` that follows from it."""
+        given: Any = self.arguments["extents"]
+        bounds = {"start": 0, "stop": given[d] if count is None else count, "step": 1}
+        return LoopHeader("serial", bounds, self.loc, {"stop": self.place(f"extents[{d}]")})
+
 
 @dataclass(frozen=True, slots=True)
 class KernelHeader:
@@ -211,6 +218,11 @@ class EmptyTensor:
     shape: tuple[int | Scalar, ...]
     dtype: DType
     loc: Loc
+
+
+def as_syntax(value: object) -> ast.expr:
+    """A value in the place of an expression."""
+    return ast.Constant(value)  # type: ignore[arg-type]
 
 
 def is_literal(value: object) -> TypeGuard[Literal]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -20,3 +23,24 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
             elif isinstance(part, list):
                 found += [x for x in part if isinstance(x, ast.AST)]
         yield node
+
+
+def name_nodes(*trees: ast.AST) -> Iterator[ast.Name]:
+    """Where names stand."""
+    return (n for tree in trees for n in nodes(tree) if isinstance(n, ast.Name))
+
+
+def names_in(*trees: ast.AST) -> set[str]:
+    return {n.id for n in name_nodes(*trees)}
+
+
+def placed(made: Node, at: ast.AST) -> Node:
+    """`made`, all of whose nodes are where `at` is."""
+    for n in nodes(made):
+        ast.copy_location(n, at)
+    return made
+
+
+def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
+    """The statements of a text, where `at` is."""
+    return [placed(s, at) for s in ast.parse(text).body]
