@@ -24,13 +24,15 @@ from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype
 from tilec.support.lazy import Lazy
+from tilec.support.syntax import name_nodes, names_in, placed
 
 if TYPE_CHECKING:
-    from tilec.frontend import evaluation, values, whole_loops
+    from tilec.frontend import evaluation, values
+    from tilec.frontend.whole_loops import nests
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     values = Lazy("tilec.frontend.values")
-    whole_loops = Lazy("tilec.frontend.whole_loops")
+    nests = Lazy("tilec.frontend.whole_loops.nests")
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
@@ -156,25 +158,19 @@ def _read(
     names = [p.name for p in parameters]
     for name, loc in ((source.name, source.header_loc()), *((p.name, p.loc) for p in parameters)):
         if not name.isascii():
-            raise CompileError(
-                f"the name {name} has letters beyond ASCII, which assemblers do not take",
-                loc,
-                "write it in ASCII; names inside the kernel may have any letters",
-            )
+            message = f"the name {name} has letters beyond ASCII, which assemblers do not take"
+            hint = "write it in ASCII; names inside the kernel may have any letters"
+            raise CompileError(message, loc, hint)
     for name in out:
         if name not in names:
             near = did_you_mean(name, names)
-            raise CompileError(
-                f"out names {name!r}, which is no parameter of {source.name}{near}",
-                source.decorator_loc("out"),
-                f"its tensors are {', '.join(p.name for p in parameters if p.kind == 'tensor')}",
-            )
+            message = f"out names {name!r}, which is no parameter of {source.name}{near}"
+            hint = f"its tensors are {', '.join(p.name for p in parameters if p.kind == 'tensor')}"
+            raise CompileError(message, source.decorator_loc("out"), hint)
         if parameters[names.index(name)].kind != "tensor":
-            raise CompileError(
-                f"out names {name!r}, which is not a tensor",
-                source.decorator_loc("out"),
-                f"annotate it: {name}: T.Tensor((M, N), dtype), or leave it out of out",
-            )
+            message = f"out names {name!r}, which is not a tensor"
+            hint = f"annotate it: {name}: T.Tensor((M, N), dtype), or leave it out of out"
+            raise CompileError(message, source.decorator_loc("out"), hint)
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
     returns = reader.returned() or out
     kernels = reader.kernels(source.node.body)
@@ -257,9 +253,8 @@ class _Reader:
         node = self.source.node.args
         for refused, star in ((node.vararg, "*"), (node.kwarg, "**")):
             if refused is not None:
-                raise self.error(
-                    f"a kernel cannot take {star}{refused.arg}", "name each parameter", at=refused
-                )
+                hint = "name each parameter"
+                raise self.error(f"a kernel cannot take {star}{refused.arg}", hint, at=refused)
         plain = inspect.signature(self.source.function).parameters
         annotations = self.source.function.__annotations__
         for arg in (*node.posonlyargs, *node.args, *node.kwonlyargs):
@@ -275,18 +270,15 @@ class _Reader:
         """An annotation kept as text (`from __future__ import annotations`)."""
         if find_dtype(text) is not None:
             return find_dtype(text)
-        tree = said_at(ast.parse(text, mode="eval").body)
-        for n in ast.walk(tree):
-            ast.copy_location(n, node)
+        tree = placed(said_at(ast.parse(text, mode="eval").body), node)
         try:
             return evaluation.Evaluation(self.source).annotation_at(node, tree)
         except CompileError as e:
-            raise self.error(
-                e.message,
+            hint = (
                 "annotations are text here (from __future__ import annotations), which hides "
-                "names of a surrounding function; leave that import out",
-                node,
-            ) from None
+                "names of a surrounding function; leave that import out"
+            )
+            raise self.error(e.message, hint, node) from None
 
     # --- body -------------------------------------------------------------------------------------
 
@@ -341,7 +333,7 @@ class _Reader:
         draft.pointer = True
         constexprs = {n for n, d in self.drafts.items() if d.annotation in (T.constexpr, T.dtype)}
         open_ = {n for n in constexprs if n not in self.constants}
-        if any(isinstance(n, ast.Name) and n.id in open_ for n in ast.walk(call)):
+        if names_in(call) & open_:
             draft.annotation, self.pending = T.Tensor, True
             return
         with self.evaluation.at(call):
@@ -436,20 +428,21 @@ class _Reader:
         body = self.source.node.body
         if not any(isinstance(s, ast.For) for s in body):
             return None
-        found = whole_loops.whole_loop(body, self._known)
+        found = nests.whole_loop(body, self._known)
         if found is None:
             return None
-        is_product = whole_loops.product_of(found[1], self._known) is not None
-        return whole_loops.tile_names(self.source.used_names()) if is_product else {}
+        is_product = nests.product_of(found[1], self._known) is not None
+        sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
+        return {size: nests.fresh_name(size, used) for size in sizes}
 
     def telling(self) -> dict[str, bool]:
         """The sizes that the loops inside of a whole loop, and its columns, have as extents, and
         whether they count the latter."""
-        found = whole_loops.whole_loop(self.source.node.body, self._known)
+        found = nests.whole_loop(self.source.node.body, self._known)
         assert found is not None
         told: dict[str, bool] = {}
-        for extents, columns in zip(whole_loops.telling(found[1], self._known), (False, True)):
-            for n in (n for e in extents for n in whole_loops.names_in(e)):
+        for extents, columns in zip(nests.telling(found[1], self._known), (False, True)):
+            for n in name_nodes(*extents):
                 if isinstance(size := self._known(n), T.Size):
                     told[size.text] = columns
         return told
@@ -493,12 +486,11 @@ class _Reader:
                 strides = tuple(self._dimension(s) for s in apart)
             return Parameter(d.name, "tensor", d.loc, d.default, a.dtype, shape, strides)
         if a is T.ptr:
-            raise self.error(
-                f"nothing says what {d.name} points to",
-                f"write A = T.make_tensor({d.name}, (M, N), dtype) above T.Kernel, or "
-                f"{d.name}: T.Tensor((M, N), dtype)",
-                d.loc,
+            hint = (
+                f"write A = T.make_tensor({d.name}, (M, N), dtype) above T.Kernel, or {d.name}: "
+                "T.Tensor((M, N), dtype)"
             )
+            raise self.error(f"nothing says what {d.name} points to", hint, d.loc)
         if isinstance(a, T.NotYet):
             hint = foreign.MEANWHILE.get(a.name, foreign.LATER)
             raise self.error(f"T.{a.name} is not supported yet", hint, d.loc)
@@ -520,12 +512,11 @@ class _Reader:
             return tuple(a.shape)
         *outer, last = a.shape
         if isinstance(last, int) and last % 2:
-            raise self.error(
-                f"the last extent of {d.name} is {last}: elements of {a.dtype.name} come in pairs, "
-                "a byte each",
-                "write an even extent",
-                d.loc,
+            message = (
+                f"the last extent of {d.name} is {last}: elements of {a.dtype.name} come in "
+                "pairs, a byte each"
             )
+            raise self.error(message, "write an even extent", d.loc)
         return (*outer, last // 2)
 
     def _dimension(self, extent: int | T.Size) -> Dimension:
@@ -560,10 +551,7 @@ class _Reader:
         names = []
         for p in parts:
             if not isinstance(p, ast.Name) or p.id not in {*tensors, *self.allocated}:
-                raise self.error(
-                    f"a kernel returns tensors, not {ast.unparse(p)}",
-                    "return what T.empty made, or a tensor parameter",
-                    at=p,
-                )
+                hint = "return what T.empty made, or a tensor parameter"
+                raise self.error(f"a kernel returns tensors, not {ast.unparse(p)}", hint, at=p)
             names.append(p.id)
         return tuple(names)

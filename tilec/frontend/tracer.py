@@ -16,7 +16,7 @@ from tilec.frontend.index import Reach
 from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, grid_syncs
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
-from tilec.frontend.whole_loop_forms import WholeLoops
+from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.faults import told_as_internal
@@ -140,7 +140,8 @@ class _KernelTracer(WholeLoops):
                     self._scalar_parameter(p)
                 elif p.kind == "constexpr":
                     self._constant_parameter(p)
-        self._check_distinct_names()
+        for name in self.size_params.keys() & (self.tensors.keys() | self.scalar_params.keys()):
+            raise self.error(f"{name} is both a parameter and a size", "rename one of them")
         self._check_returned(self.run_body())
         if self.grid is None and self.known.grid is None:
             raise self._no_grid()
@@ -232,10 +233,9 @@ class _KernelTracer(WholeLoops):
 
     def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
         if p.dtype is not None and p.dtype is not fact.dtype:
-            raise self.error(
-                f"{p.name} is annotated as {p.dtype.name}, the argument is {fact.dtype.name}",
-                f"pass an array of {p.dtype.name}, or annotate {fact.dtype.name}",
-            )
+            message = f"{p.name} is annotated as {p.dtype.name}, the argument is {fact.dtype.name}"
+            hint = f"pass an array of {p.dtype.name}, or annotate {fact.dtype.name}"
+            raise self.error(message, hint)
         for what, written, given in (
             ("extent", p.shape, fact.shape),
             ("stride", p.strides, fact.strides),
@@ -250,10 +250,9 @@ class _KernelTracer(WholeLoops):
                 )
             for dim, (w, g) in enumerate(zip(written, given)):
                 if isinstance(w, int) and isinstance(g, int) and w != g:
-                    raise self.error(
-                        f"{what} {dim} of {p.name} is annotated as {w}, the argument has {g}",
-                        "pass an array of the annotated shape, or annotate a size of T.dynamic",
-                    )
+                    message = f"{what} {dim} of {p.name} is annotated as {w}, the argument has {g}"
+                    hint = "pass an array of the annotated shape, or annotate a size of T.dynamic"
+                    raise self.error(message, hint)
 
     def _size_of(self, tensor: str, dim: int, extent: int | str) -> int | Scalar:
         if isinstance(extent, int):
@@ -308,15 +307,9 @@ class _KernelTracer(WholeLoops):
     def _constant_parameter(self, p: Parameter) -> None:
         value = self.known.constants.get(p.name, p.default)
         if value is REQUIRED:
-            raise self.error(
-                f"the constexpr parameter {p.name} was given no value",
-                f"pass {p.name}=…, or give it a default: {p.name}: T.constexpr = 128",
-            )
+            hint = f"pass {p.name}=…, or give it a default: {p.name}: T.constexpr = 128"
+            raise self.error(f"the constexpr parameter {p.name} was given no value", hint)
         self.names[p.name] = self.captured(p.name, value)
-
-    def _check_distinct_names(self) -> None:
-        for name in self.size_params.keys() & (self.tensors.keys() | self.scalar_params.keys()):
-            raise self.error(f"{name} is both a parameter and a size", "rename one of them")
 
     def _check_returned(self, value: object) -> None:
         returned = value if isinstance(value, tuple | list) else () if value is None else (value,)
@@ -415,11 +408,9 @@ class _KernelTracer(WholeLoops):
         with self.inside() as builder:
             header = self.expression(item.context_expr)
             if not isinstance(header, KernelHeader):
-                raise self.error(
-                    f"with is for T.Kernel, this is {describe(header)}",
-                    "write with T.Kernel(gx, gy) as (bx, by):",
-                    item.context_expr,
-                )
+                message = f"with is for T.Kernel, this is {describe(header)}"
+                hint = "write with T.Kernel(gx, gy) as (bx, by):"
+                raise self.error(message, hint, item.context_expr)
             with self.at(header.loc):
                 self._check_header(header)
                 extents = tuple(self.index_value(e) for e in header.grid)
@@ -437,9 +428,8 @@ class _KernelTracer(WholeLoops):
 
     def statement(self, node: ast.stmt) -> None:
         if self.finished and self.signature.part is None:
-            raise self.error(
-                "code after T.Kernel would belong to no block", "move it into the with", at=node
-            )
+            hint = "move it into the with"
+            raise self.error("code after T.Kernel would belong to no block", hint, at=node)
         whole = self.signature.tiles is not None and self.grid is None and self.known.grid is None
         if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
             blocks, language = self.blocks_of(node, self.signature.tiles or {})
@@ -462,15 +452,11 @@ class _KernelTracer(WholeLoops):
             hint = "write it behind the other, as far out, to launch one after the other"
             raise self.error("this kernel has a T.Kernel already", hint)
         if header.grid and self.known.grid is not None:
-            raise self.error(
-                "the grid is given twice: in T.Kernel and by the launch",
-                f"call {self.signature.name}(…), or leave the extents out of T.Kernel",
-            )
+            hint = f"call {self.signature.name}(…), or leave the extents out of T.Kernel"
+            raise self.error("the grid is given twice: in T.Kernel and by the launch", hint)
         if not header.grid and self.known.grid is None:
-            raise self.error(
-                "the grid is not given",
-                f"launch with {self.signature.name}[grid](…), or write T.Kernel(gx, …)",
-            )
+            hint = f"launch with {self.signature.name}[grid](…), or write T.Kernel(gx, …)"
+            raise self.error("the grid is not given", hint)
         threads = header.threads
         if threads is not None and self.threads is not None and threads != self.threads:
             raise self.error(
@@ -486,11 +472,9 @@ class _KernelTracer(WholeLoops):
         while pending:
             o = pending.pop()
             if not o.pure and not isinstance(o, Yield):
-                raise self.error(
-                    "the grid must follow from sizes and scalar parameters by arithmetic",
-                    "compute it outside and pass it as a scalar, or launch with kernel[grid]",
-                    at=header.loc,
-                )
+                message = "the grid must follow from sizes and scalar parameters by arithmetic"
+                hint = "compute it outside and pass it as a scalar, or launch with kernel[grid]"
+                raise self.error(message, hint, at=header.loc)
             found = {makers[v] for v in o.operands if v in makers} - needed
             needed |= found
             pending += found
@@ -505,10 +489,8 @@ class _KernelTracer(WholeLoops):
             count = len(target.elts) if isinstance(target, ast.Tuple | ast.List) else 1
             extents = launch if isinstance(launch, tuple) else (None,) * count
             if count > len(extents) or count > 3:
-                raise self.error(
-                    f"{count} block indices, but the grid has {min(len(extents), 3)} extents",
-                    "name one index for each extent of the grid",
-                )
+                message = f"{count} block indices, but the grid has {min(len(extents), 3)} extents"
+                raise self.error(message, "name one index for each extent of the grid")
             extents = extents[:count]
         if target is None:
             return

@@ -1,4 +1,4 @@
-"""The loops over tiles that those inside of a whole loop become (`whole_loop_tiles`), as syntax."""
+"""The loops over tiles that those inside of a whole loop become (`tiles`), as syntax."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilec.frontend.whole_loop_folds import Folds, Pick
-from tilec.frontend.whole_loop_rows import indices_of, tensor_of
-from tilec.frontend.whole_loops import names_in, unravelled
+from tilec.frontend.whole_loops.folds import Folds, Pick
+from tilec.frontend.whole_loops.nests import (
+    chain_of,
+    elements_of,
+    index_of,
+    indices_of,
+    tensor_of,
+    unravelled,
+)
+from tilec.support.syntax import names_in, parsed
 
 
 @dataclass
@@ -43,11 +50,11 @@ class TileLoops(Folds):
         self, name: str, shape: tuple[int, ...], dtype: ast.expr, at: ast.stmt
     ) -> list[ast.stmt]:
         made = f"{name} = {self.language}.alloc_fragment({shape}, {ast.unparse(dtype)})"
-        return self._parsed(made, at)
+        return parsed(made, at)
 
     def _write_out(self, name: str, value: ast.expr) -> None:
         """Let `name`, whose dtype nobody has written, stand for what it is."""
-        self.frozen |= {n.id for n in names_in(value)} & self.held.keys()
+        self.frozen |= names_in(value) & self.held.keys()
         self.written_out[name] = self._put(value)
 
     def _put(self, node: ast.expr) -> ast.expr:
@@ -67,7 +74,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
     {self._places()}
     {guard}{target} = {ast.unparse(self._put(value))}
 """
-        return self._parsed(text, at)
+        return parsed(text, at)
 
     def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
         """A statement for each of the block's iterations that there are."""
@@ -78,7 +85,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
     if {self._inside()}:
         pass
 """
-        (made,) = self._parsed(text, s)
+        (made,) = parsed(text, s)
         assert isinstance(made, ast.For) and isinstance(guard := made.body[-1], ast.If)
         guard.body = [put]
         return [made]
@@ -124,7 +131,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
     ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
         """A loop over tiles, up to where blocks that share it come together, and what the last one
         of them does then."""
-        chain = self._chain(loop)
+        chain = chain_of(loop)
         if self._read(chain, behind) is None:
             return None
         loop = chain[-1]
@@ -143,10 +150,10 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 lines = self._pick_lines(pick, shape, place, loop)
                 if lines is None:
                     return None
-                before += self._parsed(lines[0], s)
+                before += parsed(lines[0], s)
                 whole.append(lines[1])
                 edge.append(lines[2])
-                after += self._parsed(lines[3], s)
+                after += parsed(lines[3], s)
                 continue
             fold = self._fold(s)
             if fold is None:
@@ -166,11 +173,11 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             self.kinds.append("add" if word == "sum" else word)
             if word == "sum":
                 got = self.fresh("sums")
-                before += self._parsed(f"{self.language}.clear({tile})", s)
+                before += parsed(f"{self.language}.clear({tile})", s)
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
                 folded = f"{own} + ({text})"
-                after += self._parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
-                last += self._parsed(
+                after += parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
+                last += parsed(
                     f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
                     f"    {kept}[{self.o}] = {kept}[{self.o}] + {got}[{self.o}]",
                     s,
@@ -180,10 +187,10 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 least = self._least(word, self.sums[name])
                 if least is None:
                     return None
-                before += self._parsed(f"{self.language}.fill({tile}, {least})", s)
+                before += parsed(f"{self.language}.fill({tile}, {least})", s)
                 folded = f"{self.language}.{word}({own}, {text})"
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
-                after += self._parsed(f"{self.language}.reduce_{word}({reduced})", s)
+                after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
                 self.shared.append(kept)
             whole.append(f"{own} = {folded}")
             edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
@@ -243,7 +250,7 @@ for {o} in {t}.Parallel({self.outer}):
         around, flat, _ = self._levels(chain)
         extents = [self._range(s) for s in flat]
         extent = " * ".join(extents)
-        index = self._index(flat[0]) if len(flat) == 1 else self.fresh("flat")
+        index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
         count, number = f"{self.language}.ceildiv({extent}, {self.inner})", self.step
@@ -252,7 +259,7 @@ for {o} in {t}.Parallel({self.outer}):
             number = f"({self.step} * {self.parts} + {self.part})"
         along = [f"{index} = {number} * {self.inner} + {self.n}"]
         if len(flat) > 1:
-            along.append(unravelled([self._index(s) for s in flat], extents, index))
+            along.append(unravelled([index_of(s) for s in flat], extents, index))
 
         def over(lines: Sequence[str]) -> str:
             if not lines:
@@ -271,14 +278,14 @@ for {self.step} in {self.language}.serial({count}):
     if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(whole)}
     else:{over([f"{self.wanted} = {inside}", *edge])}
 """
-        made = self._parsed(text, chain[-1])
+        made = parsed(text, chain[-1])
         for k, s in reversed([*enumerate(around)]):
             made = self._around(s, made, shared=k == 0 and self.parts > 1)
         return made
 
     def _around(self, s: ast.For, body: list[ast.stmt], shared: bool) -> list[ast.stmt]:
         """A loop around tiles; `shared`: of which a block has each so many-th iteration."""
-        index, extent, t = self._index(s), self._range(s), self.language
+        index, extent, t = index_of(s), self._range(s), self.language
         text = f"for {index} in {t}.serial({extent}): pass"
         if shared:
             turn = self.fresh("turn")
@@ -286,14 +293,10 @@ for {self.step} in {self.language}.serial({count}):
 for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
     {index} = {turn} * {self.parts} + {self.part}
 """
-        (made,) = self._parsed(text, s)
+        (made,) = parsed(text, s)
         assert isinstance(made, ast.For)
         made.body = [x for x in made.body if not isinstance(x, ast.Pass)] + body
         return [made]
-
-    def _index(self, s: ast.For) -> str:
-        assert isinstance(s.target, ast.Name)
-        return s.target.id
 
     def _range(self, s: ast.For) -> str:
         return f"({ast.unparse(self._extent(s))})"
@@ -309,12 +312,11 @@ for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
     ) -> tuple[list[ast.stmt], list[str]]:
         """Fragments for the elements of a row that a statement reads, which get their names there,
         and what fills them. A quotient is a branch, behind which nothing is loaded."""
-        assert isinstance(loop.target, ast.Name)
         made, loads = list[ast.stmt](), list[str]()
         names = dict[str, str]()
         for e in elements_of(s):
             plain = all(isinstance(i, ast.Name) for i in indices_of(e))
-            ends = ast.unparse(indices_of(e)[-1]) in (loop.target.id, self.nest.indices[-1])
+            ends = ast.unparse(indices_of(e)[-1]) in (index_of(loop), self.nest.indices[-1])
             tensor = tensor_of(e)
             if isinstance(e.ctx, ast.Load) and plain and ends and tensor not in self.held.values():
                 if len(indices_of(e)) > 1 and ast.unparse(e) not in names:
@@ -374,9 +376,3 @@ def _divides(s: ast.stmt) -> bool:
     """Whether a statement stores a quotient."""
     stores = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)
     return stores and any(isinstance(n, ast.Div) for n in ast.walk(s))
-
-
-def elements_of(s: ast.stmt) -> list[ast.Subscript]:
-    return [
-        n for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
-    ]

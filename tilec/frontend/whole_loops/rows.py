@@ -22,8 +22,17 @@ from dataclasses import dataclass, field
 
 from tilec import language as T
 from tilec.builtins import formulas, maths
-from tilec.frontend.whole_loops import Named, Nest, counted, names_in
+from tilec.frontend.whole_loops.nests import (
+    Named,
+    Nest,
+    counted,
+    elements_of,
+    index_of,
+    indices_of,
+    tensor_of,
+)
 from tilec.ir.types import DType
+from tilec.support.syntax import name_nodes, names_in, parsed
 
 _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
 _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp}
@@ -58,7 +67,7 @@ class Rows:
     @property
     def own(self) -> set[str]:
         """What the iterations name themselves."""
-        made = (n.id for s in self.nest.body for n in names_in(s) if isinstance(n.ctx, ast.Store))
+        made = (n.id for n in name_nodes(*self.nest.body) if isinstance(n.ctx, ast.Store))
         return {*self.nest.indices, *made}
 
     def body(self) -> list[ast.stmt] | None:
@@ -74,7 +83,7 @@ class Rows:
                 case ast.Assign([ast.Subscript(ast.Name())], value):
                     if not self._is_pure(value):
                         return None
-                    made += self._parsed(f"if {self.lane} == 0: {ast.unparse(s)}", s)
+                    made += parsed(f"if {self.lane} == 0: {ast.unparse(s)}", s)
                     continue
                 case ast.For():
                     loop = self._loop(s, self.nest.body[at + 1 :])
@@ -92,22 +101,12 @@ class Rows:
 
     def _is_ours(self) -> bool:
         """Whether rows are gone along, and what is written is read where it was written alone."""
-        inner = {
-            s.target.id
-            for s in self.nest.body
-            if isinstance(s, ast.For) and isinstance(s.target, ast.Name)
-        }
-        elements = [
-            n
-            for s in self.nest.body
-            for n in ast.walk(s)
-            if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
-        ]
+        inner = {index_of(s) for s in self.nest.body if isinstance(s, ast.For)}
+        elements = elements_of(*self.nest.body)
         last = [indices_of(n)[-1] for n in elements]
         ends = {n.id for n in last if isinstance(n, ast.Name)}
-        if not ends & inner or self.nest.indices[-1] in {
-            n.id for e in elements if len(indices_of(e)) > 1 for n in names_in(indices_of(e)[-1])
-        }:
+        columns = (indices_of(e)[-1] for e in elements if len(indices_of(e)) > 1)
+        if not ends & inner or self.nest.indices[-1] in names_in(*columns):
             return False
         places: dict[str, set[str]] = {}
         written, by_one = set[str](), set[str]()
@@ -115,15 +114,15 @@ class Rows:
             places.setdefault(tensor_of(n), set()).add(ast.unparse(n))
             if isinstance(n.ctx, ast.Store):
                 written.add(tensor_of(n))
-                by_one |= {tensor_of(n)} if not inner & {x.id for x in names_in(n)} else set()
+                by_one |= {tensor_of(n)} if not inner & names_in(n) else set()
         read = {tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
         return all(len(places[name]) == 1 for name in written) and not by_one & read
 
     def _read(self, chain: Sequence[ast.For], behind: Sequence[ast.stmt]) -> dict[str, str] | None:
         """The variables that loops in one another fold into, and how; None where they do anything
         else than fold and assign, or leave a value to those `behind` them."""
-        targets = [s.target.id for s in chain if isinstance(s.target, ast.Name)]
-        if len(targets) < len(chain) or any(s.orelse for s in chain):
+        targets = [index_of(s) for s in chain]
+        if not all(targets) or any(s.orelse for s in chain):
             return None
         own, loop = {*targets}, chain[-1]
         folds: dict[str, str] = {}
@@ -155,7 +154,7 @@ class Rows:
                     return None
             if not self._is_pure(value):
                 return None
-        used = [n.id for s in loop.body for n in names_in(s)]
+        used = [n.id for n in name_nodes(*loop.body)]
         others = {name for s in behind for name in _given(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
         folded = all(used.count(name) == 2 - once[name] for name in folds)
@@ -165,10 +164,9 @@ class Rows:
         extent = counted(loop.iter, self.named)
         if extent is None or self._read([loop], behind) is None:
             return None
-        known = None if self.own & {n.id for n in names_in(extent)} else self.known(extent)
+        known = None if self.own & names_in(extent) else self.known(extent)
         if known is not None and known < self.lanes // 2:
             return None
-        assert isinstance(loop.target, ast.Name)
         inside, before, after = list[ast.stmt](), list[str](), list[str]()
         for s in loop.body:
             fold = self._fold(s)
@@ -179,7 +177,7 @@ class Rows:
             if word == "sum":
                 part = self.fresh("part")
                 before.append(f"{part}: {ast.unparse(self.sums[name])} = 0")
-                inside += self._parsed(f"{part} += {ast.unparse(value)}", s)
+                inside += parsed(f"{part} += {ast.unparse(value)}", s)
                 after.append(f"{name} = {name} + {self.language}.warp_reduce_sum({part})")
             else:
                 inside.append(s)
@@ -189,10 +187,10 @@ class Rows:
             *before,
             f"for {step} in {self.language}.serial({self.language}.ceildiv("
             f"({ast.unparse(extent)}) - {self.lane}, {self.lanes})):\n"
-            f"    {loop.target.id} = {step} * {self.lanes} + {self.lane}",
+            f"    {index_of(loop)} = {step} * {self.lanes} + {self.lane}",
             *after,
         ]
-        made = self._parsed("\n".join(lines), loop)
+        made = parsed("\n".join(lines), loop)
         shared = next(s for s in made if isinstance(s, ast.For))
         shared.body += inside
         return made
@@ -246,40 +244,17 @@ class Rows:
             plain = isinstance(n.func, ast.Name | ast.Attribute)
             found = self.named(n.func) if plain else None
             cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
-            if not (cast or isinstance(found, DType) or _is_among(found, _PURE)):
+            if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
                 return False
         return True
-
-    def _parsed(self, text: str, at: ast.stmt) -> list[ast.stmt]:
-        made = ast.parse(text).body
-        for s in made:
-            for n in ast.walk(s):
-                if hasattr(n, "lineno"):
-                    ast.copy_location(n, at)
-        return made
-
-
-def indices_of(element: ast.Subscript) -> list[ast.expr]:
-    return element.slice.elts if isinstance(element.slice, ast.Tuple) else [element.slice]
-
-
-def tensor_of(element: ast.Subscript) -> str:
-    assert isinstance(element.value, ast.Name)
-    return element.value.id
-
-
-def _is_among(found: object, words: set[object]) -> bool:
-    return any(found is w for w in words)
 
 
 def _given(s: ast.stmt) -> set[str]:
     """The names that a statement has from those before it: of a loop, those that its iterations do
     not begin by setting."""
-    found = {n.id for n in names_in(s)}
     if not isinstance(s, ast.For):
-        return found
-    found = {n.id for n in names_in(s.iter)}
-    made = {n.id for n in names_in(s.target)}
+        return names_in(s)
+    found, made = names_in(s.iter), names_in(s.target)
     for inner in s.body:
         if isinstance(inner, ast.For):
             found |= _given(inner) - made
@@ -289,8 +264,8 @@ def _given(s: ast.stmt) -> set[str]:
         if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
             own = {inner.target.id}
         value = inner.value if isinstance(inner, ast.Assign | ast.AnnAssign) else None
-        read = {n.id for n in names_in(inner)} if not own else set[str]()
-        read |= set() if value is None else {n.id for n in names_in(value)}
+        read = names_in(inner) if not own else set[str]()
+        read |= set() if value is None else names_in(value)
         found |= read - made
         made |= own
     return found

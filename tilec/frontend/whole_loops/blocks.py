@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
-from tilec.frontend.whole_loop_folds import Magnitude
-from tilec.frontend.whole_loop_rows import Known, shared_rows
-from tilec.frontend.whole_loop_tiles import Tiles
-from tilec.frontend.whole_loops import Named, Nest, Product, fresh_name, names_in, unravelled
+from tilec.frontend.whole_loops.folds import Magnitude
+from tilec.frontend.whole_loops.nests import Named, Nest, Product, fresh_name, unravelled
+from tilec.frontend.whole_loops.rows import Known, shared_rows
+from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.ir.types import DType
+from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
@@ -101,7 +102,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {_THREADS}), threads={_THREADS}) as
         return self._written(text)
 
     def rows(self, named: Named, known: Known, lanes: int) -> ast.With | None:
-        """`lanes` of a warp for each iteration, if it goes along rows; see `whole_loop_rows`."""
+        """`lanes` of a warp for each iteration, if it goes along rows; see `rows`."""
         lane = self._fresh("lane")
         body = shared_rows(self.nest, named, known, lanes, (self.language, lane), self._fresh)
         if body is None:
@@ -127,7 +128,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
         dtype_of: Callable[[ast.expr], DType | None],
     ) -> tuple[ast.With, str] | None:
         """Tiles of several iterations, if they go along rows or down columns, and the name under
-        which that asks for what blocks have together; see `whole_loop_tiles`."""
+        which that asks for what blocks have together; see `tiles`."""
         block, part, combined = (self._fresh(n) for n in ("block", "part", "combined"))
         used = self.used
         writer = Tiles(
@@ -165,16 +166,13 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
     def _written(self, text: str, total: ast.AST | None = None) -> ast.With:
         """The syntax of `text`, at the loop's place but for what is the author's; `total`, what
         the author calls a tile's element."""
-        (made,) = ast.parse(text).body
-        ours = {n.id for n in names_in(made)} - {*self.given, "T"}
+        (made,) = parsed(text, self.node)
+        ours = names_in(made) - {*self.given, "T"}
         suffix = ""
         while self.used & {n + suffix for n in ours}:
             suffix += "_"
         names = {n: n + suffix for n in ours} | {"T": self.language}
         element = f"{names.get('sums')}[{names.get('row')}, {names.get('column')}]"
-        for n in ast.walk(made):
-            if hasattr(n, "lineno"):
-                ast.copy_location(n, self.node)
         made = _Fill(self.given, names, total, element).visit(made)
         assert isinstance(made, ast.With)
         return made
@@ -217,9 +215,7 @@ class _Fill(ast.NodeTransformer):
             made = ast.parse(self.element, mode="eval").body
             assert isinstance(made, ast.Subscript)
             made.ctx = node.ctx
-            for n in ast.walk(made):
-                ast.copy_location(n, node)
-            return made
+            return placed(made, node)
         fields = {
             name: [self._own(x) if isinstance(x, ast.AST) else x for x in value]
             if isinstance(value, list)

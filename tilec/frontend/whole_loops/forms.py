@@ -12,10 +12,11 @@ from tilec.frontend.branches import same_value
 from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
-from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
-from tilec.frontend.whole_loop_order import across_rows
-from tilec.frontend.whole_loops import Named, Product, is_elementwise, nest_of, product_of
+from tilec.frontend.whole_loops.blocks import COLUMNS, Blocks
+from tilec.frontend.whole_loops.nests import Named, Product, is_elementwise, nest_of, product_of
+from tilec.frontend.whole_loops.order import across_rows
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
+from tilec.support.syntax import names_in
 
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -34,8 +35,8 @@ class WholeLoops(Statements):
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
-            values = [n for n in ast.walk(callee) if isinstance(n, ast.Name) and n.id in self.names]
-            return self.expression(callee) if plain and not values else None
+            free = names_in(callee).isdisjoint(self.names)
+            return self.expression(callee) if plain and free else None
 
         nest = nest_of(node, named)
         assert nest is not None, "the signature has seen it"

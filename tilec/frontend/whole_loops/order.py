@@ -1,4 +1,4 @@
-"""What the loops inside of a whole loop are, in the form that tiles read (`whole_loop_folds`).
+"""What the loops inside of a whole loop are, in the form that tiles read (`folds`).
 
     for h in range(H):                          for c in range(3):  # as X lies in memory
         for w in range(W):                          for h in range(H):
@@ -23,8 +23,9 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.frontend.whole_loops import Nest, names_in
+from tilec.frontend.whole_loops.nests import Nest, chain_of, declared, index_of
 from tilec.ir.types import BOOL, DType
+from tilec.support.syntax import names_in, parsed
 
 DtypeOf = Callable[[ast.expr], DType | None]
 
@@ -36,12 +37,7 @@ _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
 def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
     """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
     that of an expression, where it is known; `language` stands for `tilec.language`."""
-    kept = {
-        s.target.id: s.annotation
-        for s in nest.body
-        if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
-    }
-    simple = _Simple(kept, dtype_of, dtype, language)
+    simple = _Simple(declared(nest), dtype_of, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
 
@@ -64,9 +60,7 @@ class _Simple:
         return s
 
     def loop(self, s: ast.For) -> ast.For:
-        chain = [s]
-        while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], ast.For):
-            chain.append(inner)
+        chain = chain_of(s)
         body = [x for t in chain[-1].body for x in self.parts(t)]
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
@@ -101,7 +95,7 @@ class _Simple:
             case ast.Assign([ast.Name(name)], ast.Constant(bool())):
                 return name in self.kept
             case ast.Assign([ast.Name(name)], value):
-                return name in self.kept and name in {n.id for n in names_in(value)}
+                return name in self.kept and name in names_in(value)
         return isinstance(n, ast.If | ast.Pass) or not isinstance(n, ast.stmt)
 
     def _sum(self, s: ast.stmt) -> ast.stmt:
@@ -117,7 +111,8 @@ class _Simple:
         dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
         if dtype is None or (dtype.is_int and not self._is_int(value)):
             return s
-        return _placed(f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})", s)
+        text = f"{name} += -{self.language}.cast({ast.unparse(value)}, {dtype.name!r})"
+        return parsed(text, s)[0]
 
     def _truth(self, s: ast.stmt, tests: Sequence[ast.expr]) -> tuple[ast.stmt, Sequence[ast.expr]]:
         """`a = a or x`, `a |= x` or, under tests, `a = True` as the larger of bools, `and` as the
@@ -142,7 +137,7 @@ class _Simple:
         both = ast.Or() if word == "max" else ast.And()
         asked = ast.unparse(others[0] if len(others) == 1 else ast.BoolOp(both, others))
         text = f"{name} = {self.language}.{word}({name}, {self.language}.cast({asked}, 'bool'))"
-        return _placed(text, s), tests
+        return parsed(text, s)[0], tests
 
     def _is_int(self, value: ast.expr) -> bool:
         """Whether it is known to be: the negative of what is cut off is another number."""
@@ -158,19 +153,11 @@ def _without(name: str, values: Sequence[ast.expr]) -> list[ast.expr]:
     return others if len(others) == len(values) - 1 else []
 
 
-def _placed(text: str, at: ast.stmt) -> ast.stmt:
-    (made,) = ast.parse(text).body
-    for n in ast.walk(made):
-        if hasattr(n, "lineno"):
-            ast.copy_location(n, at)
-    return made
-
-
 def _as_in_memory(chain: list[ast.For]) -> list[ast.For]:
     """Loops in one another in the order of the indices of the element that names most of them."""
-    targets = [c.target.id for c in chain if isinstance(c.target, ast.Name)]
+    targets = [index_of(c) for c in chain]
     found = [x for x in _plain_indices(chain[-1].body) if {*x} >= {*targets}]
-    if len(targets) < len(chain) or not found:
+    if not all(targets) or not found:
         return chain
     return [chain[targets.index(name)] for name in found[0] if name in targets]
 

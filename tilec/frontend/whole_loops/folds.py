@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
-from tilec.frontend.whole_loop_rows import Rows, tensor_of
-from tilec.frontend.whole_loops import counted, names_in
+from tilec.frontend.whole_loops.nests import counted, tensor_of
+from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.types import DType
+from tilec.support.syntax import name_nodes
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -58,13 +59,6 @@ class Folds(Rows):
 
     magnitude: Magnitude = lambda extent: (0, 1)
     dtype_of: Callable[[ast.expr], DType | None] = lambda written: None
-
-    def _chain(self, loop: ast.For) -> list[ast.For]:
-        """Loops with nothing between them."""
-        found = [loop]
-        while len(found[-1].body) == 1 and isinstance(inner := found[-1].body[0], ast.For):
-            found.append(inner)
-        return found
 
     def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
         """The loops around tiles, of few iterations last, as blocks share the first; those that a
@@ -226,7 +220,7 @@ class Folds(Rows):
 
     def _is_alone(self, tensor: str) -> bool:
         """Whether a tensor stands in one place of the nest."""
-        return sum(n.id == tensor for s in self.nest.body for n in names_in(s)) == 1
+        return sum(n.id == tensor for n in name_nodes(*self.nest.body)) == 1
 
 
 def _is_exact(given: DType, kept: DType) -> bool:

@@ -1,21 +1,15 @@
-"""Kernels of mathematics only: T.Parallel loops over whole tensors, without a grid.
-
-Such a loop becomes a program with a grid, in syntax, and is traced as that. A sum of products,
-`for k in range(K): acc += A[i, k] * B[k, j]`, becomes a tiled T.gemm whose tile sizes are left to
-T.auto (compile-time parameters BM, BN and BK of the kernel); a body of assignments a T.Parallel
-over tiles, of up to 256 columns; a body that goes along rows is a warp's on a GPU
-(`whole_loop_rows`); any other one is done by one thread for each iteration.
-"""
+"""What a loop over whole tensors is."""
 
 from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.ir.types import DType
+from tilec.support.syntax import names_in
 
 Named = Callable[[ast.expr], object]
 
@@ -72,7 +66,7 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
         return None
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), tuple(node.body))
-    if inner is None or {n.id for e in inner.extents for n in names_in(e)} & {*names}:
+    if inner is None or names_in(*inner.extents) & {*names}:
         return found
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
 
@@ -85,13 +79,12 @@ def product_of(nest: Nest, named: Named) -> Product | None:
         return None
     total, dtype = start
     loop = statements.pop(0)
-    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or loop.orelse:
+    if not isinstance(loop, ast.For) or not (inner := index_of(loop)) or loop.orelse:
         return None
     extent = counted(loop.iter, named)
     added = _added(loop.body[0], total) if len(loop.body) == 1 else None
     if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
         return None
-    inner = loop.target.id
     factors = _operand(added.left, named), _operand(added.right, named)
     if factors[0] is None or factors[1] is None:
         return None
@@ -109,7 +102,7 @@ def product_of(nest: Nest, named: Named) -> Product | None:
     refused = ast.For | ast.While | ast.With | ast.Return
     if any(isinstance(x, refused) for s in statements for x in ast.walk(s)):
         return None
-    if inner in {x.id for s in statements for x in names_in(s)}:
+    if inner in names_in(*statements):
         return None
     assert left is not None and right is not None
     return Product(nest.indices, m, n, inner, extent, left, right, total, dtype, tuple(statements))
@@ -161,6 +154,42 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
         case [ast.Constant(0), extent]:
             return extent
     return None
+
+
+def chain_of(loop: ast.For) -> list[ast.For]:
+    """Loops with nothing between them."""
+    found = [loop]
+    while len(found[-1].body) == 1 and isinstance(inner := found[-1].body[0], ast.For):
+        found.append(inner)
+    return found
+
+
+def index_of(loop: ast.For) -> str:
+    """The name that a loop counts by; "" where it is none."""
+    return loop.target.id if isinstance(loop.target, ast.Name) else ""
+
+
+def declared(nest: Nest) -> dict[str, ast.expr]:
+    """The variables of a nest's body that are written with a dtype, with these."""
+    return {
+        s.target.id: s.annotation
+        for s in nest.body
+        if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+    }
+
+
+def elements_of(*statements: ast.stmt) -> list[ast.Subscript]:
+    every = (n for s in statements for n in ast.walk(s) if isinstance(n, ast.Subscript))
+    return [n for n in every if isinstance(n.value, ast.Name)]
+
+
+def indices_of(element: ast.Subscript) -> list[ast.expr]:
+    return element.slice.elts if isinstance(element.slice, ast.Tuple) else [element.slice]
+
+
+def tensor_of(element: ast.Subscript) -> str:
+    assert isinstance(element.value, ast.Name)
+    return element.value.id
 
 
 def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
@@ -234,10 +263,6 @@ def is_elementwise(nest: Nest, named: Named) -> bool:
     return True
 
 
-def names_in(node: ast.AST) -> Iterator[ast.Name]:
-    return (n for n in ast.walk(node) if isinstance(n, ast.Name))
-
-
 def _is_zero(node: ast.expr | None = None) -> bool:
     return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
 
@@ -271,11 +296,6 @@ def _word(call: ast.Call, named: Named) -> object:
     found = named(call.func) if plain else None
     ours = str(getattr(found, "__module__", "")).startswith("tilec.")
     return found if ours and callable(found) else T.const
-
-
-def tile_names(used: set[str]) -> dict[str, str]:
-    """Names for the sizes of a product's tiles, the parameters BM, BN and BK, that are not used."""
-    return {size: fresh_name(size, used) for size in ("BM", "BN", "BK")}
 
 
 def fresh_name(base: str, used: set[str]) -> str:

@@ -24,11 +24,19 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from tilec.frontend.whole_loop_order import in_order
-from tilec.frontend.whole_loop_rows import indices_of, tensor_of
-from tilec.frontend.whole_loop_tile_loops import TileLoops, elements_of
-from tilec.frontend.whole_loops import counted, names_in
+from tilec.frontend.whole_loops.nests import (
+    chain_of,
+    counted,
+    declared,
+    elements_of,
+    index_of,
+    indices_of,
+    tensor_of,
+)
+from tilec.frontend.whole_loops.order import in_order
+from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of
+from tilec.support.syntax import names_in, parsed
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
 # out of a row by little; one of longer rows is all of a row where it can be.
@@ -72,9 +80,9 @@ class Tiles(TileLoops):
         columns = self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
             return None
-        chains = [self._chain(s) for s in loops]
+        chains = [chain_of(s) for s in loops]
         extents = [counted(s.iter, self.named) for chain in chains for s in chain]
-        if any(e is None or self.own & {n.id for n in names_in(e)} for e in extents):
+        if any(e is None or self.own & names_in(e) for e in extents):
             return None
         if not columns and any(map(self._is_short, chains)):
             return None  # a thread reads all of such a row at once
@@ -119,10 +127,9 @@ class Tiles(TileLoops):
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
         """Whether the last index of the matrices that loops inside go over is that of the
         iterations, not theirs; None where it is neither, or both."""
-        targets = (s.target for loop in loops for s in self._chain(loop))
-        inner = {t.id for t in targets if isinstance(t, ast.Name)}
+        inner = {index_of(s) for loop in loops for s in chain_of(loop)}
         last: list[set[str]] = []
-        for e in (e for s in loops for e in elements_of(s)):
+        for e in elements_of(*loops):
             names = [{n.id for n in _apart_from_elements(i)} for i in indices_of(e)]
             if len(names) > 1 and inner & set[str]().union(*names):
                 last.append(names[-1])
@@ -133,7 +140,7 @@ class Tiles(TileLoops):
     def _reads_what_it_writes(self) -> bool:
         """Which would be other threads' elements, but where one statement out of loops does both,
         at one place."""
-        found = [e for s in self.nest.body for e in elements_of(s)]
+        found = elements_of(*self.nest.body)
         both = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
         both &= {tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
         for s in self.nest.body:
@@ -147,7 +154,7 @@ class Tiles(TileLoops):
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
         """How many blocks share iterations, of `most`: where one loop folds all that there is."""
-        folds = {self._kind(s) for s in self._chain(loops[0])[-1].body}
+        folds = {self._kind(s) for s in chain_of(loops[0])[-1].body}
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
         if len(loops) > 1 or not folds - {""} or self._store(before):
             return 1
@@ -157,12 +164,7 @@ class Tiles(TileLoops):
 
     def _kind(self, s: ast.stmt) -> str:
         """How a statement of a loop folds, "" where it does not."""
-        declared = {
-            d.target.id: d.annotation
-            for d in self.nest.body
-            if isinstance(d, ast.AnnAssign) and isinstance(d.target, ast.Name)
-        }
-        found = replace(self, sums=declared)._fold(s)
+        found = replace(self, sums=declared(self.nest))._fold(s)
         return "" if found is None else found[1]
 
     def _store(self, statements: Sequence[ast.stmt]) -> bool:
@@ -219,7 +221,7 @@ class Tiles(TileLoops):
             (made if behind is None else behind).extend(new)
         if behind is not None:
             shared = f"[{', '.join(self.shared)}], {self.parts}, {self.kinds}"
-            (ends,) = self._parsed(f"if {self.combined}({shared}):\n    pass", self.nest.body[0])
+            (ends,) = parsed(f"if {self.combined}({shared}):\n    pass", self.nest.body[0])
             assert isinstance(ends, ast.If)
             ends.body += behind
             made.append(ends)
