@@ -15,7 +15,6 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
 
     def call(kernel, A=REQUIRED, B=REQUIRED, n_=REQUIRED, BN_=REQUIRED, /, *extra, n=REQUIRED,
     BN=REQUIRED, stream=None, **unknown):
-        values = facts = open = ready = None
         if unknown:  # arrays are mostly given by position
             if A is REQUIRED:
                 A = unknown.pop("A", REQUIRED)
@@ -25,6 +24,7 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
         elif BN_ is not REQUIRED:
             unknown["BN"] = BN  # given twice
         …
+        values = facts = open = ready = None
         try:
             if T is not value0_: raise LookupError
             device = A.get_device()
@@ -84,6 +84,9 @@ class ArrayReads:
         return expression.replace("x.", f"{name}.")
 
 
+ENDED = ["        except Exception as error_:", "            end_(error_)", "            raise"]
+"""What stands behind the statements that may fail before who called."""
+
 _PARTS = (None, "float16", "float32", "tfloat32", "float64")
 ARRAY_KINDS = {
     "torch": ArrayReads(
@@ -109,100 +112,161 @@ def can_be_written(parameters: Sequence[Parameter]) -> bool:
     )
 
 
-def write_launcher(
-    parameters: Sequence[Parameter],
-    outputs: Sequence[str],
-    returns: Sequence[str],
-    with_grid: bool,
-    arrays: str,
-    changed: str,
-    sized: Collection[str] = (),
-) -> str:
-    """The text of `call` for these parameters; `outputs` names the arrays it allocates, `returns`
-    the arrays it returns, `arrays` the kind of array it is for, `changed` is an expression that
-    says whether the kernel itself is another one by now ("": it cannot be). `sized`: the integer
-    arguments that extents of `outputs` follow from."""
-    reads = ARRAY_KINDS[arrays]
-    names = [p.name for p in parameters]
-    keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
-    opened = is_opened(parameters, with_grid, outputs)
-    device = device_text(parameters, reads)
-    lines = [
-        head_of(parameters, keywords, with_grid),
-        "    values_ = facts_ = open_ = ready_ = None",
-        *given_by_name(parameters),
-        *(["    asked_ = grid_"] if with_grid and opened else []),
-        "    try:",
-        *([f"        if {changed}:", "            raise LookupError"] if changed else []),
-    ]
-    meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
-    spread = [
-        "        if grid_.__class__ is not tuple:",
-        f"            grid_ = spread_(grid_, {{{meta}{', **chosen_[open_]' if opened else ''}}})",
-    ]
-    if with_grid and not opened:
-        lines += spread
-    lines += stream_text(device, keywords)
-    facts = ["device_", "stream_"]
-    facts += ["grid_"] if with_grid and not opened else []
-    told, scalars = facts_and_scalars(parameters, reads, sized)
-    facts += told
-    given = ", ".join(f"{name!r}: {name}" for name in names)
-    options = ", ".join(f"{k!r}: {k}" for k in keywords)
-    grid = ("asked_" if opened else "grid_") if with_grid else "None"
-    if opened:
-        facts += alignment_texts(parameters, reads)
-        lines += [f"        open_ = ({', '.join([*facts, *scalars])},)"]
-        lines += spread if with_grid else []
-        facts = ["grid_", "open_"] if with_grid else ["open_"]
-    lines.append(f"        facts_ = ({', '.join(facts)},)")
-    if outputs:
-        lines.append(f"        make_ = plans_[{'open_' if opened else 'facts_'}]")
-        lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
-    addresses = address_texts(parameters, reads)
-    addresses += [reads.of(name, reads.address) for name in outputs]
-    made = f"values_ and ({', '.join(outputs)},)" if outputs else "None"
-    lines += [
-        f"        values_ = ({', '.join([*addresses, *scalars])},)",
-        "        ready_ = memo_[facts_][values_]",
-        "    except Exception:",
-        "        pass",
-        "    if ready_ is None or extra_ or unknown_ or ready_():",
-        "        try:",
-        f"            return anew_(kernel_, {grid}, {{{given}}},"
-        f" extra_, {{**unknown_, {options}}}, (values_, facts_, open_, {made}))",
-        "        except Exception as error_:",
-        "            end_(error_)",
-        "            raise",
-    ]
-    if returns:
-        lines.append(f"    return {', '.join(returns)}")
-    return "\n".join(lines) + "\n"
+class CallText:
+    """Writes `call` for these parameters and one kind of array. `outputs` names the arrays that it
+    allocates, `returns` those that it returns; `sized`: the integer arguments that extents of
+    `outputs` follow from."""
 
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        kind: str,
+        outputs: Sequence[str] = (),
+        returns: Sequence[str] = (),
+        sized: Collection[str] = (),
+    ) -> None:
+        self.parameters, self.outputs, self.returns = parameters, outputs, returns
+        self.sized, self.reads = sized, ARRAY_KINDS[kind]
+        self.names = [p.name for p in parameters]
+        self.tensors = [p for p in parameters if p.kind == "tensor"]
+        self.keywords = [k for k in LAUNCH_KEYWORDS if k not in self.names]
 
-def is_opened(parameters: Sequence[Parameter], with_grid: bool, outputs: Sequence[str]) -> bool:
-    """Whether the facts of a launch do not tell its grid, or its outputs' extents: they follow from
-    what is left open, and that from all the rest."""
-    return any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
+    def text(self, with_grid: bool, changed: str) -> str:
+        """`changed` is an expression that says whether the kernel itself is another one by now
+        ("": it cannot be)."""
+        # What is left open, and with it the grid and the outputs' extents, follows from all the
+        # rest.
+        opened = self.is_opened(with_grid)
+        meta = ", ".join(f"{p.name!r}: {p.name}" for p in self.parameters if p.kind == "constexpr")
+        spread = [
+            "        if grid_.__class__ is not tuple:",
+            f"            grid_ = spread_(grid_, {{{meta}{', **chosen_[open_]' * opened}}})",
+        ]
+        lines = [
+            *self.head(with_grid),
+            "    values_ = facts_ = open_ = ready_ = None",
+            *(["    asked_ = grid_"] if with_grid and opened else []),
+            "    try:",
+            *([f"        if {changed}:", "            raise LookupError"] if changed else []),
+            *(spread if with_grid and not opened else []),
+            *self.stream(),
+        ]
+        told, scalars = self.facts_and_scalars()
+        facts = ["device_", "stream_", *(["grid_"] if with_grid and not opened else []), *told]
+        if opened:
+            facts += self.alignments()
+            lines += [f"        open_ = ({', '.join([*facts, *scalars])},)"]
+            lines += spread if with_grid else []
+            facts = ["grid_", "open_"] if with_grid else ["open_"]
+        lines.append(f"        facts_ = ({', '.join(facts)},)")
+        if self.outputs:
+            lines.append(f"        make_ = plans_[{'open_' if opened else 'facts_'}]")
+            lines += self.allocated()
+        values = [*self.addresses(), *scalars]
+        made = f"values_ and ({', '.join(self.outputs)},)" if self.outputs else "None"
+        grid = "asked_" if opened else "grid_"
+        lines += [
+            f"        values_ = ({', '.join(values)},)",
+            "        ready_ = memo_[facts_][values_]",
+            "    except Exception:",
+            "        pass",
+            "    if ready_ is None or extra_ or unknown_ or ready_():",
+            "        try:",
+            "            "
+            + self.anew(grid if with_grid else "None", f"(values_, facts_, open_, {made})"),
+            *ENDED,
+        ]
+        if self.returns:
+            lines.append(f"    return {', '.join(self.returns)}")
+        return "\n".join(lines) + "\n"
 
+    def is_opened(self, with_grid: bool) -> bool:
+        """Whether the facts of a launch do not tell its grid, or its outputs' extents: they follow
+        from what is left open, and that from all the rest."""
+        left = any(isinstance(p.default, Auto) for p in self.parameters)
+        return left and (with_grid or bool(self.outputs))
 
-def device_text(parameters: Sequence[Parameter], reads: ArrayReads) -> str:
-    """The device of an array that is there, if one always is."""
-    tensors = sorted((p for p in parameters if p.kind == "tensor"), key=_is_optional)
-    return reads.of(tensors[0].name, reads.device)
+    def head(self, with_grid: bool) -> list[str]:
+        """The line that says what `call` takes: all parameters by position, and by name all but the
+        arrays, which are found among the unknown keywords; and statements that find what is given
+        by name, or not at all. What is given by position too stays among the unknown keywords."""
+        others = [p for p in self.parameters if p.kind != "tensor"]
+        head = ["kernel_", *(["grid_"] if with_grid else [])]
+        for p in self.parameters:
+            name = p.name if p.kind == "tensor" else f"{p.name}__"
+            head.append(f"{name}={None if _is_optional(p) else 'REQUIRED'}")
+        head += ["/", "*extra_"]
+        head += [f"{p.name}=REQUIRED" for p in others] + [f"{k}=None" for k in self.keywords]
+        lines = [f"def call({', '.join(head)}, **unknown_):", "    if unknown_:"]
+        for p in self.tensors:
+            missing = None if _is_optional(p) else "REQUIRED"
+            lines.append(f"        if {p.name} is {missing}:")
+            lines.append(f"            {p.name} = unknown_.pop({p.name!r}, {missing})")
+        for p in others:
+            default = "REQUIRED" if p.default is REQUIRED else f"default_{p.name}"
+            lines += [
+                f"    if {p.name} is REQUIRED:",
+                f"        {p.name} = {default} if {p.name}__ is REQUIRED else {p.name}__",
+                f"    elif {p.name}__ is not REQUIRED:",
+                f"        unknown_[{p.name!r}] = {p.name}",
+            ]
+        return lines
 
+    def anew(self, grid: str, keys: str) -> str:
+        """The statement that leaves a call to `Launchable.launch_anew`."""
+        given = ", ".join(f"{name!r}: {name}" for name in self.names)
+        options = ", ".join(f"{k!r}: {k}" for k in self.keywords)
+        more = f"extra_, {{**unknown_, {options}}}"
+        return f"return anew_(kernel_, {grid}, {{{given}}}, {more}, {keys})"
 
-def address_texts(parameters: Sequence[Parameter], reads: ArrayReads) -> list[str]:
-    """Expressions for the addresses, as entries of a tuple: a tensor that is left out has none."""
-    found = ((p, reads.of(p.name, reads.address)) for p in parameters if p.kind == "tensor")
-    return [f"*(() if {p.name} is None else ({a},))" if _is_optional(p) else a for p, a in found]
+    def stream(self) -> list[str]:
+        """Statements that find the device and the stream."""
+        return [
+            f"        device_ = {self.device}",
+            f"        stream_ = {'stream' if 'stream' in self.keywords else 'None'}",
+            "        if stream_ is None:",
+            "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
+        ]
 
+    def allocated(self) -> list[str]:
+        """Statements that make the outputs."""
+        return [f"        {name} = make_[{i}]()" for i, name in enumerate(self.outputs)]
 
-def alignment_texts(parameters: Sequence[Parameter], reads: ArrayReads) -> list[str]:
-    """Expressions for what a variant's facts depend on of the addresses."""
-    text = f"{reads.address} & {ALIGNMENTS}"
-    return [_if_given(p, reads.of(p.name, text)) for p in parameters if p.kind == "tensor"]
+    @property
+    def device(self) -> str:
+        """The device of an array that is there, if one always is."""
+        return self.reads.of(min(self.tensors, key=_is_optional).name, self.reads.device)
+
+    def addresses(self) -> list[str]:
+        """Expressions for the addresses, as entries of a tuple: a tensor that is left out has
+        none."""
+        found = [(p, self.reads.of(p.name, self.reads.address)) for p in self.tensors]
+        given = [
+            f"*(() if {p.name} is None else ({a},))" if _is_optional(p) else a for p, a in found
+        ]
+        return given + [self.reads.of(name, self.reads.address) for name in self.outputs]
+
+    def alignments(self) -> list[str]:
+        """Expressions for what a variant's facts depend on of the addresses."""
+        text = f"{self.reads.address} & {ALIGNMENTS}"
+        return [_if_given(p, self.reads.of(p.name, text)) for p in self.tensors]
+
+    def facts_and_scalars(self) -> tuple[list[str], list[str]]:
+        """Expressions for what a launch depends on beside addresses, device, stream and grid; those
+        for its scalars."""
+        facts, scalars = [] if "threads" in self.names else ["threads"], list[str]()
+        for p in self.parameters:
+            match p.kind:
+                case "tensor":
+                    told = (*self.reads.facts, *(self.reads.parts if p.dtype in _PARTS else ()))
+                    texts = (self.reads.of(p.name, e) for e in told)
+                    facts += [_if_given(p, e) for e in texts if e != self.device]
+                case "scalar":
+                    scalars += [p.name, *told_apart(p)]
+                    facts += [p.name] if p.name in self.sized else []
+                case "constexpr":  # 2 == 2.0 == True, but they are different constants
+                    facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
+        return facts, scalars
 
 
 def _is_optional(p: Parameter) -> bool:
@@ -211,73 +275,6 @@ def _is_optional(p: Parameter) -> bool:
 
 def _if_given(p: Parameter, text: str) -> str:
     return f"None if {p.name} is None else {text}" if _is_optional(p) else text
-
-
-def stream_text(device: str, keywords: Sequence[str]) -> list[str]:
-    """Statements that find the device, given by an expression, and the stream."""
-    return [
-        f"        device_ = {device}",
-        f"        stream_ = {'stream' if 'stream' in keywords else 'None'}",
-        "        if stream_ is None:",
-        "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
-    ]
-
-
-def facts_and_scalars(
-    parameters: Sequence[Parameter], reads: ArrayReads, sized: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """Expressions for what a launch depends on beside addresses, device, stream and grid; those for
-    its scalars."""
-    names = [p.name for p in parameters]
-    device = device_text(parameters, reads)
-    facts, scalars = [] if "threads" in names else ["threads"], list[str]()
-    for p in parameters:
-        match p.kind:
-            case "tensor":
-                told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
-                texts = (reads.of(p.name, e) for e in told)
-                facts += [_if_given(p, e) for e in texts if e != device]
-            case "scalar":
-                scalars += [p.name, *told_apart(p)]
-                facts += [p.name] if p.name in sized else []
-            case "constexpr":  # 2 == 2.0 == True, but they are different constants
-                facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
-    return facts, scalars
-
-
-def head_of(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
-    """The line that says what `call` takes: all parameters by position, and by name all but the
-    arrays, which are found among the unknown keywords."""
-    head = ["kernel_", *(["grid_"] if with_grid else [])]
-    for p in parameters:
-        name = p.name if p.kind == "tensor" else f"{p.name}__"
-        head.append(f"{name}={None if _is_optional(p) else 'REQUIRED'}")
-    head += ["/", "*extra_"]
-    head += [f"{p.name}=REQUIRED" for p in parameters if p.kind != "tensor"]
-    head += [f"{k}=None" for k in keywords]
-    return f"def call({', '.join(head)}, **unknown_):"
-
-
-def given_by_name(parameters: Sequence[Parameter]) -> list[str]:
-    """Statements that find what is given by name, or not at all. What is given by position too
-    stays among the unknown keywords."""
-    lines = ["    if unknown_:"]
-    for p in parameters:
-        if p.kind == "tensor":
-            missing = None if _is_optional(p) else "REQUIRED"
-            lines.append(f"        if {p.name} is {missing}:")
-            lines.append(f"            {p.name} = unknown_.pop({p.name!r}, {missing})")
-    for p in parameters:
-        if p.kind == "tensor":
-            continue
-        default = "REQUIRED" if p.default is REQUIRED else f"default_{p.name}"
-        lines += [
-            f"    if {p.name} is REQUIRED:",
-            f"        {p.name} = {default} if {p.name}__ is REQUIRED else {p.name}__",
-            f"    elif {p.name}__ is not REQUIRED:",
-            f"        unknown_[{p.name!r}] = {p.name}",
-        ]
-    return lines
 
 
 def told_apart(p: Parameter) -> list[str]:
@@ -295,36 +292,21 @@ def stream_reader() -> Callable[[int], int]:
     return found or (lambda device: 0)
 
 
-def make_launcher(
+def calls_of(
     kernel: str,
-    parameters: Sequence[Parameter],
-    outputs: Sequence[str],
-    returns: Sequence[str],
-    with_grid: bool,
-    arrays: str,
+    writer: CallText,
+    names: Mapping[str, Any],
     module: dict[str, Any],
     reads: Reads,
-    names: Mapping[str, Any],
-    sized: Collection[str] = (),
-) -> Callable[..., Any]:
-    """`call` as a function, see `write_launcher`. `names` gives its `memo_`, `plans_`, `chosen_`,
-    `anew_` and `spread_`; `reads` what the kernel took from outside.
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`call` as a function, without a grid and with one. `names` gives what its text asks for by
+    names of its own; `reads` what the kernel took from outside.
 
     Nothing is faster than a function's own globals and closure, so its globals are those of the
     kernel's `module`, and its closure holds the kernel's own cells and all other names.
     """
-    test = reads.test(
-        module, {"kernel_", *LAUNCH_KEYWORDS, *outputs, *(p.name for p in parameters)}
-    )
-    given = {**asked_for(parameters), **names, **test.values, **test.cells}
-    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text, sized)
-    called = f"{kernel}{' with grid' if with_grid else ''}"
-    return function_of(called, text, given, test.cells, module)
-
-
-def asked_for(parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """What generated functions ask for by names of their own."""
-    return {
+    test = reads.test(module, {"kernel_", *LAUNCH_KEYWORDS, *writer.outputs, *writer.names})
+    given = {
         "REQUIRED": REQUIRED,
         "Exception": Exception,
         "LookupError": LookupError,
@@ -333,11 +315,25 @@ def asked_for(parameters: Sequence[Parameter]) -> dict[str, Any]:
         "end_": end_at_caller,
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),
-        **{f"default_{p.name}": p.default for p in parameters},
+        **{f"default_{p.name}": p.default for p in writer.parameters},
+        **names,
+        **test.values,
+        **test.cells,
     }
+    call, on_grid = (
+        _function(
+            f"{kernel}{' with grid' * with_grid}",
+            writer.text(with_grid, test.text),
+            given,
+            test.cells,
+            module,
+        )
+        for with_grid in (False, True)
+    )
+    return call, on_grid
 
 
-def function_of(
+def _function(
     called: str,
     text: str,
     given: Mapping[str, Any],
@@ -360,7 +356,7 @@ def function_of(
 
 
 def renew_launcher(call: Any, values: Mapping[str, Any]) -> None:
-    """Let `call`, made by `make_launcher`, compare with other values."""
+    """Let `call`, made by `calls_of`, compare with other values."""
     for name, cell in zip(call.__code__.co_freevars, call.__closure__):
         if name in values:
             cell.cell_contents = values[name]

@@ -10,7 +10,7 @@ from typing import Any, Self
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.captured import Reads
-from tilec.jit.fastpath import make_launcher
+from tilec.jit.fastpath import CallText, calls_of
 from tilec.jit.recipe import Prepared
 from tilec.runtime.arguments import Parameter, as_index
 from tilec.runtime.driver import Grid
@@ -53,21 +53,8 @@ def write_path(
         "anew_": Launchable.launch_anew,
         "spread_": spread_grid,
     }
-    call, on_grid = (
-        make_launcher(
-            image.name,
-            parameters,
-            outputs,
-            image.returned,
-            on_grid,
-            kind,
-            module,
-            reads,
-            names,
-            sized,
-        )
-        for on_grid in (False, True)
-    )
+    writer = CallText(parameters, kind, outputs, image.returned, sized)
+    call, on_grid = calls_of(image.name, writer, names, module, reads)
     return LaunchPath(prepared, call, on_grid, kind, tuple(outputs), frozenset(sized))
 
 
@@ -143,10 +130,8 @@ def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
         except KeyError as e:
             known = ", ".join(map(str, meta)) or "none"
             near = did_you_mean(str(e.args[0]), meta) if e.args else ""
-            raise LaunchError(
-                f"the grid function asks for {e}, which is no compile-time parameter{near}",
-                hint=f"it is given these: {known}",
-            ) from e
+            message = f"the grid function asks for {e}, which is no compile-time parameter{near}"
+            raise LaunchError(message, hint=f"it is given these: {known}") from e
         except Exception as e:
             raise LaunchError(
                 f"the grid function failed: {type(e).__name__}: {e}",
@@ -155,9 +140,7 @@ def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     whole = [n for n in map(as_index, extents) if n is not None and abs(n) < 2**63]
     if not 1 <= len(extents) <= 3 or len(whole) != len(extents):
-        raise LaunchError(
-            f"a grid is one to three ints, got {shown(grid)}",
-            hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
-        )
+        hint = "write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up"
+        raise LaunchError(f"a grid is one to three ints, got {shown(grid)}", hint=hint)
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z

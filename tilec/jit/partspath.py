@@ -42,20 +42,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tilec.jit.captured import Reads
-from tilec.jit.fastpath import (
-    ARRAY_KINDS,
-    LAUNCH_KEYWORDS,
-    address_texts,
-    alignment_texts,
-    asked_for,
-    device_text,
-    facts_and_scalars,
-    function_of,
-    given_by_name,
-    head_of,
-    is_opened,
-    stream_text,
-)
+from tilec.jit.fastpath import ENDED, CallText, calls_of
 from tilec.jit.launchpath import Launchable, LaunchPath
 from tilec.jit.recipe import LIMIT, Prepared, put
 from tilec.runtime.arguments import Parameter
@@ -87,33 +74,18 @@ def write_parts_path(
     if any(path is None or path.kind != paths[0].kind for path in paths if paths[0]):
         return None
     writer = _Writer(parts, made, returns, parameters)
-    test = reads.test(module, {"kernel_", *LAUNCH_KEYWORDS, *made, *(p.name for p in parameters)})
     known: dict[Any, Any] = {}
     given = {
-        **asked_for(parameters),
         "anew_": Launchable.launch_anew,
         "known_": known,
         "learn_": writer.learner(known),
         **{f"part{i}_": part for i, part in enumerate(parts)},
-        **test.values,
-        **test.cells,
     }
-    call, on_grid = (
-        function_of(
-            f"the parts of {name}{' with grid' if with_grid else ''}",
-            writer.text(with_grid, test.text or "False"),
-            given,
-            test.cells,
-            module,
-        )
-        for with_grid in (False, True)
-    )
+    call, on_grid = calls_of(f"the parts of {name}", writer, given, module, reads)
     return LaunchPath(Prepared(), call, on_grid)
 
 
-class _Writer:
-    """Writes `call`."""
-
+class _Writer(CallText):
     def __init__(
         self,
         parts: Sequence[Part],
@@ -121,13 +93,17 @@ class _Writer:
         returns: Sequence[str],
         parameters: Sequence[Parameter],
     ) -> None:
-        self.parts, self.made, self.returns, self.parameters = parts, made, returns, parameters
-        names = [p.name for p in parameters]
-        self.keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
         first = parts[0].path
         assert first is not None
-        self.first, self.reads = first, ARRAY_KINDS[first.kind]
-        self.opened = is_opened(parts[0].parameters, False, first.outputs)
+        super().__init__(parameters, first.kind, made, returns)
+        self.parts, self.first = parts, first
+        self.own = [CallText(part.parameters, first.kind) for part in parts]
+        self.own[0] = CallText(parts[0].parameters, first.kind, first.outputs, (), first.sized)
+        self.opened = self.own[0].is_opened(False)
+
+    @property
+    def device(self) -> str:
+        return self.own[0].device
 
     def learner(self, known: dict[Any, Any]) -> Callable[..., None]:
         """What notes in `known`, for the facts of the first part, what makes the outputs and the
@@ -144,27 +120,21 @@ class _Writer:
         return learn
 
     def text(self, with_grid: bool, changed: str) -> str:
-        given = ", ".join(f"{p.name!r}: {p.name}" for p in self.parameters)
-        options = ", ".join(f"{k!r}: {k}" for k in self.keywords)
         count = len(self.parts)
         lines = [
-            head_of(self.parameters, self.keywords, with_grid),
-            *given_by_name(self.parameters),
+            *self.head(with_grid),
             "    new_, done_, facts_ = True, 0, None",
             "    try:",
-            f"        new_ = extra_ or unknown_ or {changed}",
+            f"        new_ = extra_ or unknown_ or {changed or 'False'}",
             *([] if with_grid else self._at_once()),
             "    except Exception:",
             "        pass",
             f"    if done_ != {count}:",
             "        try:",
             "            if new_:",
-            f"                return anew_(kernel_, {'grid_' if with_grid else 'None'},"
-            f" {{{given}}}, extra_, {{**unknown_, {options}}}, None)",
+            f"                {self.anew('grid_' if with_grid else 'None', 'None')}",
             *self._one_by_one(with_grid),
-            "        except Exception as error_:",
-            "            end_(error_)",
-            "            raise",
+            *ENDED,
             *([] if with_grid else self._learn()),
             f"    return {', '.join(self.returns) or None}",
         ]
@@ -172,29 +142,23 @@ class _Writer:
 
     def _at_once(self) -> list[str]:
         """Statements that launch all parts, if that has been made ready."""
-        first = self.parts[0].parameters
-        device = device_text(first, self.reads)
-        facts, scalars = facts_and_scalars(first, self.reads, self.first.sized)
+        first = self.own[0]
+        facts, scalars = first.facts_and_scalars()
         facts = ["device_", "stream_", *facts]
         if self.opened:
-            facts += alignment_texts(first, self.reads)
-            facts = [f"({', '.join([*facts, *scalars])},)"]
+            facts = [f"({', '.join([*facts, *first.alignments(), *scalars])},)"]
         lines = [
             "        if new_:",
             "            raise LookupError",
-            *stream_text(device, self.keywords),
+            *self.stream(),
             f"        facts_ = ({', '.join(facts)},)",
             f"        make_, {', '.join(f'launches{i}_' for i in range(len(self.parts)))}"
             " = known_[facts_]",
-            *(f"        {name} = make_[{i}]()" for i, name in enumerate(self.first.outputs)),
+            *first.allocated(),
         ]
         before = ""
-        for i, part in enumerate(self.parts):
-            outputs = () if i else self.first.outputs
-            scalars = facts_and_scalars(part.parameters, self.reads, ())[1]
-            addresses = address_texts(part.parameters, self.reads)
-            addresses += [self.reads.of(name, self.reads.address) for name in outputs]
-            values = ", ".join([*addresses, *scalars])
+        for i, own in enumerate(self.own):
+            values = ", ".join([*own.addresses(), *own.facts_and_scalars()[1]])
             if values != before:  # mostly they are those of the part before
                 lines.append(f"        values_ = ({values},)")
             before = values
@@ -209,19 +173,17 @@ class _Writer:
         """Statements that call the parts that have not been launched."""
         lines: list[str] = []
         options = [f"{k}={k}" for k in self.keywords]
-        for i, part in enumerate(self.parts):
-            names = ", ".join([*(p.name for p in part.parameters), *options])
-            call = f"part{i}_{'[grid_]' if with_grid and not i else ''}({names})"
-            results = f"{', '.join(self.made)} = " if self.made and not i else ""
+        for i, own in enumerate(self.own):
+            call = f"part{i}_{'[grid_]' * (with_grid and not i)}({', '.join(own.names + options)})"
+            results = f"{', '.join(self.outputs)} = " if self.outputs and not i else ""
             lines += [f"            if done_ < {i + 1}:", f"                {results}{call}"]
         return lines
 
     def _learn(self) -> list[str]:
         """Statements that note what the parts have made ready by now."""
         facts = ["facts_"]
-        for part in self.parts[1:]:
-            own = facts_and_scalars(part.parameters, self.reads, ())[0]
-            facts.append(f"(device_, stream_, {', '.join(own)},)")
+        for own in self.own[1:]:
+            facts.append(f"(device_, stream_, {', '.join(own.facts_and_scalars()[0])},)")
         return [
             "        try:",
             f"            learn_({', '.join(facts)})",
