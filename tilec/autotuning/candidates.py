@@ -65,8 +65,7 @@ def check_configs(kernel: Kernel, configs: Any) -> list[dict[str, Any]]:
         raise LaunchError(f"configs of autotune are {shown(configs)}, not a list", hint=hint)
     for config in configs:
         if not isinstance(config, Mapping):
-            message = f"a configuration is {shown(config)}, not a dictionary"
-            raise LaunchError(message, hint=hint)
+            raise LaunchError(f"a configuration is {shown(config)}, not a dictionary", hint=hint)
         for name in config:
             if name not in known and name != "threads":
                 near = did_you_mean(str(name), known)

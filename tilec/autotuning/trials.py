@@ -196,10 +196,8 @@ def _copy(array: Any, name: str) -> Any:
         return made.copy_(array.detach())
     if isinstance(array, np.ndarray):
         return _like_numpy(array)
-    raise LaunchError(
-        f"{name} is written, and tilec cannot copy an array of type {type(array).__name__}",
-        hint="tune with torch tensors or NumPy arrays",
-    )
+    message = f"{name} is written, and tilec cannot copy an array of type {type(array).__name__}"
+    raise LaunchError(message, hint="tune with torch tensors or NumPy arrays")
 
 
 def _like_numpy(array: Any) -> Any:

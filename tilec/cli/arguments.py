@@ -140,11 +140,10 @@ def _check_names(kernel: Kernel, words: Words, values: Mapping[str, Any]) -> Non
                 hint = f"{name} is given by {right}" if name in names else hint
             if name in allocated:
                 hint = f"{name} is allocated by the call; leave {option} {name} out"
-            raise UsageError(
-                f"{option} {name}: {kernel.name} has no {what} {name!r}{did_you_mean(name, known)}",
-                kernel.signature.loc,
-                hint,
+            message = (
+                f"{option} {name}: {kernel.name} has no {what} {name!r}{did_you_mean(name, known)}"
             )
+            raise UsageError(message, kernel.signature.loc, hint)
 
 
 def _check_given(kernel: Kernel, values: Mapping[str, Any]) -> None:
@@ -156,11 +155,8 @@ def _check_given(kernel: Kernel, values: Mapping[str, Any]) -> None:
     ]
     if missing:
         example = " ".join(f"--set {p.name}={_example(p)}" for p in missing)
-        raise UsageError(
-            f"{kernel.name} also takes {', '.join(p.describe() for p in missing)}",
-            kernel.signature.loc,
-            f"add {example}",
-        )
+        message = f"{kernel.name} also takes {', '.join(p.describe() for p in missing)}"
+        raise UsageError(message, kernel.signature.loc, f"add {example}")
 
 
 def _example(p: Parameter) -> str:
@@ -205,10 +201,8 @@ class _Arrays:
         if not text:
             return None
         if not _SHAPE.fullmatch(text):
-            raise UsageError(
-                f"--arg {name}={self.words[name]}: {text!r} is not a shape",
-                hint=f"write --arg {name}=256x64:float16, or {name}=FILE.npy",
-            )
+            hint = f"write --arg {name}=256x64:float16, or {name}=FILE.npy"
+            raise UsageError(f"--arg {name}={self.words[name]}: {text!r} is not a shape", hint=hint)
         return tuple(map(int, re.split("[x,]", text)))
 
     def _check_sizes(self, tensors: Mapping[str, Parameter]) -> None:
@@ -246,10 +240,8 @@ class _Arrays:
             return values if p.strides is None else self._strided(p, values)
         except (MemoryError, OverflowError) as e:
             said = "x".join(map(str, shape))
-            raise UsageError(
-                f"{p.name} cannot be made: there is no memory for {said} elements of {dtype}",
-                hint="give smaller sizes with --dim or --arg",
-            ) from e
+            message = f"{p.name} cannot be made: there is no memory for {said} elements of {dtype}"
+            raise UsageError(message, hint="give smaller sizes with --dim or --arg") from e
 
     def describe(self, p: Parameter) -> Any:
         """The same without memory, as `tilec.spec` has it."""
@@ -265,28 +257,22 @@ class _Arrays:
         word = self.words.get(p.name, "")
         _, dtype, content, *more = [*word.split(":"), "", ""]
         if any(more):
-            raise UsageError(
-                f"--arg {p.name}={word}: expected SHAPE:DTYPE:CONTENT",
-                hint=f"write --arg {p.name}=256x64:float16:zeros",
-            )
+            hint = f"write --arg {p.name}=256x64:float16:zeros"
+            raise UsageError(f"--arg {p.name}={word}: expected SHAPE:DTYPE:CONTENT", hint=hint)
         shape = self.shapes.get(p.name)
         if shape is None:
             shape = self._shape(p)
         if p.shape is not None and len(p.shape) != len(shape):
-            raise UsageError(
-                f"--arg {p.name}={word}: expected {len(p.shape)} sizes ({p.describe()})",
-                self.kernel.signature.loc,
-                f"write --arg {p.name}={'x'.join(['64'] * len(p.shape))}",
-            )
+            message = f"--arg {p.name}={word}: expected {len(p.shape)} sizes ({p.describe()})"
+            hint = f"write --arg {p.name}={'x'.join(['64'] * len(p.shape))}"
+            raise UsageError(message, self.kernel.signature.loc, hint)
         return shape, self._dtype(p, dtype, word), content
 
     def _shape(self, p: Parameter) -> tuple[int, ...]:
         if p.shape is None or None in p.shape:
-            raise UsageError(
-                f"{p.name} has no shape in {self.kernel.name}'s annotations",
-                self.kernel.signature.loc,
-                f"add --arg {p.name}=256x64:{p.dtype or 'float16'}, or {p.name}=FILE.npy",
-            )
+            message = f"{p.name} has no shape in {self.kernel.name}'s annotations"
+            hint = f"add --arg {p.name}=256x64:{p.dtype or 'float16'}, or {p.name}=FILE.npy"
+            raise UsageError(message, self.kernel.signature.loc, hint)
         return tuple(self._extent(p, e) for e in p.shape)
 
     def _extent(self, p: Parameter, e: int | str | None) -> int:
@@ -294,18 +280,14 @@ class _Arrays:
 
     def _dtype(self, p: Parameter, name: str, word: str) -> str:
         if not name and p.dtype is None:
-            raise UsageError(
-                f"{p.name} has no dtype in {self.kernel.name}'s annotations",
-                self.kernel.signature.loc,
-                f"add --arg {p.name}={word.split(':')[0] or '256x64'}:float16",
-            )
+            message = f"{p.name} has no dtype in {self.kernel.name}'s annotations"
+            hint = f"add --arg {p.name}={word.split(':')[0] or '256x64'}:float16"
+            raise UsageError(message, self.kernel.signature.loc, hint)
         found = find_dtype(name or p.dtype)
         if found is None:
             near = did_you_mean(name, DTYPES)
-            raise UsageError(
-                f"--arg {p.name}={word}: unknown dtype {name!r}{near}",
-                hint=f"write --arg {p.name}=256x64:float16",
-            )
+            hint = f"write --arg {p.name}=256x64:float16"
+            raise UsageError(f"--arg {p.name}={word}: unknown dtype {name!r}{near}", hint=hint)
         stored = array_dtype(found.name, self.target)
         if p.dtype is not None and stored != array_dtype(p.dtype, self.target):
             raise UsageError(
@@ -356,10 +338,9 @@ def _content(name: str, content: str, shape: tuple[int, ...], dtype: Any, rng: A
             low, high = int(between[1]), int(between[2])
             made = rng.uniform(low, high, count) if real else rng.integers(low, high + 1, count)
         case _:
-            raise UsageError(
-                f"--arg {name}: unknown content {content!r}{did_you_mean(content, CONTENTS)}",
-                hint=f"write {', '.join(CONTENTS)}, or 0..63 for numbers between",
-            )
+            message = f"--arg {name}: unknown content {content!r}{did_you_mean(content, CONTENTS)}"
+            hint = f"write {', '.join(CONTENTS)}, or 0..63 for numbers between"
+            raise UsageError(message, hint=hint)
     return made.astype(dtype).reshape(shape)
 
 
@@ -388,10 +369,8 @@ def _load(
             return {n: _typed(content[n], tensors[n]) for n in found}
         if key not in content.files:
             near = did_you_mean(key, content.files)
-            raise UsageError(
-                f"--arg {name}={text}: {file} has no array {key!r}{near}",
-                hint=f"it has {', '.join(content.files)}; write --arg {name}={file}:KEY",
-            )
+            hint = f"it has {', '.join(content.files)}; write --arg {name}={file}:KEY"
+            raise UsageError(f"--arg {name}={text}: {file} has no array {key!r}{near}", hint=hint)
         return {name: _typed(content[key], tensors[name])}
 
 

@@ -205,10 +205,8 @@ def on_device(array: NDArray[Any], place: str) -> Any:
         made.copy_(torch.from_numpy(np.ascontiguousarray(array).view(words)).view(dtype))
     except RuntimeError as e:  # there is no room, say, or no such device
         reason = str(e).split("\n")[0]
-        raise UsageError(
-            f"the arrays cannot be put on {place}: {reason}",
-            hint="give smaller sizes with --dim, or another --device",
-        ) from e
+        hint = "give smaller sizes with --dim, or another --device"
+        raise UsageError(f"the arrays cannot be put on {place}: {reason}", hint=hint) from e
     return made
 
 

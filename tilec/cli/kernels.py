@@ -28,9 +28,8 @@ def find_kernel(place: str) -> Kernel:
     """The kernel at `place`. Raises UsageError, and CompileError from the kernel's decorator."""
     parts = _PLACE.fullmatch(place)
     if parts is None:
-        raise UsageError(
-            f"{place!r} is not a Python file", hint="write FILE.py, or FILE.py:kernel of several"
-        )
+        hint = "write FILE.py, or FILE.py:kernel of several"
+        raise UsageError(f"{place!r} is not a Python file", hint=hint)
     path = Path(parts["file"])
     if not path.is_file():
         others = [f.name for f in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -58,15 +57,12 @@ def load_file(path: Path) -> types.ModuleType:
     except TilecError:
         raise
     except SystemExit as e:
-        raise UsageError(
-            f"{path.name} ends the program while it is loaded",
-            _place_in(path, e),
-            'put what is to run as a program behind `if __name__ == "__main__":`',
-        ) from e
+        message = f"{path.name} ends the program while it is loaded"
+        hint = 'put what is to run as a program behind `if __name__ == "__main__":`'
+        raise UsageError(message, _place_in(path, e), hint) from e
     except Exception as e:
-        raise UsageError(
-            f"{path.name} cannot be loaded: {type(e).__name__}: {e}", _place_in(path, e)
-        ) from e
+        message = f"{path.name} cannot be loaded: {type(e).__name__}: {e}"
+        raise UsageError(message, _place_in(path, e)) from e
     finally:
         sys.argv = arguments
     return module
@@ -99,10 +95,8 @@ def _only(path: Path, kernels: Mapping[str, Kernel], names: Mapping[str, Any]) -
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(
-            f"{path} has {len(found)} kernels: {', '.join(kernels)}",
-            hint=f"name one: {path}:{next(iter(kernels))}",
-        )
+        hint = f"name one: {path}:{next(iter(kernels))}"
+        raise UsageError(f"{path} has {len(found)} kernels: {', '.join(kernels)}", hint=hint)
     makers = _makers(names)
     raise UsageError(
         f"{path} defines no kernel",
@@ -134,10 +128,8 @@ def _named(
         case ast.Call(func=ast.Name(id=name)):
             maker = _value(path, name, kernels, names)
             return _made(path, text, node, maker)
-    raise UsageError(
-        f"{text!r} names no kernel of {path}",
-        hint=f"write {path}:kernel, or '{path}:factory(\"float16\")'",
-    )
+    hint = f"write {path}:kernel, or '{path}:factory(\"float16\")'"
+    raise UsageError(f"{text!r} names no kernel of {path}", hint=hint)
 
 
 def _value(
@@ -173,10 +165,8 @@ def _made(path: Path, text: str, call: ast.Call, maker: object) -> Kernel:
     if isinstance(maker, Kernel) or not callable(maker):
         name = text.partition("(")[0]
         what = "kernel" if isinstance(maker, Kernel) else type(maker).__name__
-        raise UsageError(
-            f"{name} of {path} is a {what}, not a function that makes a kernel",
-            hint=f"write {path}:{name}, and its constants with --set",
-        )
+        message = f"{name} of {path} is a {what}, not a function that makes a kernel"
+        raise UsageError(message, hint=f"write {path}:{name}, and its constants with --set")
     try:
         made = maker(*args, **keywords)
     except TilecError:

@@ -75,9 +75,8 @@ def heed_progress(options: argparse.Namespace) -> None:
 def required(kernel: str | None, command: str) -> str:
     """The kernel's place. Raises UsageError where none is given."""
     if kernel is None:
-        raise UsageError(
-            "which kernel is it?", hint=f"write python -m tilec {command} FILE.py:kernel"
-        )
+        hint = f"write python -m tilec {command} FILE.py:kernel"
+        raise UsageError("which kernel is it?", hint=hint)
     return kernel
 
 

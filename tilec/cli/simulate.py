@@ -62,10 +62,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     if options.kernel is not None:
-        raise UsageError(
-            f"--show prints a report and runs nothing, but {options.kernel} is given",
-            hint=f"leave one out: python -m tilec simulate --show {options.show}",
-        )
+        message = f"--show prints a report and runs nothing, but {options.kernel} is given"
+        hint = f"leave one out: python -m tilec simulate --show {options.show}"
+        raise UsageError(message, hint=hint)
     report = Report.load(options.show)
     print(report)
     return status_of([report])
@@ -102,11 +101,9 @@ def _run(
 ) -> Report:
     given = make_arguments(kernel, words, target)
     if grid is None and kernel.signature.grid_from_launch:
-        raise UsageError(
-            f"{kernel.name} takes its grid from the launch",
-            kernel.signature.loc,
-            "add --grid 4,2, or put the body under `with T.Kernel(…)`",
-        )
+        message = f"{kernel.name} takes its grid from the launch"
+        hint = "add --grid 4,2, or put the body under `with T.Kernel(…)`"
+        raise UsageError(message, kernel.signature.loc, hint)
     try:
         return simulate(
             kernel,
@@ -149,10 +146,8 @@ def _blocks(text: str | None) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        raise UsageError(
-            f"--blocks {text}: expected a number or a list",
-            hint="write --blocks 4 for the first four, or --blocks '[(0, 1)]' for that one",
-        ) from None
+        hint = "write --blocks 4 for the first four, or --blocks '[(0, 1)]' for that one"
+        raise UsageError(f"--blocks {text}: expected a number or a list", hint=hint) from None
 
 
 def _files(save: Path | None, targets: Sequence[str]) -> Mapping[str, Path]:

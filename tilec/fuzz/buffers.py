@@ -19,13 +19,9 @@ from tilec.ir.types import DType
 
 _NOBODY, _SEVERAL = -1, -2
 _COMBINE: dict[str, np.ufunc] = {
-    "add": np.add,
-    "max": np.fmax,
-    "min": np.fmin,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
+    "add": np.add, "max": np.fmax, "min": np.fmin, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-}
+}  # fmt: skip
 _BY_ATOMICS = {kind: -3 - number for number, kind in enumerate(_COMBINE)}
 
 

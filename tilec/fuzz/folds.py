@@ -59,7 +59,9 @@ class Folds:
         if math.prod(kept) != math.prod(at[1]):
             raise Invalid("a reduction into a tile of another size")
         dtype = _accumulator(kind, x.dtype, to.dtype)
-        rows = _absolute(x.to(dtype)) if kind.startswith("abs") else x.to(dtype)
+        rows = x.to(dtype)
+        if kind.startswith("abs"):
+            rows = Number(semantics.unary("abs", rows.value, dtype), dtype, rows.error)
         value, error = (np.moveaxis(a, dim, 0) for a in (rows.value, rows.errors()))
         if not clear:
             old = to[at[0]].to(dtype)
@@ -240,10 +242,6 @@ def _accumulator(kind: str, source: DType, dest: DType) -> DType:
     if wider.is_float and adds:
         return FLOAT64 if wider is FLOAT64 else FLOAT32
     return wider
-
-
-def _absolute(x: Number) -> Number:
-    return Number(semantics.unary("abs", x.value, x.dtype), x.dtype, x.error)
 
 
 def _folded(kind: str, value: Array, error: Array, dtype: DType, nan: bool = False) -> Number:

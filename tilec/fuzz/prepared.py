@@ -25,6 +25,7 @@ from tilec.fuzz.meaning import Words
 from tilec.fuzz.numbers import Number, arithmetic, index
 from tilec.fuzz.program import PLAIN, Launch
 from tilec.ir.types import find_dtype
+from tilec.support.syntax import name_nodes, names_in
 
 PYTHON_FAULTS = (
     ArithmeticError, AttributeError, LookupError, TypeError, UnboundLocalError, ValueError
@@ -92,7 +93,7 @@ def returned(function: Callable[..., Any], out: tuple[str, ...]) -> tuple[str, .
     last = read_source(function).node.body[-1]
     if out or not isinstance(last, ast.Return):
         return out
-    return tuple(n.id for n in ast.walk(last) if isinstance(n, ast.Name))
+    return tuple(n.id for n in name_nodes(last))
 
 
 def _define(source: Source, scope: dict[str, Any]) -> None:
@@ -108,8 +109,7 @@ def _tensors_within(source: Source) -> dict[str, Tensor]:
     for s in source.node.body:
         match s:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Call() as call):
-                names = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)}
-                sizes = {n: Size(n, fixed=True) for n in names}
+                sizes = {n: Size(n, fixed=True) for n in names_in(call.args[0])}
                 text = compile(ast.Expression(call), source.file, "eval", dont_inherit=True)
                 found[name] = eval(text, {**source.globals, **sizes})
     return found
@@ -182,14 +182,12 @@ class _Threads(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
         if _calls(node.value, *THREAD_WORDS):
-            self.names |= {
-                n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)
-            }
+            self.names |= names_in(*node.targets)
             return node
         if not self._names_one(node):
             return node
         if not isinstance(node.targets[0], ast.Subscript):
-            self.names |= {n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)}
+            self.names |= names_in(node.targets[0])
             return self._wrapped(node)
         # all have read before one writes
         held = ast.Assign([ast.Name("_value", ast.Store())], node.value)
@@ -207,7 +205,7 @@ class _Threads(ast.NodeTransformer):
         return self._wrapped(node) if self._names_one(node.test) else self.generic_visit(node)
 
     def _names_one(self, node: ast.AST) -> bool:
-        return any(isinstance(n, ast.Name) and n.id in self.names for n in ast.walk(node))
+        return not names_in(node).isdisjoint(self.names)
 
     def _wrapped(self, node: ast.stmt) -> ast.AST:
         if not self._names_one(node):
@@ -309,13 +307,13 @@ class _Masked(ast.NodeTransformer):
 def _at_once(loop: ast.For) -> bool:
     """Whether the iterations of a T.Parallel can be done at once: none goes a way of its own but
     by an `if` that changes no variable."""
-    own = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    own = names_in(loop.target)
     for node in (n for s in loop.body for n in ast.walk(s)):
         match node:
             case ast.While() | ast.Break() | ast.Continue():
                 return False
             case ast.For():
-                if any(isinstance(n, ast.Name) and n.id in own for n in ast.walk(node.iter)):
+                if names_in(node.iter) & own:
                     return False
             case ast.If():
                 if any(_plain(n) for n in ast.walk(node)):

@@ -27,16 +27,8 @@ from tilec.sim.report import Report
 SIZES = ("M", "N", "K", "P", "Q")
 NAMED_SIZES = f'{", ".join(SIZES)} = T.dynamic("{", ".join(SIZES)}")'
 VIEWS = (
-    "plain",
-    "transposed",
-    "padded",
-    "offset",
-    "steps",
-    "reversed",
-    "flipped",
-    "broadcast",
-    "far",
-)
+    "plain", "transposed", "padded", "offset", "steps", "reversed", "flipped", "broadcast", "far",
+)  # fmt: skip
 FAR = 2**31 + 64  # elements between two rows of a view "far"
 MOST_FAR = 3  # rows of it
 
@@ -237,13 +229,10 @@ class Program:
         linecache.cache[file] = (len(self.source), None, lines, file)
         sizes = dict(zip(SIZES, T.dynamic(", ".join(SIZES))))
         scope: dict[str, Any] = {
-            "T": T,
-            "kernel": kernel,
-            "make_swizzled_layout": make_swizzled_layout,
+            "T": T, "kernel": kernel, "make_swizzled_layout": make_swizzled_layout,
             "make_mma_swizzle_layout": make_mma_swizzle_layout,
-            "tilec": SimpleNamespace(kernel=kernel),
-            **sizes,
-        }
+            "tilec": SimpleNamespace(kernel=kernel), **sizes,
+        }  # fmt: skip
         exec(compile(self.source, file, "exec", dont_inherit=True), scope)
         made = [v for v in scope.values() if isinstance(v, Kernel)]
         return made[-1]

@@ -19,6 +19,7 @@ from typing import Any
 
 from tilec.fuzz.program import Array, Launch, Program
 from tilec.ir.types import DTYPES
+from tilec.support.syntax import names_in
 
 Change = Callable[[], Any]
 _WHOLE = ("copy", "gemm", "Tensor", "StridedTensor", "Buffer", "Kernel")  # calls that stay
@@ -149,7 +150,7 @@ def delete_parameters(d: _Draft) -> Iterator[Change]:
     """Parameters that nothing names, and macros."""
     annotated = _annotated(d.function)
     rest = [s for s in d.function.body if s not in annotated.values()]
-    used = {n.id for s in rest for n in ast.walk(s) if isinstance(n, ast.Name)}
+    used = names_in(*rest)
     for a in d.function.args.args:
         if a.arg not in used:
             yield partial(_delete_parameter, d, a, annotated.get(a.arg))
@@ -199,7 +200,7 @@ def unwrap(d: _Draft) -> Iterator[Change]:
             if not isinstance(node, ast.If | ast.While | ast.For):
                 continue
             target = getattr(node, "target", ast.Pass())
-            zeros = {n.id: 0 for n in ast.walk(target) if isinstance(n, ast.Name)}
+            zeros = dict.fromkeys(names_in(target), 0)
             for inner in (node.body, node.orelse):
                 if inner:
                     by = [_Substitute(zeros).visit(copy.deepcopy(s)) for s in inner]
@@ -337,15 +338,6 @@ def _less(value: Any) -> list[int]:
 
 
 PASSES = (
-    delete_halves,
-    delete_nodes,
-    delete_parameters,
-    delete_results,
-    unwrap,
-    simplify_expressions,
-    delete_keywords,
-    plainer_dtypes,
-    plain_sizes,
-    smaller_arguments,
-    smaller_numbers,
-)
+    delete_halves, delete_nodes, delete_parameters, delete_results, unwrap, simplify_expressions,
+    delete_keywords, plainer_dtypes, plain_sizes, smaller_arguments, smaller_numbers,
+)  # fmt: skip

@@ -64,11 +64,8 @@ def _blamed(func: Func, error: InternalError) -> TilecError:
     first, *more = dict.fromkeys(o.loc for o in written)
     others = ", ".join(str(loc.line) for loc in more if loc.line != first.line)
     where = f" (or line {others})" if others else ""
-    return CompileError(
-        f"this code{where} is refused: {error.message}",
-        first,
-        "the text of T.asm, or of a function, goes to the assembler as it is: mend it there",
-    )
+    hint = "the text of T.asm, or of a function, goes to the assembler as it is: mend it there"
+    return CompileError(f"this code{where} is refused: {error.message}", first, hint)
 
 
 class Attempts:

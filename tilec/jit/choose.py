@@ -221,10 +221,9 @@ class Choices:
         found = self.rank(base, asked)
         if found is None:
             if open_:
-                raise LaunchError(
-                    f"T.auto cannot choose {', '.join(open_)}: the grid is not known here",
-                    hint=f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
-                )
+                message = f"T.auto cannot choose {', '.join(open_)}: the grid is not known here"
+                hint = f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}"
+                raise LaunchError(message, hint=hint)
             return [Chosen({}, None)]
         packed, found = self._packed(found, base, asked)
         made = []

@@ -156,9 +156,9 @@ class CompiledKernel(Launchable):
         with file_errors(file, "written"):
             return export_c(self.image, file)
 
-    def __reduce__(self) -> tuple[Callable[[bytes], CompiledKernel], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[[bytes, str], CompiledKernel], tuple[bytes, str]]:
         """Pickled as it is saved."""
-        return _unpickled, (self._whole(),)
+        return _from_bytes, (self._whole(), "the pickled kernel")
 
     def loaded(self, index: int) -> Kernel:
         """The kernel on device `index`, loaded there at the first use."""
@@ -188,10 +188,9 @@ class CompiledKernel(Launchable):
                 hint=f"call {self.name}(…), or leave the extents out of T.Kernel",
             )
         if given is None and not self.image.grid:
-            raise LaunchError(
-                f"{self.name} leaves its grid to the launch, which gives none",
-                hint=f"call {self.name}[grid](…), or write the extents into T.Kernel",
-            )
+            message = f"{self.name} leaves its grid to the launch, which gives none"
+            hint = f"call {self.name}[grid](…), or write the extents into T.Kernel"
+            raise LaunchError(message, hint=hint)
         values = {}
         if given is None or self.image.assumed:
             values = {
@@ -368,10 +367,8 @@ class CompiledKernel(Launchable):
                     hint="compile it for a specification of such an array, or pass a copy",
                 )
             if is_wide(t) and not self.image.wide:
-                raise LaunchError(
-                    f"{a.name}: this variant was compiled for tensors below 2**31 elements",
-                    hint="compile it for a specification of that size",
-                )
+                message = f"{a.name}: this variant was compiled for tensors below 2**31 elements"
+                raise LaunchError(message, hint="compile it for a specification of that size")
         if not self.image.may_alias and (pair := self.aliases(call)):
             raise LaunchError(
                 f"{pair[0]} and {pair[1]} share memory and one is written; "
@@ -387,18 +384,16 @@ class CompiledKernel(Launchable):
                 continue
             t = call.tensors[a.name]
             if not t.writable:
-                raise LaunchError(
-                    f"{a.name} is read-only, and the kernel writes it", hint="pass a copy"
-                )
+                hint = "pass a copy"
+                raise LaunchError(f"{a.name} is read-only, and the kernel writes it", hint=hint)
             if t.overlaps_itself():
                 where = f"some of its elements are one in memory (strides {t.strides})"
                 for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):
                     if extent > 1 and stride == 0:
                         where = f"along dimension {dim} its {extent} elements are one in memory "
                         where += "(stride 0)"
-                raise LaunchError(
-                    f"{a.name} is written, and {where}", hint=f"pass {a.name}.contiguous()"
-                )
+                hint = f"pass {a.name}.contiguous()"
+                raise LaunchError(f"{a.name} is written, and {where}", hint=hint)
 
     def aliases(self, call: Call) -> tuple[str, str] | None:
         """Two arguments that share memory, one of them written; None if there are none."""
@@ -428,10 +423,6 @@ def _from_bytes(content: bytes, origin: str) -> CompiledKernel:
     return CompiledKernel(image, Stages(image.stages))
 
 
-def _unpickled(content: bytes) -> CompiledKernel:
-    return _from_bytes(content, "the pickled kernel")
-
-
 def stream_handle(stream: Any, call: Call) -> int:
     """`stream=` as the driver's handle: None is the current one; an int, a torch stream or an
     object with `__cuda_stream__` is taken at its word."""
@@ -447,10 +438,8 @@ def stream_handle(stream: Any, call: Call) -> int:
     except Exception:  # its attributes may be anybody's
         handle = -1
     if not 0 <= handle < 2**64:
-        raise LaunchError(
-            f"stream: expected a stream or its handle, got {shown(stream)}",
-            hint="leave it out, or pass torch.cuda.Stream()",
-        )
+        message = f"stream: expected a stream or its handle, got {shown(stream)}"
+        raise LaunchError(message, hint="leave it out, or pass torch.cuda.Stream()")
     return handle
 
 

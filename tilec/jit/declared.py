@@ -106,7 +106,5 @@ def constants_of(kernel: Kernel, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_untraced(name: str, error: CompileError | LaunchError) -> LaunchError:
     """The error of a kernel whose writes nobody has named and no trace has shown."""
-    return LaunchError(
-        f"what {name} writes cannot be read from it: {error.message}",
-        hint='say it: mutates=["C"], or out=["C"] for what the call is to allocate',
-    )
+    hint = 'say it: mutates=["C"], or out=["C"] for what the call is to allocate'
+    return LaunchError(f"what {name} writes cannot be read from it: {error.message}", hint=hint)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilec.ir.errors import TilecError
 from tilec.runtime.image import AbiParam, Image
+from tilec.support.syntax import names_in
 
 _SUFFIXES = {"cubin": ".cubin", "ptx": ".ptx", "hsaco": ".hsaco", "object": ".o"}
 _C_TYPES = {
@@ -145,7 +146,7 @@ def _grid_function(image: Image, prefix: str) -> list[str]:
         return ["// The caller chooses the grid."]
     tree = ast.parse(image.grid, mode="eval").body
     assert isinstance(tree, ast.Tuple)
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    used = names_in(tree)
     sizes = [p.name for p in image.params if p.name in used]
     arguments = "".join(f"int64_t {name}, " for name in sizes)
     return [

@@ -85,34 +85,28 @@ class Watch:
             return
         groups = int(self._laid_out.attrs.get("consumer_groups", 1))
         threads = int(self._laid_out.attrs["threads"]) * groups
-        warn(
-            PerformanceWarning,
+        message = (
             f"{said_of(held, threads)}: {spilled} bytes of what a thread has are kept in memory, "
-            "which is slow",
-            held[0].loc,
-            f"write threads={2 * threads}, or use a smaller tile",
+            "which is slow"
         )
+        hint = f"write threads={2 * threads}, or use a smaller tile"
+        warn(PerformanceWarning, message, held[0].loc, hint)
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""
-        fragment = {o.result.name for o in walk(func.body) if _makes(o, "fragment")}
+        made = [o for o in walk(func.body) if isinstance(o, ops.Alloc)]
+        fragment = {o.result.name for o in made if o.type.space == "fragment"}
         for buffer, o in self._moved.items():
             t = buffer.buffer
             if buffer.name not in fragment or prod(t.static_shape) <= FEW_ELEMENTS:
                 continue
             shown = f"{buffer.name} (fragment {t.static_shape} {t.dtype.name})"
-            warn(
-                PerformanceWarning,
-                f"{shown} is kept in shared memory: registers cannot be indexed as it is here",
-                o.loc,
-                "index it by the indices of the T.Parallel around it, over its whole shape, or say "
-                f"so: {buffer.name} = T.alloc_shared({t.static_shape}, "
-                f'"{t.dtype.name}")',
+            message = f"{shown} is kept in shared memory: registers cannot be indexed as it is here"
+            hint = (
+                "index it by the indices of the T.Parallel around it, over its whole shape, or "
+                f'say so: {buffer.name} = T.alloc_shared({t.static_shape}, "{t.dtype.name}")'
             )
-
-
-def _makes(o: Op, space: str) -> bool:
-    return isinstance(o, ops.Alloc) and o.type.space == space
+            warn(PerformanceWarning, message, o.loc, hint)
 
 
 def _repeated_loops(func: Func) -> Iterator[tuple[ops.For, int]]:
@@ -146,13 +140,10 @@ def _moves_elements(loop: ops.For) -> bool:
     """Whether nothing stands in `loop` but arithmetic on elements, and some are written."""
     inside = list(walk(loop.body))
     allowed = (ops.Load, ops.Store, ops.For, ops.If)
-    return any(_is_shared_store(o) for o in inside) and all(
+    stores = [o for o in inside if isinstance(o, ops.Store)]
+    return any(o.dest.buffer.space in ("shared", "global") for o in stores) and all(
         o.pure or o.opname == "yield" or isinstance(o, allowed) for o in inside
     )
-
-
-def _is_shared_store(o: Op) -> bool:
-    return isinstance(o, ops.Store) and o.dest.buffer.space in ("shared", "global")
 
 
 def _writes_alike(func: Func, loop: ops.For) -> bool:
@@ -228,13 +219,12 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
     if products and max(busy) * 2 <= max(map(warps, products)):
         for o, used in zip(products, busy):
             m, n = o.c.buffer.static_shape
-            warn(
-                PerformanceWarning,
+            message = (
                 f"the {m} x {n} tile of this product has work for {used} of {warps(o)} warps: the "
-                "others repeat it",
-                o.loc,
-                f"write threads={max(busy) * target.warp_size}, or a larger tile",
+                "others repeat it"
             )
+            hint = f"write threads={max(busy) * target.warp_size}, or a larger tile"
+            warn(PerformanceWarning, message, o.loc, hint)
         return
     for p in walk(func.body):
         if isinstance(p, ops.Parallel) and p.layout and len(p.extents) > 1 and p.loc not in told:
@@ -256,13 +246,12 @@ def _warn_of_stages(func: Func, final: Func) -> None:
     why = dict(final.attrs.get("not_held", ()))
     for loop in walk(func.body) if why else ():
         if isinstance(loop, ops.For) and loop.kind == "pipelined" and loop.loc.line in why:
-            warn(
-                PerformanceWarning,
+            message = (
                 "stage puts what threads do into several stages, but each iteration of this loop "
-                f"ends before the next one begins: {why[loop.loc.line]}",
-                loop.loc,
-                "leave stage out: tilec then overlaps what it finds to fit",
+                f"ends before the next one begins: {why[loop.loc.line]}"
             )
+            hint = "leave stage out: tilec then overlaps what it finds to fit"
+            warn(PerformanceWarning, message, loop.loc, hint)
 
 
 def _warn_of_atomics(func: Func, final: Func) -> None:

@@ -102,10 +102,8 @@ def simulate(
     )
     resident = None if resident_blocks is None else _whole("resident_blocks", resident_blocks)
     if optimised and wishes.trace:
-        raise LaunchError(
-            "trace follows a kernel's buffers, and LLVM's optimiser has its own",
-            hint="leave trace or optimised out",
-        )
+        message = "trace follows a kernel's buffers, and LLVM's optimiser has its own"
+        raise LaunchError(message, hint="leave trace or optimised out")
 
     def one(part: Kernel, args: Sequence[Any], meta: Mapping[str, Any]) -> Report:
         planned = part.plan_launch(machine.name, grid, args, meta)
@@ -183,9 +181,8 @@ def _run(
 def _checked(kernel: object, target: object, meta: Mapping[str, Any]) -> Target:
     """The target, where kernel and keywords are what they should be."""
     if not isinstance(kernel, Kernel):
-        raise LaunchError(
-            f"simulate takes a kernel, got a {type(kernel).__name__}", hint=_instead(kernel)
-        )
+        message = f"simulate takes a kernel, got a {type(kernel).__name__}"
+        raise LaunchError(message, hint=_instead(kernel))
     _check_keywords(kernel, meta)
     return simulated_target(target)
 
@@ -205,8 +202,7 @@ def simulated_target(name: object) -> Target:
     known = ", ".join(GPU_TARGETS)
     if not isinstance(name, str):
         hint = 'write target="cuda:sm_90a"'
-        message = f"target is a {type(name).__name__}; expected one of {known}"
-        raise TargetError(message, hint=hint)
+        raise TargetError(f"target is a {type(name).__name__}; expected one of {known}", hint=hint)
     if name == "cpu":
         raise TargetError(
             f"the simulator runs the code of GPUs: {known}; on the cpu target a kernel runs itself,"
@@ -216,10 +212,8 @@ def simulated_target(name: object) -> Target:
     try:
         return find_target(resolve_target(name))
     except DriverError:
-        raise TargetError(
-            f"target {name!r} means the device found, and there is none; name one of {known}",
-            hint='write target="cuda:sm_90a"',
-        ) from None
+        message = f"target {name!r} means the device found, and there is none; name one of {known}"
+        raise TargetError(message, hint='write target="cuda:sm_90a"') from None
     except TargetError:
         meant = meant_target(name) or name
         meant = PROPOSED.get(meant, meant)
@@ -235,19 +229,15 @@ def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
     for name in meta:
         near = did_you_mean(name, OPTIONS)
         if name not in names and name != "threads" and near:
-            raise LaunchError(
-                f"simulate has no option {name!r}{near}, and {kernel.name} no such parameter",
-                hint=f"options are {', '.join(OPTIONS)}",
-            )
+            message = f"simulate has no option {name!r}{near}, and {kernel.name} no such parameter"
+            raise LaunchError(message, hint=f"options are {', '.join(OPTIONS)}")
 
 
 def _whole(name: str, value: object, least: int = 1) -> int:
     whole = as_index(value)
     if whole is None or whole < least:
-        raise LaunchError(
-            f"{name}: expected an int of at least {least}, got {shown(value)}",
-            hint=f"leave {name} out, or write {name}={max(least, 2)}",
-        )
+        message = f"{name}: expected an int of at least {least}, got {shown(value)}"
+        raise LaunchError(message, hint=f"leave {name} out, or write {name}={max(least, 2)}")
     return whole
 
 
@@ -255,10 +245,8 @@ def _traces(trace: object) -> tuple[str, ...]:
     """What to follow, as a tuple of texts. Raises LaunchError."""
     given = (trace,) if isinstance(trace, str) else () if trace is None else trace
     if not isinstance(given, Sequence) or not all(isinstance(t, str) for t in given):
-        raise LaunchError(
-            f"trace: expected a text or a list of texts, got {shown(trace)}",
-            hint='write trace="acc[0, :4]", or trace=["acc[0, :4]", "C[1]"]',
-        )
+        message = f"trace: expected a text or a list of texts, got {shown(trace)}"
+        raise LaunchError(message, hint='write trace="acc[0, :4]", or trace=["acc[0, :4]", "C[1]"]')
     return tuple(given)
 
 
@@ -267,15 +255,12 @@ def _callback(on_change: object, trace: object) -> OnChange | None:
     if on_change is None:
         return None
     if not callable(on_change):
-        raise LaunchError(
-            f"on_change: expected a function of a trace and a change, got {shown(on_change)}",
-            hint="write on_change=lambda trace, change: print(change.values)",
-        )
+        message = f"on_change: expected a function of a trace and a change, got {shown(on_change)}"
+        hint = "write on_change=lambda trace, change: print(change.values)"
+        raise LaunchError(message, hint=hint)
     if not trace:
-        raise LaunchError(
-            "on_change is called for what trace= follows, which is missing",
-            hint='add trace="acc[0, :4]", say',
-        )
+        message = "on_change is called for what trace= follows, which is missing"
+        raise LaunchError(message, hint='add trace="acc[0, :4]", say')
     return on_change
 
 

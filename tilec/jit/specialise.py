@@ -69,11 +69,8 @@ def spec(
         extents = (*extents[:-1], extents[-1] // 2)
     steps = contiguous_strides(extents) if strides is None else _whole(strides, "stride", None)
     if len(steps) != len(extents):
-        raise CompileError(
-            f"a spec has {len(extents)} extents but {len(steps)} strides",
-            caller_loc(),
-            "give one stride for each extent, or none at all",
-        )
+        message = f"a spec has {len(extents)} extents but {len(steps)} strides"
+        raise CompileError(message, caller_loc(), "give one stride for each extent, or none at all")
     return Tensor(0, extents, steps, found.name, max(found.bits // 8, 1), "meta", 0, None)
 
 
@@ -91,9 +88,8 @@ def _whole(given: object, what: str, least: int | None) -> tuple[int, ...]:
     entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if entries is None:
         one = 4096 if as_index(given) is None else shown(given)
-        hint = f"write a tuple: tilec.spec(({one},), …)"
         message = f"the {what}s of a spec are {shown(given)}, not a tuple"
-        raise CompileError(message, caller_loc(), hint)
+        raise CompileError(message, caller_loc(), f"write a tuple: tilec.spec(({one},), …)")
     if len(entries) > _MOST_DIMENSIONS:
         message = f"a spec has {len(entries)} {what}s; no array has more than {_MOST_DIMENSIONS}"
         raise CompileError(message, caller_loc(), "write one for each dimension")

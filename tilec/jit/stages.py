@@ -123,10 +123,9 @@ class Dump:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / f"{number:02d}-{name}.txt").write_text(shown)
         except OSError as e:
-            raise TilecError(
-                f"TILEC_DUMP_DIR is {os.environ.get('TILEC_DUMP_DIR')!r}: {e.strerror or e}",
-                hint="it takes a folder that can be written, or one that can be made",
-            ) from None
+            message = f"TILEC_DUMP_DIR is {os.environ.get('TILEC_DUMP_DIR')!r}: {e.strerror or e}"
+            hint = "it takes a folder that can be written, or one that can be made"
+            raise TilecError(message, hint=hint) from None
 
 
 def _claim(directory: Path, kernel: str) -> Path:

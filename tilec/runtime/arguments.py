@@ -103,10 +103,8 @@ def bind_call(
     bound = dict(zip(names, args))
     for name, value in kwargs.items():
         if name in bound:
-            raise LaunchError(
-                f"{kernel}: {name} was given twice, by position and by keyword",
-                hint=f"leave {name}= out",
-            )
+            message = f"{kernel}: {name} was given twice, by position and by keyword"
+            raise LaunchError(message, hint=f"leave {name}= out")
         if name not in names and name not in keywords:
             near = did_you_mean(name, [*names, *keywords])
             hint = f"write {near.split(chr(39))[1]}=…" if near else f"leave {name}= out"
@@ -131,10 +129,8 @@ def bind_call(
 def require_tensor(p: Parameter, value: object) -> Tensor:
     """`value` read as an array. Raises LaunchError, with advice, if it is none."""
     if value is None:
-        raise LaunchError(
-            f"{p.name} is None; expected {p.describe()}",
-            hint=f"pass an array; what a call is to allocate stands in out=[{p.name!r}]",
-        )
+        hint = f"pass an array; what a call is to allocate stands in out=[{p.name!r}]"
+        raise LaunchError(f"{p.name} is None; expected {p.describe()}", hint=hint)
     tensor = read_tensor(value, p.name)
     if tensor is None:
         kind = type(value).__name__
@@ -145,9 +141,8 @@ def require_tensor(p: Parameter, value: object) -> Tensor:
             hint = f"annotate {p.name}: T.{'float32' if isinstance(value, float) else 'int32'} " + (
                 "in the kernel to take a number"
             )
-        raise LaunchError(
-            f"{p.name} is {_article(kind)}; expected an array for {p.describe()}", hint=hint
-        )
+        message = f"{p.name} is {_article(kind)}; expected an array for {p.describe()}"
+        raise LaunchError(message, hint=hint)
     if tensor.index < 0:
         tensor = dataclasses.replace(tensor, index=cuda_device_of(tensor.pointer))
     return tensor
@@ -165,9 +160,8 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
         spelled = array_dtype(p.dtype, target)
         hint = f"pass {p.name}.to(torch.{spelled}) or {p.name}.astype({spelled!r})"
         expected = spelled if t.dtype == p.dtype else p.dtype
-        raise LaunchError(
-            f"{p.name}: expected {expected}, got {t.dtype} ({p.describe()})", hint=hint
-        )
+        message = f"{p.name}: expected {expected}, got {t.dtype} ({p.describe()})"
+        raise LaunchError(message, hint=hint)
     if p.dtype is None and t.dtype not in DTYPES:
         hint = f"pass {p.name}.to(torch.float32)"
         raise LaunchError(f"{p.name}: tilec has no dtype {t.dtype}", hint=hint)
@@ -189,10 +183,8 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
             )
     if p.strides is not None:
         if len(t.strides) != len(p.strides):
-            raise LaunchError(
-                f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}",
-                hint=f"pass an array of {len(p.strides)} dimensions",
-            )
+            message = f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}"
+            raise LaunchError(message, hint=f"pass an array of {len(p.strides)} dimensions")
         for dim, (wanted, got) in enumerate(zip(p.strides, t.strides)):
             if t.shape[dim] > 1 and not t.is_empty:
                 _check_extent(
@@ -270,9 +262,8 @@ def _check_extent(
             known = sizes.values.setdefault(wanted, got)
             first = sizes.origins.setdefault(wanted, origin)
             if known != got:
-                raise LaunchError(
-                    f"{what}: expected {wanted} = {known} (from {first}), got {got}", hint=hint()
-                )
+                message = f"{what}: expected {wanted} = {known} (from {first}), got {got}"
+                raise LaunchError(message, hint=hint())
 
 
 def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
@@ -307,10 +298,8 @@ def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
             if isinstance(w, str) and not is_name(w):
                 value = evaluate(w, sizes.values, f"{p.name}: {what} {dim}")
                 if value != g:
-                    raise LaunchError(
-                        f"{p.name}: {what} {dim}: expected {w} = {value}, got {g}",
-                        hint=f"pass an array with {what} {dim} of {value}",
-                    )
+                    message = f"{p.name}: {what} {dim}: expected {w} = {value}, got {g}"
+                    raise LaunchError(message, hint=f"pass an array with {what} {dim} of {value}")
 
 
 def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -332,10 +321,8 @@ def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
     if first is None:
         return "meta", 0
     if first[1].device not in ("cpu", "cuda", "hip", "meta"):
-        raise LaunchError(
-            f"{first[0]} is on {first[1].place}, which tilec has no target for",
-            hint=f"pass {first[0]}.cuda() or {first[0]}.cpu()",
-        )
+        message = f"{first[0]} is on {first[1].place}, which tilec has no target for"
+        raise LaunchError(message, hint=f"pass {first[0]}.cuda() or {first[0]}.cpu()")
     return first[1].device, first[1].index
 
 
@@ -360,10 +347,8 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     low, high = (0, 2**bits) if kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
     if not low <= number < high:
         wider = "int64" if number < 0 or number < 2**63 else "uint64"
-        raise LaunchError(
-            f"{p.name}: {shown(number)} does not fit in {p.dtype} ({low} to {high - 1})",
-            hint=f"annotate {p.name}: T.{wider}",
-        )
+        message = f"{p.name}: {shown(number)} does not fit in {p.dtype} ({low} to {high - 1})"
+        raise LaunchError(message, hint=f"annotate {p.name}: T.{wider}")
     return number
 
 

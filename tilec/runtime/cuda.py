@@ -36,13 +36,10 @@ class LaunchConfig(ctypes.Structure):
     """`CUlaunchConfig` of cuda.h."""
 
     _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
-    ]
+    ]  # fmt: skip
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -67,9 +64,8 @@ def _import_bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as e:
-        raise DriverError(
-            "the CUDA target needs the package cuda-bindings", hint="pip install tilec[cuda]"
-        ) from e
+        hint = "pip install tilec[cuda]"
+        raise DriverError("the CUDA target needs the package cuda-bindings", hint=hint) from e
     return driver
 
 
@@ -130,9 +126,8 @@ class CudaDriver(GpuDriver):
         minor = self._attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, index)
         found = cuda_target(major, minor)
         if found is None:
-            raise DriverError(
-                f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_90"
-            )
+            message = f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_90"
+            raise DriverError(message)
         return found.name
 
     def device_of(self, pointer: int) -> int:

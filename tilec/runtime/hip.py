@@ -21,9 +21,8 @@ def _import_bindings() -> Any:
     try:
         from hip import hip
     except ImportError as e:
-        raise DriverError(
-            "the AMD target needs the package hip-python", hint="pip install tilec[hip]"
-        ) from e
+        hint = "pip install tilec[hip]"
+        raise DriverError("the AMD target needs the package hip-python", hint=hint) from e
     return hip
 
 

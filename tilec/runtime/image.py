@@ -197,10 +197,8 @@ class Image:
             _check(image)
         except (struct.error, zlib.error, ArithmeticError, LookupError, RecursionError, TypeError,
                 ValueError) as e:  # fmt: skip
-            raise ImageError(
-                f"{origin} was not written by this version of tilec: {shown(str(e))}",
-                hint="compile the kernel again, and save it",
-            ) from None
+            message = f"{origin} was not written by this version of tilec: {shown(str(e))}"
+            raise ImageError(message, hint="compile the kernel again, and save it") from None
         return image
 
 

@@ -49,10 +49,8 @@ def map_arguments(kind: TensorMapType, tensor: Tensor) -> MapArguments:
     strides = tuple(tensor.strides[d] * tensor.itemsize for d in kind.dims[1:])
     for d, size in zip(kind.dims, sizes):
         if size > _MAX_EXTENT:
-            raise LaunchError(
-                f"{kind.tensor}: dimension {d} has {size} elements, a tensor map holds 2**32",
-                hint="copy it with T.copy(..., disable_tma=True)",
-            )
+            message = f"{kind.tensor}: dimension {d} has {size} elements, a tensor map holds 2**32"
+            raise LaunchError(message, hint="copy it with T.copy(..., disable_tma=True)")
     for d, stride in zip(kind.dims[1:], strides):
         if stride >= _MAX_STRIDE:
             raise LaunchError(

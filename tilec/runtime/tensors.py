@@ -169,14 +169,11 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
         hint = f"pass {name}.to_padded_tensor(0)"
         raise LaunchError(f"{name}: a nested tensor has no one shape", hint=hint)
     if value.layout is not torch.strided:
-        raise LaunchError(
-            f"{name}: a {value.layout} tensor has no strides", hint=f"pass {name}.to_dense()"
-        )
+        hint = f"pass {name}.to_dense()"
+        raise LaunchError(f"{name}: a {value.layout} tensor has no strides", hint=hint)
     if value.is_neg() or value.is_conj():
-        raise LaunchError(
-            f"{name}: the tensor is a lazy negation or conjugation",
-            hint=f"pass {name}.resolve_neg()",
-        )
+        hint = f"pass {name}.resolve_neg()"
+        raise LaunchError(f"{name}: the tensor is a lazy negation or conjugation", hint=hint)
     device = value.device.type
     if device == "cuda" and torch.version.hip:
         device = "hip"
@@ -222,10 +219,8 @@ def own_dtype(dtype: object) -> str:
 def _read_numpy(value: Any, name: str) -> Tensor:
     dtype = value.dtype.name
     if not value.dtype.isnative:
-        raise LaunchError(
-            f"{name}: the array's bytes are in foreign order",
-            hint=f"pass {name}.astype({name}.dtype.newbyteorder('='))",
-        )
+        hint = f"pass {name}.astype({name}.dtype.newbyteorder('='))"
+        raise LaunchError(f"{name}: the array's bytes are in foreign order", hint=hint)
     if dtype in DTYPES and DTYPES[dtype].bits < 8:
         dtype += " (one per byte)"
     strides = _element_strides(value.strides, value.itemsize, name)
@@ -272,17 +267,11 @@ class _DLTensor(ctypes.Structure):
     """`DLTensor` of dlpack.h, flattened; a legacy capsule's DLManagedTensor begins with it."""
 
     _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -370,10 +359,8 @@ def allocator(
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(like, numpy.ndarray):
         return functools.partial(numpy.empty, shape, numpy_dtype(storage))
-    raise LaunchError(
-        f"output {name}: tilec cannot allocate an array of type {type(like).__name__}",
-        hint=f"allocate {name} yourself and pass it",
-    )
+    message = f"output {name}: tilec cannot allocate an array of type {type(like).__name__}"
+    raise LaunchError(message, hint=f"allocate {name} yourself and pass it")
 
 
 def numpy_dtype(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tilec.runtime.gpu import GpuDriver
@@ -46,7 +46,7 @@ class GpuTimer:
                         call()
                         self._do("EventRecord", end, stream)
                     self._do("Synchronize")
-                    taken += self._elapsed(pairs)
+                    taken += [float(self._do("EventElapsedTime", *pair)) for pair in pairs]
             finally:
                 for event in events:
                     self._do("EventDestroy", event)
@@ -54,9 +54,6 @@ class GpuTimer:
                     self._do("Synchronize")
                     self._do("MemFree", buffer)
         return taken
-
-    def _elapsed(self, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
-        return [float(self._do("EventElapsedTime", start, end)) for start, end in pairs]
 
     def _do(self, name: str, *args: Any) -> Any:
         place = f"{self._driver.kind}:{self._index}"

@@ -80,10 +80,6 @@ def _reversed(step: int) -> Compute:
     return compute
 
 
-def _count_bits(x: Value) -> Value:
-    return np.bitwise_count(unsigned(x)).astype(x.dtype)
-
-
 def _leading_zeros(bits: int, x: Value, zero_is_poison: Value) -> Value:
     """All bits below the highest are set, then counted."""
     u = unsigned(x)
@@ -110,19 +106,15 @@ INTEGERS: dict[str, Compute] = {
     "uadd.sat": _saturated(np.add, False),
     "ssub.sat": _saturated(np.subtract, True),
     "usub.sat": _saturated(np.subtract, False),
-    "ctpop": _count_bits,
+    "ctpop": lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype),
     "abs": lambda x, lowest_is_poison: np.abs(x),
 }
 """Of each intrinsic what it computes of integers."""
 
 BY_BITS: dict[str, Callable[..., Value]] = {
-    "fshl": _funnel(True),
-    "fshr": _funnel(False),
-    "bswap": _reversed(8),
-    "bitreverse": _reversed(1),
-    "ctlz": _leading_zeros,
-    "cttz": _trailing_zeros,
-}
+    "fshl": _funnel(True), "fshr": _funnel(False), "bswap": _reversed(8),
+    "bitreverse": _reversed(1), "ctlz": _leading_zeros, "cttz": _trailing_zeros,
+}  # fmt: skip
 """The same, where the number of bits is the first argument: i4 is held in a wider type."""
 
 

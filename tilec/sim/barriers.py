@@ -73,11 +73,8 @@ class Barriers:
             before = self.mbarriers.get(int(at))
             if before is not None and not before.again:
                 before.again = True
-                active.report(
-                    "data race",
-                    f"{before} is initialised a second time, and may be in use by then",
-                    before.inst,
-                )
+                message = f"{before} is initialised a second time, and may be in use by then"
+                active.report("data race", message, before.inst)
             first = min([b.address for b in self.mbarriers.values() if b.name == name] + [int(at)])
             self.mbarriers[int(at)] = Mbarrier(
                 int(at),
@@ -100,10 +97,8 @@ class Barriers:
         found = self.mbarriers.get(address)
         if found is None:
             name = active.buffer
-            active.report(
-                "uninitialised read",
-                f"{name or 'an mbarrier'} at address {address} was never initialised",
-            )
+            message = f"{name or 'an mbarrier'} at address {address} was never initialised"
+            active.report("uninitialised read", message)
             return None
         if found.made_at:
             self._check_made(active, found)
@@ -114,11 +109,9 @@ class Barriers:
         order = active.block.order
         seen = order.clocks.seen[active.lanes + order.base, b.made_by]
         if (seen <= b.made_at).any():
+            message = f"the initialisation of {b} is not ordered before its use"
             active.report(
-                "data race",
-                f"the initialisation of {b} is not ordered before its use",
-                b.inst,
-                threads=active.lanes[seen <= b.made_at].tolist(),
+                "data race", message, b.inst, threads=active.lanes[seen <= b.made_at].tolist()
             )
             b.made_at = 0
 
@@ -163,13 +156,11 @@ class Barriers:
             left = len(who)
             while left:
                 if b.pending == 0:
-                    active.report(
-                        "transaction bytes",
+                    message = (
                         f"{b} gets an arrival in phase {b.number} after all {b.count} of them, "
-                        f"and still waits for {b.missing()}",
-                        b.expects,
-                        b.copies,
+                        f"and still waits for {b.missing()}"
                     )
+                    active.report("transaction bytes", message, b.expects, b.copies)
                     break
                 part = min(left, b.pending)
                 counted = who[len(who) - left :][:part]  # only these are behind the phase's end
@@ -199,14 +190,11 @@ class Barriers:
             return
         late: Pass | None = b.end()
         if late is not None:
-            self._report(
-                active,
-                "parity can alias",
+            message = (
                 f"phase {b.number - 1} of {b} may end before a thread that waits for phase "
-                f"{b.number - 2} has seen that end",
-                late.inst,
-                threads=late.threads,
+                f"{b.number - 2} has seen that end"
             )
+            self._report(active, "parity can alias", message, late.inst, threads=late.threads)
 
     def wait(
         self, active: Threads, address: Any, parity: Any, *, cluster_scope: bool = False
@@ -244,10 +232,8 @@ class Barriers:
             if meeting is None:
                 meeting = self.named[n] = Meeting(f"barrier {n}", wanted)
             if meeting.wanted != wanted:
-                active.report(
-                    "barrier divergence",
-                    f"barrier {n} waits for {meeting.wanted} threads, and here for {wanted}",
-                )
+                message = f"barrier {n} waits for {meeting.wanted} threads, and here for {wanted}"
+                active.report("barrier divergence", message)
             meeting.add(self.block, who, self.block.order.release(who))
             if meeting.ready():
                 self._check_size(active, meeting)
@@ -311,21 +297,17 @@ class Barriers:
         meeting = self._at_cluster(active)
         for lane in active.lanes.tolist():
             if self._arrived.setdefault(lane, meeting) is not meeting:
-                active.report(
-                    "barrier divergence",
+                message = (
                     "threads arrive at the barrier of the cluster, and have not waited since they "
-                    "arrived before",
-                    threads=[lane],
+                    "arrived before"
                 )
+                active.report("barrier divergence", message, threads=[lane])
 
     def cluster_wait(self, active: Threads) -> Waiting | None:
         meetings = {self._arrived.pop(lane, None) for lane in active.lanes.tolist()}
         if len(meetings) > 1 or None in meetings:
-            active.report(
-                "barrier divergence",
-                "threads wait at the barrier of the cluster without having arrived there",
-                threads=active.lanes[:8].tolist(),
-            )
+            message = "threads wait at the barrier of the cluster without having arrived there"
+            active.report("barrier divergence", message, threads=active.lanes[:8].tolist())
             return None
         (meeting,) = meetings
         assert meeting is not None
@@ -352,10 +334,8 @@ class Barriers:
         warps = np.unique(active.lanes // self.block.warp_size)
         for group in np.unique(warps // 4):
             if len(warps[warps // 4 == group]) != 4:
-                active.report(
-                    "barrier divergence",
-                    f"all four warps of warpgroup {group} must come to setmaxnreg together",
-                )
+                message = f"all four warps of warpgroup {group} must come to setmaxnreg together"
+                active.report("barrier divergence", message)
         if increase:
             return RegisterWait(active, active.lanes, self.registers, registers)
         if (self.registers.of[warps] < registers).any():
@@ -393,13 +373,12 @@ class Barriers:
         """The block has ended, or cannot go on: bytes that were announced must have come."""
         for b in self.mbarriers.values():
             if b.tx and (b.pending == 0 or active is None):
+                message = (
+                    f"phase {b.number} of {b} announces {b.announced} bytes; {b.announced - b.tx} "
+                    "have come"
+                )
                 self._report(
-                    active,
-                    "transaction bytes",
-                    f"phase {b.number} of {b} announces {b.announced} bytes; "
-                    f"{b.announced - b.tx} have come",
-                    b.copies,
-                    first=b.expects or b.copies,
+                    active, "transaction bytes", message, b.copies, first=b.expects or b.copies
                 )
         if active is None:
             self._check_visits()

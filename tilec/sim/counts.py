@@ -186,7 +186,7 @@ class Counts:
     ) -> tuple[list[str], list[list[str]]]:
         """Titles of the columns that hold something, and a row for each line: the last cell is
         "3: text", of a text that `sources` may hold by file and line."""
-        rows = [_cells(line) for line in self.lines]
+        rows = [[cell(line) for _, cell in COLUMNS] for line in self.lines]
         used = [i for i, _ in enumerate(COLUMNS) if any(r[i] for r in rows)]
         made = []
         for line, row in zip(self.lines, rows):
@@ -301,7 +301,3 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("shuffles", lambda c: f"{c.shuffles:,}" if c.shuffles else ""),
 )
 """Titles of the table and what stands below them; empty columns are left out."""
-
-
-def _cells(line: LineCount) -> list[str]:
-    return [cell(line) for _, cell in COLUMNS]

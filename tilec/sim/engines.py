@@ -90,10 +90,8 @@ class Engines:
         data = np.zeros((len(lanes), bytes), np.uint8)
         sizes = active.full(bytes if valid is None else valid)
         if (source[sizes > 0] % bytes).any():
-            active.report(
-                "misaligned access",
-                f"cp.async of {bytes} bytes from an address that is not a multiple of them",
-            )
+            message = f"cp.async of {bytes} bytes from an address that is not a multiple of them"
+            active.report("misaligned access", message)
         for size in np.unique(np.clip(sizes, 0, bytes)).tolist():
             mine = np.clip(sizes, 0, bytes) == size
             if size:
@@ -178,20 +176,18 @@ class Engines:
         """The mbarrier that counts the bytes of a copy, which must know of it."""
         b = peer.find(active, gate)
         if b is not None and not b.fenced:
-            active.report(
-                "missing proxy fence",
-                f"{what} completes on {b}, whose initialisation no fence has made visible to it",
-                b.inst,
+            message = (
+                f"{what} completes on {b}, whose initialisation no fence has made visible to it"
             )
+            active.report("missing proxy fence", message, b.inst)
             b.fenced = True
         return b
 
     def _check_begin(self, active: Threads, box: Box, place: int, store: bool) -> None:
         """Report a box that a GPU ends at with an illegal instruction."""
         if place % ALIGNMENT:
-            active.report(
-                "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
-            )
+            message = f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
+            active.report("misaligned access", message)
         if box.begin % PIECE:
             active.report(
                 "misaligned access",
@@ -333,10 +329,8 @@ class Engines:
         found = {int(g): active.lanes[of == g] for g in np.unique(of)}
         for g, lanes in found.items():
             if len(lanes) != size:
-                active.report(
-                    "barrier divergence",
-                    f"{len(lanes)} of the {size} threads of warpgroup {g} come to wgmma",
-                )
+                message = f"{len(lanes)} of the {size} threads of warpgroup {g} come to wgmma"
+                active.report("barrier divergence", message)
         return found
 
     # --- other blocks ---

@@ -131,18 +131,10 @@ class Findings:
 # What to do about a finding: one line where one change is likely to be the right one.
 
 _OURS: tuple[Kind, ...] = (
-    "read before wait",
-    "missing proxy fence",
-    "deadlock",
-    "barrier divergence",
-    "transaction bytes",
-    "operand in flight",
-    "register pool",
-    "misaligned access",
-    "parity can alias",
-    "counter not reset",
-    "undefined behaviour",
-)
+    "read before wait", "missing proxy fence", "deadlock", "barrier divergence",
+    "transaction bytes", "operand in flight", "register pool", "misaligned access",
+    "parity can alias", "counter not reset", "undefined behaviour",
+)  # fmt: skip
 """What a kernel without barriers by hand cannot do wrong: these barriers, waits, addresses and
 operations are the compiler's."""
 

@@ -121,25 +121,12 @@ def _is_class(x: Value, mask: Value) -> Value:
 
 
 _FLOATS: dict[str, Callable[..., Value]] = {
-    "is.fpclass": _is_class,
-    "fma": fma,
-    "fmuladd": fma,
-    "fabs": np.abs,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "rint": np.rint,
-    "nearbyint": np.rint,
-    "roundeven": np.rint,
-    "sqrt": np.sqrt,
-    "minnum": np.fmin,
-    "maxnum": np.fmax,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "copysign": np.copysign,
-    "ldexp": np.ldexp,
+    "is.fpclass": _is_class, "fma": fma, "fmuladd": fma, "fabs": np.abs, "floor": np.floor,
+    "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint,
+    "roundeven": np.rint, "sqrt": np.sqrt, "minnum": np.fmin, "maxnum": np.fmax,
+    "minimum": np.minimum, "maximum": np.maximum, "copysign": np.copysign, "ldexp": np.ldexp,
     "canonicalize": lambda x: x,
-}
+}  # fmt: skip
 
 
 def _flushed(x: Value) -> Value:

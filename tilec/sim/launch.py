@@ -58,10 +58,8 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     for a run that would take too long."""
     chosen = choose_clusters(launch, wishes.blocks)
     if launch.func.attrs.get("cooperative") and wishes.blocks is not None:
-        raise LaunchError(
-            f"{launch.name}: its blocks wait for one another at T.sync_grid: all of them run",
-            hint="leave blocks= out",
-        )
+        message = f"{launch.name}: its blocks wait for one another at T.sync_grid: all of them run"
+        raise LaunchError(message, hint="leave blocks= out")
     per_cluster = math.prod(launch.cluster)
     x, y, z = launch.grid
     report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
@@ -181,17 +179,15 @@ def choose_clusters(
     elif isinstance(blocks, bool | str) or not isinstance(
         blocks, int | Sequence | np.integer | np.ndarray
     ):
-        raise LaunchError(
-            f"blocks: expected a number or a list of blocks, got {shown(blocks)}", hint=_BLOCKS
-        )
+        message = f"blocks: expected a number or a list of blocks, got {shown(blocks)}"
+        raise LaunchError(message, hint=_BLOCKS)
     elif isinstance(blocks, Sequence) or (isinstance(blocks, np.ndarray) and blocks.ndim):
         wanted = [_linear(launch, b) for b in blocks]
         if not wanted and total:
             raise LaunchError("blocks is an empty list: there is nothing to run", hint=_BLOCKS)
     elif blocks < 1:
-        raise LaunchError(
-            f"blocks={shown(blocks)}: there is nothing to run", hint="blocks=1 runs one"
-        )
+        hint = "blocks=1 runs one"
+        raise LaunchError(f"blocks={shown(blocks)}: there is nothing to run", hint=hint)
     else:
         wanted = range(min(int(blocks), total))
     cx, cy, cz = launch.cluster
@@ -207,17 +203,15 @@ def _linear(launch: Launch, block: object) -> int:
     x, y, z = launch.grid
     at: Sequence[Any] = list(block) if isinstance(block, tuple | list | np.ndarray) else (block,)
     if not 1 <= len(at) <= 3 or not all(hasattr(i, "__index__") for i in at):
-        raise LaunchError(
-            f"blocks: {block!r} is neither a number nor coordinates of a block", hint=_BLOCKS
-        )
+        message = f"blocks: {block!r} is neither a number nor coordinates of a block"
+        raise LaunchError(message, hint=_BLOCKS)
     inside = all(0 <= i < n for i, n in zip(at, launch.grid))
     if len(at) == 1:
         inside = 0 <= at[0] < x * y * z
     if not inside:
-        raise LaunchError(
-            f"blocks: {block!r} is not a block of the {x}x{y}x{z} blocks that are launched",
-            hint=f"numbers go from 0 to {x * y * z - 1}, coordinates are (x, y, z)",
-        )
+        message = f"blocks: {block!r} is not a block of the {x}x{y}x{z} blocks that are launched"
+        hint = f"numbers go from 0 to {x * y * z - 1}, coordinates are (x, y, z)"
+        raise LaunchError(message, hint=hint)
     i, j, k = (*(int(a) for a in at), 0, 0)[:3]
     return i + x * (j + y * k)
 

@@ -363,9 +363,8 @@ def _one(active: Threads, descriptor: Any, mine: Any) -> int:
         return int(descriptor)
     found = descriptor[mine]
     if (found != found[0]).any():
-        active.report(
-            "barrier divergence", "the threads of a warpgroup give different matrix descriptors"
-        )
+        message = "the threads of a warpgroup give different matrix descriptors"
+        active.report("barrier divergence", message)
     return int(found[0])
 
 

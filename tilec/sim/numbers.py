@@ -34,16 +34,9 @@ from tilec.sim.undefined import (
 Value = Any
 
 KINDS: dict[str, Any] = {
-    "i1": np.bool_,
-    "i8": np.int8,
-    "i16": np.int16,
-    "i32": np.int32,
-    "i64": np.int64,
-    "half": np.float16,
-    "bfloat": ml_dtypes.bfloat16,
-    "float": np.float32,
-    "double": np.float64,
-}
+    "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64,
+}  # fmt: skip
 """NumPy's scalar type of each scalar LLVM type."""
 
 _MASKS = {f"i{n}": (1 << n) - 1 for n in range(2, 32) if n not in (8, 16)}
@@ -144,25 +137,14 @@ def either(a: Value, b: Value) -> Value:
 CONDITIONS = {"and": both, "or": either}
 
 BINARY: dict[str, Callable[[Value, Value], Value]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "shl": operator.lshift,
-    "lshr": _through_unsigned(operator.rshift),
-    "ashr": operator.rshift,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
+    "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
+    "lshr": _through_unsigned(operator.rshift), "ashr": operator.rshift,
     "udiv": _through_unsigned(lambda a, b: a // np.maximum(b, 1)),
-    "urem": _through_unsigned(lambda a, b: a % np.maximum(b, 1)),
-    "sdiv": _divide,
-    "srem": _remainder,
-    "fadd": operator.add,
-    "fsub": operator.sub,
-    "fmul": operator.mul,
-    "fdiv": operator.truediv,
-    "frem": np.fmod,
-}
+    "urem": _through_unsigned(lambda a, b: a % np.maximum(b, 1)), "sdiv": _divide,
+    "srem": _remainder, "fadd": operator.add, "fsub": operator.sub, "fmul": operator.mul,
+    "fdiv": operator.truediv, "frem": np.fmod,
+}  # fmt: skip
 SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
            "ashr": ">>", "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
 """Python's operators that do the same to scalar values."""

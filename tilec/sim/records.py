@@ -440,9 +440,8 @@ class _Reader:
             return [f"m.assume({self._object(i)}, {args[0]})"]
         semantics = i.semantics or intrinsic(i.instr)
         if semantics is None:
-            raise InternalError(
-                f"{i.instr or i.text[:60]} has no semantics in the simulator", i.loc
-            )
+            message = f"{i.instr or i.text[:60]} has no semantics in the simulator"
+            raise InternalError(message, i.loc)
         copied = re.match(r"cp\.async\.(\d+)", i.instr)
         if copied or i.instr.startswith("ld.cluster"):
             self._note_size(int(copied[1]) if copied else 4)

@@ -382,11 +382,8 @@ class GlobalMemory:
         if self._elsewhere is not None:
             found += self._outside(at, lost)
         if lost.any():
-            active.report(
-                "out of bounds",
-                f"the address {int(at[lost][0]):#x} is in none of the kernel's tensors",
-                threads=threads_at(active, at, lost),
-            )
+            message = f"the address {int(at[lost][0]):#x} is in none of the kernel's tensors"
+            active.report("out of bounds", message, threads=threads_at(active, at, lost))
         return found
 
     def _outside(self, at: Ints, lost: Mask) -> Iterator[tuple[TensorMemory, Ints]]:

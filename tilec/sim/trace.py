@@ -125,17 +125,15 @@ def parse_trace(asked: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str,
         raise LaunchError(f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"of {known}")
     shape = shapes[name]
     if len(parts) > len(shape):
-        raise LaunchError(
-            f"trace {asked!r}: {name} has {len(shape)} dimensions, {len(parts)} are indexed"
-        )
+        message = f"trace {asked!r}: {name} has {len(shape)} dimensions, {len(parts)} are indexed"
+        raise LaunchError(message)
     ranges = [_range(asked, part, dim, n) for dim, (part, n) in enumerate(zip(parts, shape))]
     ranges += [range(n) for n in shape[len(parts) :]]
     count = prod(map(len, ranges))
     if not 0 < count <= MOST_ELEMENTS:
-        raise LaunchError(
-            f"trace {asked!r} selects {count} elements; 1 to {MOST_ELEMENTS} can be followed",
-            hint=f"name fewer, e.g. trace='{name}[{', '.join(['0'] * len(shape))}]'",
-        )
+        message = f"trace {asked!r} selects {count} elements; 1 to {MOST_ELEMENTS} can be followed"
+        hint = f"name fewer, e.g. trace='{name}[{', '.join(['0'] * len(shape))}]'"
+        raise LaunchError(message, hint=hint)
     return name, tuple(itertools.product(*ranges))
 
 

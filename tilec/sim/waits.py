@@ -233,12 +233,11 @@ def check_published(
     published for. See `Published.unknown`."""
     inst = published.unknown(shadow, at, size)
     if inst is not None:
-        active.report(
-            "data race",
+        message = (
             "a thread of another block wrote this, and has not published it to the cluster, or "
-            "the wait did not acquire it at that scope",
-            inst,
+            "the wait did not acquire it at that scope"
         )
+        active.report("data race", message, inst)
 
 
 @dataclass(slots=True)

@@ -27,28 +27,10 @@ from tilec.tilelang.programs import (
 )
 
 __all__ = [
-    "AutoTuner",
-    "DataType",
-    "JITKernel",
-    "PassConfigKey",
-    "TensorSupplyType",
-    "autotune",
-    "cdiv",
-    "compile",
-    "disable_cache",
-    "enable_cache",
-    "install",
-    "jit",
-    "language",
-    "layout",
-    "lower",
-    "math",
-    "next_power_of_2",
-    "par_compile",
-    "profiler",
-    "set_autotune_inputs",
-    "set_log_level",
-]
+    "AutoTuner", "DataType", "JITKernel", "PassConfigKey", "TensorSupplyType", "autotune", "cdiv",
+    "compile", "disable_cache", "enable_cache", "install", "jit", "language", "layout", "lower",
+    "math", "next_power_of_2", "par_compile", "profiler", "set_autotune_inputs", "set_log_level",
+]  # fmt: skip
 
 HERE |= {
     "AutoTuner": AutoTuner,

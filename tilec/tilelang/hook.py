@@ -69,9 +69,8 @@ class _Finder(MetaPathFinder):
         except ModuleNotFoundError:
             known = None
         if known is None:
-            raise ModuleNotFoundError(
-                f"{name} is not part of tilec's spelling of TileLang", name=name
-            )
+            message = f"{name} is not part of tilec's spelling of TileLang"
+            raise ModuleNotFoundError(message, name=name)
         # TileLang has packages where this has modules.
         return ModuleSpec(name, _Alias(), is_package=True)
 

@@ -10,22 +10,11 @@ from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
-    "PersistentTileScheduler",
-    "align_up",
-    "alloc_buffer",
-    "annotate_compile_flags",
-    "annotate_pass_configs",
-    "c2d_im2col",
-    "cp_async_barrier_noinc",
-    "dtype",
-    "handle",
-    "index_to_coordinates",
-    "launch_thread",
-    "let",
-    "match_buffer",
-    "prim_func",
+    "PersistentTileScheduler", "align_up", "alloc_buffer", "annotate_compile_flags",
+    "annotate_pass_configs", "c2d_im2col", "cp_async_barrier_noinc", "dtype", "handle",
+    "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
     "tvm_warp_shuffle",
-]
+]  # fmt: skip
 
 globals().update(NAMED)
 _FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")

@@ -27,6 +27,7 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.jit.specialise import spec_in_memory
 from tilec.kernel import Kernel, make_kernel
+from tilec.support.syntax import names_in
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler
 
@@ -100,7 +101,7 @@ def _extent(
     if isinstance(written, int) or written is None:
         return unknown if written is None else written
     tree = ast.parse(written, mode="eval")
-    known = {n.id: sizes.get(n.id, unknown) for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    known = {name: sizes.get(name, unknown) for name in names_in(tree)}
     if None in known.values():
         return None
     return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": {}}, known))
@@ -186,7 +187,21 @@ def compile(
     return JITKernel(func, out_idx, target)
 
 
-class _Lazy:
+class _Program:
+    """What `compile` makes a kernel of, for its arguments."""
+
+    compile: Callable[..., JITKernel]
+
+    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
+        """`compile` of each of `configs`: arguments as a tuple, or by name."""
+        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """`JITKernel.get_kernel_source` of what `compile` gives."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
+
+class _Lazy(_Program):
     """A function that returns a T.prim_func: called with its arguments, it gives the kernel."""
 
     def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
@@ -210,14 +225,6 @@ class _Lazy:
         return self._made[key]
 
     __call__ = compile
-
-    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
-        """`compile` of each of `configs`: arguments as a tuple, or by name."""
-        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
-
-    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
-        """`JITKernel.get_kernel_source` of what `compile` gives."""
-        return self.compile(*args, **kwargs).get_kernel_source()
 
 
 def par_compile(funcs: Iterable[Kernel], **options: Any) -> list[JITKernel]:
@@ -244,7 +251,7 @@ def _is_eager(function: Callable[..., Any]) -> bool:
     return given or bool(_annotated_in_body(function) & set(names))
 
 
-class _Eager:
+class _Eager(_Program):
     """A kernel whose tensors are annotated in its body; its other parameters are compile-time
     values. A call launches it."""
 
@@ -277,14 +284,6 @@ class _Eager:
                 pairs = zip(p.shape, named[p.name].shape, strict=False)
                 sizes |= {n: int(v) for n, v in pairs if isinstance(n, str)}
         return JITKernel(self.kernel, None, self.target, constants, sizes)
-
-    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
-        """`compile` of each of `configs`: arguments as a tuple, or by name."""
-        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
-
-    def get_kernel_source(self, *tensors: Any, **named: Any) -> str:
-        """`JITKernel.get_kernel_source` of what `compile` gives."""
-        return self.compile(*tensors, **named).get_kernel_source()
 
 
 def jit(
