@@ -82,7 +82,7 @@ def specs(dim: int) -> list[Any]:
 def test_small_tiles_of_odd_heads_share_what_they_load(dim: int) -> None:
     """64 queries ask the cache for more than it has, the more as rows straddle its lines."""
     plan = attention(dim).compile(*specs(dim), target="cuda:sm_90a").plan
-    assert plan.overlap and plan.cluster == (2, 1, 1) and plan.residents == 2
+    assert plan.overlap and plan.cluster == (2, 1, 1) and plan.residents >= 2
 
 
 def test_large_tiles_do_not() -> None:

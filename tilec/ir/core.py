@@ -51,7 +51,7 @@ class Block:
         subst: Substitution | None = None,
     ) -> Block:
         """As `rewrite`, where `visit` sees the ops of one class."""
-        return rewrite(self, lambda o: visit(o) if isinstance(o, kind) else None, subst)
+        return rewrite(self, visit, subst, kind)
 
 
 _T = TypeVar("_T", bound=type)
@@ -534,20 +534,25 @@ Replacement = None | Op | Sequence[Op]
 
 
 def rewrite(
-    block: Block, visit: Callable[[Op], Replacement], subst: Substitution | None = None
+    block: Block,
+    visit: Callable[[Any], Replacement],
+    subst: Substitution | None = None,
+    kind: type[Op] = Op,
 ) -> Block:
-    """Rebuild `block`, inner regions first: `visit` sees each op (operands already replaced) and
-    returns None to keep it, an op or a list of ops to put in its place. It may add to `subst`,
-    which later ops see. Returns the same object if nothing changed."""
+    """Rebuild `block`, inner regions first: `visit` sees each op of a `kind` (operands already
+    replaced) and returns None to keep it, an op or a list of ops to put in its place. It may add to
+    `subst`, which later ops see. Returns the same object if nothing changed."""
     subst = {} if subst is None else subst
     ops: list[Op] = []
     for o in block.ops:
         new = substitute(o, subst) if subst else o
         if new.region_fields:
-            new = new.with_regions(lambda region: rewrite(region, visit, subst))
-        got = visit(new)
-        if got is None or isinstance(got, Op):
-            ops.append(got or new)
+            new = new.with_regions(lambda region: rewrite(region, visit, subst, kind))
+        got = visit(new) if isinstance(new, kind) else None
+        if got is None:
+            ops.append(new)
+        elif isinstance(got, Op):
+            ops.append(got)
         else:
             ops.extend(got)
     return block.with_ops(ops)
