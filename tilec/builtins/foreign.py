@@ -10,6 +10,8 @@ from __future__ import annotations
 _LOOP = "write an element-wise loop: for i, j in T.Parallel(m, n): y[i, j] = …"
 _INDEX = "index the tensor: x = A[i, j] reads an element, T.copy(A[i, j], tile) a tile"
 _REDUCE = "use T.reduce_sum(x, s, dim=1), of a tile"
+_ANY = "use T.any_of(tile) or T.all_of(tile), which give a bool"
+_PLACE = "take T.reduce_max of the values, then T.reduce_min of the indices of those that are it"
 
 ADVICE: dict[str, str] = {
     # Triton
@@ -68,6 +70,24 @@ ADVICE: dict[str, str] = {
     "minimum": "use T.min(x, y)",
     "multiply": _LOOP,
     "add": _LOOP,
+    "inf": 'write T.infinity("float32")',
+    "nan": 'write T.cast(float("nan"), "float32")',
+    "pi": "write math.pi, which is a number at compile time",
+    "sign": "write T.if_then_else(x > 0, 1.0, T.if_then_else(x < 0, -1.0, 0.0))",
+    "clip": "use T.clamp(x, low, high)",
+    "fabs": "use T.abs(x)",
+    "square": "write x * x",
+    "rcp": "write 1.0 / x",
+    "silu": "write x * T.sigmoid(x) in an element-wise loop",
+    "gelu": "write 0.5 * x * (1.0 + T.erf(x * 0.70710678)) in an element-wise loop",
+    "any": _ANY,
+    "all": _ANY,
+    "reduce_any": _ANY,
+    "reduce_all": _ANY,
+    "argmax": _PLACE,
+    "argmin": _PLACE,
+    "gather": "index with what is read: y[i] = x[index[i]] in T.Parallel",
+    "scatter": "index with what is read: T.atomic_add(y[index[i]], x[i]), or y[index[i]] = x[i]",
     "ceil": "use T.ceildiv(a, b) for a quotient of ints, T.ceil(x) for a float",
     # methods and attributes of buffers and numbers
     "astype": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
