@@ -224,14 +224,10 @@ def test_a_stored_kernel_shows_the_code_that_was_kept(
     """Also where the plans that were predicted best did not hold."""
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend("examples/attention")
-    decode = importlib.import_module("flash_decoding").decode
-    shapes = (2, 8, 64), (2, 150, 2, 64), (2, 150, 2, 64)
-    specs = [tilec.spec(s, "float16") for s in shapes]
-    specs += [tilec.spec((2,), "int32"), tilec.spec((2, 4, 8, 64), "float32")]
-    specs += [tilec.spec((2, 4, 8), "float32")]
-    first = decode(64).compile(*specs, target="cuda:sm_90a")
+    example = importlib.import_module("gqa_fwd")
+    first = example.gqa.__wrapped__(96).compile(*example.specs(96), target="cuda:sm_90a")
     assert "tried: " in first.stages["plan"]
-    again = decode(64).compile(*specs, target="cuda:sm_90a")
+    again = example.gqa.__wrapped__(96).compile(*example.specs(96), target="cuda:sm_90a")
     assert again.plan == first.plan and again.binary == first.binary
     locations = re.compile(r"\.loc.*|\.file.*")
     assert locations.sub("", again.asm) == locations.sub("", first.asm)

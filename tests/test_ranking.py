@@ -409,7 +409,7 @@ def test_plans_that_the_next_tile_beats_are_left() -> None:
         (160, "a", 1.0),
         (128, "b", 1.02),
         (160, "c", 1.025),
-        (160, "d", 1.04),
+        (160, "d", 1.06),
         (64, "e", 1.09),
     )
     known = [(Plan(name), SimpleNamespace(seconds=s, lacking=0)) for _, name, s in times]

@@ -32,7 +32,7 @@ def test_short_loops_over_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.spilled_bytes == 0 and found.buffers["q"] == 2 * 64 * 64 * 2
     split = re.findall(r"setmaxnreg\.(\w+)\.\S+ (\d+);", made.stages["ptx"])
     assert split == [("inc", "120"), ("dec", "40")] and 128 * (120 + 40) <= 65536 // 3
-    made = example.sink(64).compile(*specs(4096), target=SM90)
+    made = example.sink(64).compile(*specs(4096), target=SM90, BM=64, BN=128)
     assert made.plan.residents > 1 and made.plan.persistent
     assert "atomic %tiles_taken" in str(made.stages["insert_sync"])
 
