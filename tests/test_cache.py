@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import tilec
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, TensorMapType
 from tilec.jit.revision import read_revision
 from tilec.runtime.cache import DiskCache, cache_root, compiler_fingerprint, hash_parts

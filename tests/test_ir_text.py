@@ -77,6 +77,8 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [t.FLOAT32, t.BFLOAT16]
         case "tuple[int, ...]":
             return [(2, 3), (), (5,)]
+        case "tuple[str, ...]":
+            return [("add", "max"), ()]
         case "Type" | "BufferType":
             return [t.BufferType((4, 6), t.FLOAT16, "shared", stages=3)]
         case "tuple[Type, ...]":
