@@ -49,9 +49,10 @@ def attention(
     BN: int = 64,
     threads: int = 256,
     causal: bool = False,
+    overlap: bool = False,
     **how: Any,
 ):
-    """`how`: order and stage of the loop."""
+    """`overlap`: whatever is predicted; `how`: order and stage of the loop."""
 
     def main(
         Q: T.Tensor((M, D), "float16"),
@@ -60,6 +61,8 @@ def attention(
         O: T.Tensor((M, D), "float16"),
     ):
         with T.Kernel(T.ceildiv(M, BM), threads=threads) as bx:
+            if overlap:
+                T.annotate_schedule(overlap=True)
             q = T.alloc_shared((BM, D), "float16")
             k, v = T.alloc_shared((BN, D), "float16"), T.alloc_shared((BN, D), "float16")
             s, p = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float16")
