@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilec.ir import types as t
-from tilec.ir.core import Block, Builder, Func, Op, Param, Region, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,

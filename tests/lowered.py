@@ -8,7 +8,8 @@ from typing import Any
 
 from tilec.codegen import Assembled, assemble, emit
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Param, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Param, Value
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.types import (

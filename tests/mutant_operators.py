@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tilec.ir.core import Block, Builder, Func, Op, Replacement, Value, defining_ops, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Replacement, Value, defining_ops, rewrite, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Barrier,

@@ -13,6 +13,15 @@ from tilec.jit.simulate import OPTIONS
 from tilec.kernel import Kernel
 
 
+def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
+    """Call a kernel on the CPU, or simulate it for a GPU, which finds nothing."""
+    if target == "cpu":
+        kernel(*arrays, **given)
+        return
+    report = tilec.simulate(kernel, *arrays, target=target, **given)
+    assert report.ok, report
+
+
 def _outputs(report: Any) -> Any:
     made = tuple(report.outputs.values())
     return made[0] if len(made) == 1 else made or None

@@ -12,7 +12,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Block, Builder, Func, Param, Value, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Param, Value, walk
 from tilec.ir.fold import fold
 from tilec.ir.intervals import RANGES
 from tilec.ir.loc import UNKNOWN

@@ -13,7 +13,8 @@ from programs import PROGRAMS
 
 from tilec.ir import types as t
 from tilec.ir.analysis import MOST, Facts
-from tilec.ir.core import Block, Builder, Func, Param, Value, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Param, Value, walk
 from tilec.ir.intervals import RANGES, dtype_range, low_bit
 from tilec.ir.ops import Binary, Cast, Compare, Const, For, If, Load, Parallel, Select, Yield
 from tilec.ir.parser import parse_func

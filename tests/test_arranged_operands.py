@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -87,14 +88,6 @@ def product(dtype: str, sums: str, a_kind: int, b_kind: int, packed: int = 1) ->
             e.stmatrix(c, C, 0, 0)
 
     return kernel
-
-
-def run(kernel: Any, target: str, *args: Any) -> None:
-    if target == "cpu":
-        kernel(*args)
-        return
-    report = tilec.simulate(kernel, *args, target=target)
-    assert not report.findings, report
 
 
 @pytest.mark.parametrize("target", TARGETS)

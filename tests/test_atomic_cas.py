@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -17,14 +18,6 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
 INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 N = T.dynamic("N")
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def swapping(dtype: str, space: str) -> Any:

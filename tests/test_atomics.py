@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from form_help import SM90, tile_func
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -28,14 +29,6 @@ UPDATES = {
 }  # fmt: skip
 INTS = ("int8", "uint8", "int16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def scattering(kind: str, dtype: str) -> Any:

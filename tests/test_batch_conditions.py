@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -71,14 +72,6 @@ def chosen_rows(
                     for j in T.Parallel(64):
                         total[j] += row[j]
         T.copy(total, S)
-
-
-def run(kernel: Any, target: str, *arrays: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
 
 
 def batched(kernel: Any, *arrays: Any, target: str) -> str:

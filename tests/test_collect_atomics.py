@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -108,14 +109,6 @@ def side_by_side(X: Ints, H: T.Tensor((8, 128), "float32")):
             T.atomic_add(H[X[b * 128 + i], j], 1.0)
 
 
-def run(kernel: Any, arrays: list[np.ndarray], target: str) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert not report.findings, str(report)
-
-
 def stage(kernel: Any, arrays: list[np.ndarray], target: str) -> str:
     return str(kernel.compile(*arrays, target=target).stages["collect_atomics"])
 
@@ -125,7 +118,7 @@ def stage(kernel: Any, arrays: list[np.ndarray], target: str) -> str:
 def test_a_histogram(target: str, n: int, rng: np.random.Generator) -> None:
     x = (rng.random(n) * 1.2 - 0.1).astype(np.float32)
     arrays = [x, np.full(64, 5, np.int32)]
-    run(histogram, arrays, target)
+    run(histogram, target, *arrays)
     want = 5 + np.bincount(np.clip(np.floor(x * 64).astype(int), 0, 63), minlength=64)
     np.testing.assert_array_equal(arrays[1], want)
 
@@ -139,7 +132,7 @@ def test_as_many_elements_as_there_are(
     index, w = rng.integers(-3, k + 3, n), rng.standard_normal(n).astype(np.float32)
     index[:2] = (2**40, -(2**40))[:n]
     arrays = [index, w, np.ones(k, np.float32), np.ones((k, 2), np.uint32)]
-    run(weights, arrays, target)
+    run(weights, target, *arrays)
     inside = (index >= 0) & (index < k)
     counts = np.bincount(index[inside], minlength=k)
     sums = np.bincount(index[inside], w[inside].astype(float), minlength=k)
@@ -161,7 +154,7 @@ def test_other_kinds_over_a_loop(target: str, n: int, rng: np.random.Generator) 
     for at, (f, v) in enumerate(folds):
         f.at(want[at], x & 7, v)
     arrays = [x, a, b, d, e, z]
-    run(extremes, arrays, target)
+    run(extremes, target, *arrays)
     for got, expected in zip((a, b, d, e), want):
         np.testing.assert_array_equal(got, expected)
     assert z[0] == x.sum(dtype=np.int32)
@@ -174,7 +167,7 @@ def test_other_kinds_over_a_loop(target: str, n: int, rng: np.random.Generator) 
 @pytest.mark.parametrize("target", GPUS)
 def test_a_row_of_a_tensor_is_a_block_s(target: str, rng: np.random.Generator) -> None:
     x, h = rng.integers(0, 256, (3, 1000)).astype(np.uint8), np.zeros((3, 256), np.int32)
-    run(of_rows, [x, h], target)
+    run(of_rows, target, x, h)
     np.testing.assert_array_equal(h, [np.bincount(row, minlength=256) for row in x])
     assert "alloc shared<256xi32>" in stage(of_rows, [x, h], target)
 
@@ -201,5 +194,5 @@ def test_what_others_may_see_stays(kernel: Any) -> None:
 
 def test_arrays_that_share_memory(rng: np.random.Generator) -> None:
     x, h = rng.integers(0, 64, 3000).astype(np.int32), np.zeros(64, np.int32)
-    run(two, [x, h, h], "cuda:sm_90a")
+    run(two, "cuda:sm_90a", x, h, h)
     np.testing.assert_array_equal(h, 3 * np.bincount(x, minlength=64))

@@ -16,7 +16,7 @@ import tilec
 import tilec.language as T
 from tilec.ir import semantics as num
 from tilec.ir import types as t
-from tilec.ir.core import Builder
+from tilec.ir.builder import Builder
 from tilec.ir.fold import fold
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Const

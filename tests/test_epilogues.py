@@ -20,7 +20,8 @@ from thread_interp import run_threads
 
 import tilec.language as T
 from tilec.codegen import assemble, emit
-from tilec.ir.core import Builder, Func, Op, Param, Region, Value, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Param, Region, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.layout import (
     CHUNK_ROWS,

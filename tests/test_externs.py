@@ -6,19 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 # --- decode functions -----------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilec.ir import types as t
-from tilec.ir.core import Builder, Op
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op
 from tilec.ir.fold import fold, normal
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Unary

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tilec.frontend.index import Indices, Reach
 from tilec.ir.affine import Affine
-from tilec.ir.core import Builder, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Value
 from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import INT32, ScalarType

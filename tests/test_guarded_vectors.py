@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -15,14 +16,6 @@ from tilec.ir.ops import If, MemStore
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L, M, N = T.dynamic("L, M, N")
-
-
-def run(kernel: Any, target: str, *args: Any, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 def widths(kernel: Any, *args: Any, **meta: Any) -> set[int]:

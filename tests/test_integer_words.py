@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -16,14 +17,6 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
 INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 N = T.dynamic("N")
-
-
-def run(kernel: Any, target: str, *arrays: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
 
 
 def random_ints(rng: np.random.Generator, dtype: str, n: int) -> np.ndarray:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Block, Builder, Func, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Value
 from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import DIVISIONS, Binary, Compare, Const, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -16,14 +17,6 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 
 N = T.dynamic("N")
 TARGETS = ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"]
-
-
-def run(kernel: Any, target: str, *arrays: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert report.ok, report
 
 
 def halves(bytes: np.ndarray) -> np.ndarray:

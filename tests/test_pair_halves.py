@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -22,14 +23,6 @@ def listing():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.dequantize_gemv
-
-
-def run(kernel, target, *arrays):
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
 
 
 def decoded(packed):

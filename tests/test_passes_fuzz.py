@@ -7,7 +7,8 @@ import pytest
 from interp import run_tile
 
 from tilec.ir import types as t
-from tilec.ir.core import Block, Builder, Func, Param, Region, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Param, Region, Value
 from tilec.ir.ops import (
     Alloc,
     Binary,

@@ -11,7 +11,8 @@ from programs import PROGRAMS, expected
 
 from tilec.ir import semantics as num
 from tilec.ir import types as t
-from tilec.ir.core import Block, Builder, Func, Param, Value, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Param, Value, walk
 from tilec.ir.fold import normal
 from tilec.ir.ops import (
     Binary,

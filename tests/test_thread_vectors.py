@@ -5,20 +5,13 @@ import re
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
 from tilec.layout import make_swizzled_layout
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
-
-
-def run(kernel, target, *arrays):
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
 
 
 def through_shared(columns, skip, swizzled):

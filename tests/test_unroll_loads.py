@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -77,14 +78,6 @@ def in_place(X: T.Tensor((M, N), "float32")):
             X[i, j] = s
 
 
-def run(kernel: tilec.Kernel, arrays: list[np.ndarray], target: str) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert not report.findings, str(report)
-
-
 def decayed(x: np.ndarray) -> np.ndarray:
     made, s = np.zeros(x.shape), np.zeros(x.shape[1])
     for i, row in enumerate(x.astype(float)):
@@ -98,22 +91,22 @@ def test_numbers(target: str, m: int, n: int, rng: np.random.Generator) -> None:
     x = rng.standard_normal((m, n)).astype(np.float32)
     x[5:6, :1] = np.nan
     y = np.full_like(x, 7)
-    run(smoothed, [x, y], target)
+    run(smoothed, target, x, y)
     np.testing.assert_allclose(y, decayed(x), rtol=1e-5, atol=1e-5)
     b = rng.integers(-128, 128, (n, m)).astype(np.int8)
     v, a = np.full((n, m), 99, np.int16), np.full((n, m), 99, np.int32)
-    run(largest_so_far, [b, v, a], target)
+    run(largest_so_far, target, b, v, a)
     top = np.maximum.accumulate(b, 1)
     np.testing.assert_array_equal(v, top)
     last = np.maximum.accumulate(np.where(b == top, np.arange(m), -1), 1)
     np.testing.assert_array_equal(a, last)
     x, y, c = np.ascontiguousarray(x.T), np.full((n, m), 7, np.float32), np.zeros(n, np.int32)
-    run(kept, [x, y, c], target)
+    run(kept, target, x, y, c)
     np.testing.assert_array_equal(c, (x > 0).sum(1))
     for got, row, count in zip(y, x, c):
         np.testing.assert_array_equal(got, [*row[row > 0], *[7] * (m - count)])
     index, z = rng.integers(0, 9, (n, m)), rng.random(9).astype(np.float32)
-    run(by_index, [z, index, y], target)
+    run(by_index, target, z, index, y)
     np.testing.assert_allclose(y, np.cumprod(1 - z[index].astype(float), 1), rtol=1e-4, atol=1e-6)
 
 
@@ -123,7 +116,7 @@ def test_memory_that_is_written_is_read_in_turn(target: str, rng: np.random.Gene
     for kernel in (in_place, smoothed):
         x = rng.standard_normal((100, 5)).astype(np.float32)
         want = decayed(x)
-        run(kernel, [x] if kernel is in_place else [x, x], target)
+        run(kernel, target, *([x] if kernel is in_place else [x, x]))
         np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-5)
 
 

@@ -9,7 +9,8 @@ import pytest
 from programs import PROGRAMS
 
 from tilec.ir import types as t
-from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Value, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import OPS, Block, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.layout import blocked
 from tilec.ir.ops import Alloc, Binary, Const, For, Parallel, Yield

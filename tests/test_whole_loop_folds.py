@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 from user_case import wide
 
 import tilec
@@ -241,11 +242,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:
     kernel, arrays, want = given(name, rng)
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert not report.findings, str(report)
+    run(kernel, target, *arrays)
     for got, expected in zip(arrays[-len(want) :], want):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 

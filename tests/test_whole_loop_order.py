@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -194,11 +195,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers(name: str, target: str, m: int, n: int, rng: np.random.Generator) -> None:
     kernel, arrays, want = given(name, m, n, rng)
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert not report.findings, str(report)
+    run(kernel, target, *arrays)
     for got, expected in zip(arrays[-len(want) :], want):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 

@@ -21,7 +21,8 @@ from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import Generator, ParallelScope, Stream
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.core import Builder, Op, Value, clone
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Value, clone
 from tilec.ir.ops import Const, Fma, ThreadIndex
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, UINT32, UINT64, DType
 

@@ -12,7 +12,8 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
-from tilec.ir.core import Builder, Value, squeeze
+from tilec.ir.builder import Builder
+from tilec.ir.core import Value, squeeze
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import BlockIndex, CombineParts, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS

@@ -17,7 +17,8 @@ from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
-from tilec.ir.core import Builder, Value, squeeze
+from tilec.ir.builder import Builder
+from tilec.ir.core import Value, squeeze
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Store
 from tilec.ir.types import FLOAT32, INT32, BufferType, DType

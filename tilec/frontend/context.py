@@ -15,7 +15,8 @@ from tilec.frontend.recovery import LeftOut
 from tilec.frontend.source import Source
 from tilec.frontend.values import Buffer, Reducer, Scalar
 from tilec.ir.affine import LINEAR
-from tilec.ir.core import Builder, Op, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
 from tilec.ir.types import INT32, INT64, DType

@@ -17,7 +17,8 @@ from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, grid_syncs
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
 from tilec.frontend.whole_loops.forms import WholeLoops
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.faults import told_as_internal
 from tilec.ir.ops import Yield

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Op, Region, Value, squeeze
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Atomic, AtomicTile, Copy, Fill, For, Load, Parallel, Store, Yield

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.core import (
     Block,
-    Builder,
     Func,
     Op,
     Substitution,

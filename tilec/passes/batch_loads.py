@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Effect, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression

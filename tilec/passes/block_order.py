@@ -25,8 +25,9 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims, cluster_of, size
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Param, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.rings import Position, Ring

@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir.analysis import asks_for_threads
+from tilec.ir.builder import Builder
 from tilec.ir.core import (
     Block,
-    Builder,
     Func,
     Op,
     Substitution,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op
 from tilec.ir.layout import conversion, padded
 from tilec.ir.ops import Alloc, Copy
 from tilec.passes.utils.building import whole

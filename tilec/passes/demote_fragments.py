@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType

@@ -28,8 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import parts_of, split_of
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted

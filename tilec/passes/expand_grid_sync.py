@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Param, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Param, Value, rewrite
 from tilec.ir.errors import CompileError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.rings import elected

@@ -24,7 +24,8 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size

@@ -26,10 +26,10 @@ from typing import NamedTuple
 from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment
 from tilec.ir.core import (
     Block,
-    Builder,
     Func,
     Op,
     Param,

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, inputs, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Value, inputs, rewrite, walk
 from tilec.ir.ops import Fill, For, Gemm, If, Unary, constants
 from tilec.target import Target
 

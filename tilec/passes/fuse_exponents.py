@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from tilec.ir.core import Builder, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.ops import Binary, Fma, Load, Parallel, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.target import Target

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType

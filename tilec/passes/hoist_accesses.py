@@ -25,7 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, Substitution, Value, clone, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store

@@ -24,8 +24,9 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Value, upstream, users_of, walk
+from tilec.ir.core import Func, Op, Value, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import cluster_of, size
-from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Region, Value, rewrite
 from tilec.ir.errors import LayoutError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.groups import warps_of

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction

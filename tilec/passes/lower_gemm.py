@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Builder, Func, Op, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs

@@ -24,7 +24,8 @@ import math
 from collections.abc import Iterable
 
 from tilec.ir import ops
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout, leading_run
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.core import Builder, Func, Op, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from math import prod
 
-from tilec.ir.core import Builder, Func, Op, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Lookup, Reduce, RegRead, RegWrite, ShuffleXor

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isqrt
 
-from tilec.ir.core import Builder, Func, Op, Region, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import carried, each_element, shifted
 from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
 from tilec.ir.types import BufferType

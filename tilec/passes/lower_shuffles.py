@@ -6,7 +6,8 @@ it wants; the warp meets again before the array is used anew."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import Alloc, Load, Shuffle, ShuffleXor, Store, ThreadIndex, WarpSync
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.types import DType

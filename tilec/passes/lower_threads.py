@@ -24,9 +24,9 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
+from tilec.ir.builder import Builder
 from tilec.ir.core import (
     Block,
-    Builder,
     Func,
     Op,
     Substitution,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import (
     ELEMENTWISE,
     carried,

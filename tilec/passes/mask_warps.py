@@ -20,7 +20,8 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, users_of, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, users_of, walk
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target

@@ -32,8 +32,9 @@ from types import MappingProxyType
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import SafeValues
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.core import (
     Block,
-    Builder,
     Func,
     Op,
     Substitution,

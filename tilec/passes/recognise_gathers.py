@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Builder, Func, Op, Region, Value, clone, inputs, rewrite, upstream
+from tilec.ir.core import Block, Func, Op, Region, Value, clone, inputs, rewrite, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages

@@ -18,17 +18,8 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Func,
-    Op,
-    Region,
-    Substitution,
-    Value,
-    rewrite,
-    substitute,
-)
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, substitute
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent

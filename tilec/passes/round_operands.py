@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
 from tilec.ir.instr import find_instruction
 from tilec.ir.ops import Alloc, AnnotateLayout, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32

@@ -24,7 +24,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, upstream
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Substitution, Value, clone, rewrite, upstream
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,

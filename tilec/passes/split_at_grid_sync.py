@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, made_in, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Value, made_in, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_read, buffers_written, is_clonable, written_tensors
 from tilec.ir.ops import GridSync, Yield, constants

@@ -11,7 +11,8 @@ of its parts, which go to shared memory; every thread reads all parts of its res
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, Region
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region
 from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Copy, Reduce
 from tilec.ir.types import BufferType

@@ -36,7 +36,8 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType

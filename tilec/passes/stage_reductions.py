@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilec.ir.core import Builder, Func, Op, Region, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Region, rewrite
 from tilec.ir.ops import Alloc, Copy, Fill, Reduce
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, DType

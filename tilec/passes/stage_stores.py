@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
-from tilec.ir.core import Block, Builder, Func, Op, Value
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, AtomicTile, Copy, For, Parallel, Scope, While

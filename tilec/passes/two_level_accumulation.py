@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op
 from tilec.ir.element_loops import each_element
 from tilec.ir.instr import instructions_of
 from tilec.ir.ops import Alloc, Gemm, Load, Store

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     CheckIndex,

@@ -14,18 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import (
-    Block,
-    Builder,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    inputs,
-    upstream,
-    walk,
-)
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, inputs, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Compare, For, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType

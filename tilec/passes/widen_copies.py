@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op
 from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Copy
 from tilec.ir.types import BufferType

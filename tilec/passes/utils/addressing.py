@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
 from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp

@@ -7,17 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import (
-    AnyOp,
-    Block,
-    Builder,
-    Op,
-    Region,
-    Substitution,
-    Value,
-    altered,
-    clone,
-)
+from tilec.ir.builder import Builder
+from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, clone
 from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 

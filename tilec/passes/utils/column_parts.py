@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Copy, ElementAccess, Fill, Gemm, If, Load, Parallel, Store
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc

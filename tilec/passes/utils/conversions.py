@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, row_major

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, substitute
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Op, Substitution, Value, clone, substitute
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.types import BOOL, ScalarType

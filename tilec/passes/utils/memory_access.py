@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.analysis import facts_of
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
+from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours

@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.clusters import Dims, cluster_of
-from tilec.ir.core import Builder, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Func, Op, Value, defining_ops, walk
 from tilec.ir.layout import Layout, tma_box
 from tilec.ir.uniformity import parted, varying
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 from math import prod
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Op, Region, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Region, Value
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Alloc, Copy, Gemm

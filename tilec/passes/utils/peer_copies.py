@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Op, Region, Value, squeeze
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Region, Value, squeeze
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import has_runs, tma_box
 from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad

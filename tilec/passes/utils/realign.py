@@ -20,8 +20,9 @@ from itertools import count
 from typing import NamedTuple
 
 from tilec.ir import ops
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import PIECE_REGISTERS, CopyEngines, piece_layout
-from tilec.ir.core import Builder, Func, Region, Value
+from tilec.ir.core import Func, Region, Value
 from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import INT64, UINT32, BufferType

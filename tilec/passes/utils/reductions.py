@@ -7,7 +7,8 @@ whoever took part has it, so that loops over both need no exchange."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Value
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.ops import Reduce, Unary

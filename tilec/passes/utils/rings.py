@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Builder, Func, Op, Param, Region, Substitution, Value, rewrite
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value, rewrite
 from tilec.ir.dependence import once
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tilec.ir.analysis import acting
+from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Builder, Func, Op, Region, Value
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError

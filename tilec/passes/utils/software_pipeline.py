@@ -17,7 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_block, inputs, walk
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Op, Substitution, Value, clone, clone_block, inputs, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.ops import (
     Alloc,

@@ -4,7 +4,8 @@ which mma.sp and wgmma.sp take them (`MatrixInstruction`)."""
 from __future__ import annotations
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Value
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import Alloc, Bitcast, Extract, Gemm, MemLoad, RegWrite

@@ -3,7 +3,8 @@ loads of elements elsewhere."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Op, Value
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Value
 from tilec.ir.layout import has_runs
 from tilec.ir.ops import CheckIndex, LdmatrixValues, Load, LoadMatrices, ThreadIndex
 from tilec.passes.utils.addressing import narrow, shared_offset
