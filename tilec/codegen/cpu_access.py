@@ -44,8 +44,9 @@ Index = Val | Ramp
 @dataclass(frozen=True)
 class MemRef:
     """A buffer's place. `strides` are i64 elements, `sizes` the i64 extents that guards compare
-    with (None on chip: an index out of bounds there has no meaning). `safe`: a slot with what reads
-    out of bounds give. `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane
+    with. `safe`: a slot with what reads out of bounds give (0 where there is none, as on chip: an
+    index out of bounds has no meaning there, but may not touch what else the process holds).
+    `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane
     has a copy, element by element side by side.
     """
 
@@ -179,11 +180,18 @@ class MemoryEmitter:
         text = f"getelementptr {memory_type(memory.dtype)}, {base}, {place.base}"
         return self.fn.pure("getelementptr", "ptr", (base, place.base), text)
 
-    def _mapped(self, memory: MemRef, place: Place, otherwise: Val | None) -> Val:
+    def _safe(self, memory: MemRef) -> Val:
+        """A slot with what a read out of bounds gives."""
+        if memory.safe is not None:
+            return memory.safe
+        self.fn.declarations["zero"] = "@zero = private constant i64 0, align 8"
+        return Val("ptr", "@zero")
+
+    def _mapped(self, memory: MemRef, place: Place, otherwise: Val) -> Val:
         """The address of a masked access: `otherwise` where no lane is inside, since a processor is
         slow to find out that an address it may not touch was not asked for."""
         pointer = self._address(memory, place)
-        if place.some_ok is None or otherwise is None:
+        if place.some_ok is None:
             return pointer
         return self.fn.select(place.some_ok, pointer, otherwise)
 
@@ -211,8 +219,8 @@ class MemoryEmitter:
         elem, align = memory_type(dtype), dtype.bytes
         if place.offsets is None and place.step == 0 and place.lanes_ok is None:
             pointer = self._address(memory, place)
-            if place.uniform_ok is not None and memory.safe is not None:
-                pointer = fn.select(place.uniform_ok, pointer, memory.safe)
+            if place.uniform_ok is not None:
+                pointer = fn.select(place.uniform_ok, pointer, self._safe(memory))
             return from_memory(fn, fn.load(elem, pointer, align, tail=memory.tail), dtype)
         mask = self._mask(place, mask, lanes)
         type = shaped(elem, lanes)
@@ -222,10 +230,9 @@ class MemoryEmitter:
             return from_memory(fn, fn.load(type, pointer, align, tail=memory.tail), dtype)
         other = Val(type, "poison")
         if place.uniform_ok is not None or place.lanes_ok is not None:
-            assert memory.safe is not None
-            other = splat(fn, fn.load(elem, memory.safe, align), lanes)
+            other = splat(fn, fn.load(elem, self._safe(memory), align), lanes)
         if contiguous:
-            name, where = "masked.load", self._mapped(memory, place, memory.safe)
+            name, where = "masked.load", self._mapped(memory, place, self._safe(memory))
         else:
             name, where = "masked.gather", self._addresses(memory, place, lanes)
         mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
