@@ -269,10 +269,38 @@ class Chooser:
         return extents
 
     def _ranked(self, at: Tile, values: Values, grid: Grid) -> list[Ranked]:
+        if at not in self._candidates and self._is_too_large(at):
+            return []
         candidate = self._candidate(at)
         if isinstance(candidate, CompileError):
             return []
         return candidate.ranked(values, grid(candidate.constants)) or []
+
+    def _is_too_large(self, at: Tile) -> bool:
+        """Whether a smaller tile has been found to have no room, for all that it is smaller in: a
+        larger one is not traced to find that again. (Some arguments are no sides of tiles: one that
+        grows has to make the tile that has no room larger than another.)"""
+        for other, small in self._candidates.items():
+            if isinstance(small, Candidate) and all(x <= y for x, y in zip(other, at)):
+                grows = [i for i, (x, y) in enumerate(zip(other, at)) if x < y]
+                if not small.fits and all(self._enlarges(i, other) for i in grows):
+                    return True
+        return False
+
+    def _enlarges(self, i: int, at: Tile) -> bool:
+        """Whether a tile that is less than `at` in argument `i` alone is known to hold less."""
+        large = self._candidates[at]
+        below = (
+            small
+            for other, small in self._candidates.items()
+            if other[i] < at[i] and other[:i] == at[:i] and other[i + 1 :] == at[i + 1 :]
+        )
+        return isinstance(large, Candidate) and any(
+            isinstance(small, Candidate)
+            and small.held < large.held
+            and small.func.attrs.get("threads") == large.func.attrs.get("threads")
+            for small in below
+        )
 
     def _candidate(self, at: Tile) -> Candidate | CompileError:
         found = self._candidates.get(at)
@@ -288,7 +316,7 @@ class Chooser:
         return found
 
     def _seen(self, found: Mapping[Tile, object]) -> list[Candidate]:
-        made = (self._candidates[at] for at in found)
+        made = (self._candidates.get(at) for at in found)
         return [c for c in made if isinstance(c, Candidate)]
 
     def _order(self, r: Ranked) -> float:
@@ -302,7 +330,7 @@ class Chooser:
     def _nothing(self, found: Mapping[Tile, object]) -> Choice | None:
         """No combination can be ranked: its errors, if there is nothing else to say."""
         for at in found:
-            candidate = self._candidates[at]
+            candidate = self._candidates.get(at)
             if isinstance(candidate, CompileError):
                 raise candidate
         candidates = self._seen(found)

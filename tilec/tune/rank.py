@@ -144,6 +144,17 @@ class Candidate:
                 found.append(sum(held[v] for v in held_at_once(self.func, loop, held)))
         return max(found, default=0)
 
+    @cached_property
+    def held(self) -> int:
+        """Bits of a block's tiles, in shared memory and in registers."""
+        types = (o.type for o in walk(self.func.body) if isinstance(o, Alloc))
+        return sum(t.size * t.dtype.bits for t in types)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan with room for it."""
+        return bool(self._static[0])
+
     @property
     def rejected(self) -> list[Ranked]:
         """The plans that cannot run, with the reasons."""
