@@ -84,19 +84,21 @@ class Uniformity:
         return found
 
     def _block(self, block: Block, around: Level) -> None:
+        raised = self._levels.keys()
         for o in block.ops:
             if not o.region_fields:
                 if not o.pure:
                     self._effects(o, around)
-                own = _LEVELS.get(o.opname, Level.BLOCK)
-                level = max(own, self._highest(o.operands))
-                if isinstance(o, ops.Const) and isinstance(o.value, int):
+                elif isinstance(o, ops.Const) and isinstance(o.value, int):
                     self._constants[o.result] = o.value
-                elif level is Level.THREAD and self._same_for_a_warp(o):
+                own = _LEVELS.get(o.opname, Level.BLOCK)
+                if own is Level.BLOCK and raised.isdisjoint(o.operands):
+                    continue
+                level = max(own, self._highest(o.operands))
+                if level is Level.THREAD and self._same_for_a_warp(o):
                     level = Level.WARP
-                if level is not Level.BLOCK:
-                    for r in o.results:
-                        self._raise(r, level)
+                for r in o.results:
+                    self._raise(r, level)
                 continue
             self._hand_on(o)
             self._around[o] = around

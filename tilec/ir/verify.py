@@ -148,8 +148,11 @@ class _Structure:
                 self.leaving(o, mine, block)
             self.op(o)
             for r in o.results:
-                self.define(r, o)
-                mine.append(r)
+                if r in self.ever:
+                    self.define(r, o)  # which refuses it
+                self.ever.add(r)
+            self.live.update(o.results)
+            mine += o.results
         self.live.difference_update(mine)
 
     def leaving(self, o: ops.Yield, mine: list[Value], block: Block) -> None:

@@ -292,6 +292,8 @@ class _Placer:
         statements: list[Op] = []
         for o in block.ops:
             match o:
+                case Op(pure=True):  # most are, and all else is asked in turn
+                    statements.append(o)
                 case ops.Scope() if o.name in ("consumer", "producer"):
                     self.in_role = True  # a barrier by hand is one of its threads
                     statements.append(replace(o, body=self.block(o.body, _State())))
@@ -348,8 +350,7 @@ class _Placer:
                     state.fence(self.group)
                     statements.append(o)
                 case _:
-                    if not o.pure:
-                        self._before(o, state, statements)
+                    self._before(o, state, statements)
                     statements.append(o)
         return block if tuple(statements) == block.ops else Block(block.args, tuple(statements))
 

@@ -28,12 +28,14 @@ def simplify(func: Func, target: Target) -> Func:
     Floating-point results do not change: nothing is regrouped, and a constant is folded only where
     every machine agrees on the result (see `tilec.ir.fold`).
     """
-    for _ in range(_ROUNDS):
+    for n in range(_ROUNDS):
         before, facts = func, facts_of(func)
         grid = _Forward(facts).region(func.grid)
         body = _Forward(facts).region(func.body)
         if grid is not func.grid or body is not func.body:
             func = replace(func, grid=grid, body=body)
+        elif n:
+            return func  # swept as it is
         func = sweep(func)
         if func is before:
             return func

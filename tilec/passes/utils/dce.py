@@ -15,12 +15,15 @@ from tilec.ir.ops import Alloc, For, If, Parallel, While, Yield
 def sweep(func: Func) -> Func:
     """Before: valid IR of any contract. After: the same without ops that have no effect and whose
     results are unused, values carried for nobody, and on-chip buffers that are only written."""
+    dead = _write_only(func.body)
     while True:
-        dead = _write_only(func.body)
         grid, body = _Sweep(dead).block(func.grid), _Sweep(dead).block(func.body)
         if grid is func.grid and body is func.body:
             return func
-        func = replace(func, grid=grid, body=body)  # a buffer may have lost its last reader
+        func, before = replace(func, grid=grid, body=body), dead
+        dead = _write_only(body)
+        if dead <= before:  # no buffer has lost its last reader
+            return func
 
 
 def _write_only(body: Block) -> set[Value]:
