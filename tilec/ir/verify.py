@@ -171,13 +171,15 @@ class _Structure:
         if o not in self.checked:
             self.alone(o)
             self.checked.add(o)
-        for region in o.regions:
-            self.block(region, o)
+        if o.region_fields:
+            for region in o.regions:
+                self.block(region, o)
 
     def alone(self, o: Op) -> None:
         """What an op says of itself and of its operands."""
         try:
-            for r in _regions(o):
+            regions = _regions(o)
+            for r in regions:
                 if len(r.offsets) != r.type.rank:
                     raise InternalError(f"{len(r.offsets)} indices into {r.type}", o.loc)
                 if len(r.extents) != r.type.rank:
@@ -192,17 +194,20 @@ class _Structure:
             raise _breach(
                 o, f"results are {[str(r.type) for r in o.results]}, should be {[*map(str, types)]}"
             )
-        for v in (v for r in _regions(o) for v in r.offsets):
+        for v in (v for r in regions for v in r.offsets):
             if not v.is_integer:
                 raise _breach(o, f"index {v} is not an integer")
 
 
 def _regions(o: Op) -> list[Region]:
     """The boxes, and the elements, that an op names."""
-    given = {name: getattr(o, name) for name in o.operand_fields}
-    found = [x for x in given.values() if isinstance(x, Region)]
-    if indices := given.get("indices"):
-        found.append(Region(next(iter(given.values())), indices, (1,) * len(indices)))
+    found: list[Region] = []
+    for name in o.operand_fields:
+        x = getattr(o, name)
+        if name == "indices" and x:
+            found.append(Region(getattr(o, o.operand_fields[0]), x, (1,) * len(x)))
+        elif isinstance(x, Region):
+            found.append(x)
     return found
 
 
