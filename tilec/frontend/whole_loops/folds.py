@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.whole_loops.nests import counted, tensor_of
+from tilec.frontend.whole_loops.places import least_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes
@@ -95,7 +96,7 @@ class Folds(Rows):
         if not self._is_pure(test):
             return None
         name, word, value = found
-        nothing = "0" if word == "sum" else self._least(word, self.sums[name])
+        nothing = self._least(word, self.sums[name])
         if nothing is None:
             return None
         chosen = (
@@ -189,14 +190,7 @@ class Folds(Rows):
         return () if found is None else (found.best, found.at)
 
     def _least(self, word: str, dtype: ast.expr) -> str | None:
-        """What changes no largest ("max") or smallest element; None where no number is that."""
-        found = self.dtype_of(dtype)
-        if found is None or (found.is_float and found.bits < 16):
-            return None
-        if found.is_float:
-            return f"{'-' * (word == 'max')}{self.language}.infinity({found.name!r})"
-        end = "min" if word == "max" else "max"
-        return f"{self.language}.{end}_value({found.name!r})"
+        return least_of(word, self.dtype_of(dtype), self.language)
 
     def _acts_once(self, s: ast.stmt) -> bool:
         """Whether a statement out of loops stores elements or adds to them, under conditions."""

@@ -146,7 +146,7 @@ class Rows:
                 case ast.Assign([ast.Name(name)], value):
                     own.add(name)
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
-                    if not {*targets} <= {ast.unparse(i) for i in indices_of(place)}:
+                    if not all(_tells(place, name, own) for name in targets):
                         return None
                 case ast.Expr(ast.Call(args=[_, value])) if self._is_atomic(s):
                     pass
@@ -247,6 +247,22 @@ class Rows:
             if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
                 return False
         return True
+
+
+def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
+    """Whether iterations of a loop that differ in `name` alone have different places: an index is
+    `name` plus what no loop changes."""
+
+    def plain(index: ast.expr) -> bool:
+        match index:
+            case ast.BinOp(left, ast.Add(), right):
+                return any(
+                    plain(a) and names_in(b).isdisjoint(changed)
+                    for a, b in ((left, right), (right, left))
+                )
+        return isinstance(index, ast.Name) and index.id == name
+
+    return any(map(plain, indices_of(place)))
 
 
 def _given(s: ast.stmt) -> set[str]:
