@@ -41,9 +41,11 @@ _ATOMICS: tuple[tuple[object, str], ...] = (
 
 
 def least_of(word: str, dtype: DType | None, language: str) -> str | None:
-    """What changes no sum, largest ("max") or smallest element; None where no number is that."""
-    if word == "sum":
-        return "0"
+    """What changes no fold of a kind; None where no number is that."""
+    if word in ("sum", "prod", "bitor", "bitxor"):
+        return "1" if word == "prod" else "0"
+    if word == "bitand":
+        return None if dtype is None else f"{language}.cast(-1, {dtype.name!r})"
     if dtype is None or (dtype.is_float and dtype.bits < 16):
         return None
     if dtype.is_float:
@@ -108,7 +110,9 @@ class _Places(ast.NodeTransformer):
         """Whether it is an element that a loop does not change, the only one of its tensor."""
         if not isinstance(place.value, ast.Name) or names_in(place) & self.changed:
             return False
-        if self.tested and not all(isinstance(i, ast.Name | ast.Constant) for i in indices_of(place)):
+        if self.tested and not all(
+            isinstance(i, ast.Name | ast.Constant) for i in indices_of(place)
+        ):
             return False
         return sum(n.id == tensor_of(place) for n in name_nodes(*self.nest.body)) == 1
 

@@ -217,9 +217,11 @@ class Rows:
         match s:
             case ast.AugAssign(ast.Name(name), ast.Add(), value):
                 pass
-            case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(old), ast.Add(), value)):
-                if old != name:
+            case ast.Assign([ast.Name(name)], ast.BinOp(a, ast.Add(), b)):
+                sides = (a, b) if ast.unparse(a) == name else (b, a)
+                if ast.unparse(sides[0]) != name:
                     return None
+                value = sides[1]
             case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
                 word = self._folding_word(func)
                 sides = (a, b) if ast.unparse(a) == name else (b, a)

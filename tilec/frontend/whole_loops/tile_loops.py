@@ -18,6 +18,12 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.support.syntax import names_in, parsed
 
+# What of a fold combines two results: a kind of `Binary`, an operator where there is one.
+_KINDS = {
+    "sum": ("add", "+"), "prod": ("mul", "*"), "bitand": ("and", "&"), "bitor": ("or", "|"),
+    "bitxor": ("xor", "^"),
+}  # fmt: skip
+
 
 @dataclass
 class TileLoops(Folds):
@@ -170,24 +176,24 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             tile, kept = self.fresh("parts"), self.held[name]
             before += self._fragment(tile, shape, self.sums[name], s)
             own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-            self.kinds.append("add" if word == "sum" else word)
-            if word == "sum":
+            kind, symbol = _KINDS.get(word, (word, ""))
+            self.kinds.append(kind)
+            least = self._least(word, self.sums[name])
+            if least is None:
+                return None
+            before += parsed(f"{self.language}.fill({tile}, {least})", s)
+            folded = f"{own} {symbol} ({text})"
+            if symbol:
                 got = self.fresh("sums")
-                before += parsed(f"{self.language}.clear({tile})", s)
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
-                folded = f"{own} + ({text})"
-                after += parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
+                after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
                 last += parsed(
                     f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
-                    f"    {kept}[{self.o}] = {kept}[{self.o}] + {got}[{self.o}]",
+                    f"    {kept}[{self.o}] = {kept}[{self.o}] {symbol} {got}[{self.o}]",
                     s,
                 )
                 self.shared.append(got)
             else:  # of blocks that share it each has what it began with
-                least = self._least(word, self.sums[name])
-                if least is None:
-                    return None
-                before += parsed(f"{self.language}.fill({tile}, {least})", s)
                 folded = f"{self.language}.{word}({own}, {text})"
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
                 after += parsed(f"{self.language}.reduce_{word}({reduced})", s)

@@ -76,9 +76,7 @@ class Tiles(TileLoops):
 
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
-        self.nest = in_variables(
-            self.nest, self.named, self.dtype_of, self.language, self.fresh
-        )
+        self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
         self.nest = in_order(
             self.nest, self.dtype_of, lambda value: self._dtype(value, ()), self.language
         )
