@@ -22,8 +22,8 @@ def reduce(
 ) -> None:
     """Combine the elements of tile `buffer` along dimension `dim` into tile `out`.
 
-    `reduce_type`: "sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor" or "bitxor". Both are
-    fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with an extent
+    `reduce_type`: "sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor" or
+    "bitxor". Both are fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with an extent
     of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is combined with
     the result. A negative `dim` counts from the end. `batch` changes nothing: how many rows are
     combined at once is tilec's choice.

@@ -63,8 +63,8 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
-            if (made := self._gathered(node, nest, named)) is not None:
-                return made
+            if (over_tiles := self._gathered(node, nest, named)) is not None:
+                return over_tiles
             nest = across_rows(nest)
             extents = [self.expression(e) for e in nest.extents]
             blocks = Blocks(node, nest, self.frame.source.used_names())
@@ -106,8 +106,8 @@ class WholeLoops(Statements):
                     (a, x), (b, y) = magnitude(left), magnitude(right)
                     return magnitude_of(a * b) if a and b else 0, unit_of(x * y)
                 case ast.BinOp(left, ast.FloorDiv(), right) if known(extent) is None:
-                    (a, _), b = magnitude(left), known(right)
-                    return (magnitude_of(-(-a // b)), 1) if b and b > 0 else (a, 1)
+                    (a, _), n = magnitude(left), known(right)
+                    return (magnitude_of(-(-a // n)), 1) if n and n > 0 else (a, 1)
             return self._magnitude(self.expression(extent))
 
         if not self.row_lanes:

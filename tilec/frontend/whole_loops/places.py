@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilec import language as T
@@ -110,9 +110,8 @@ class _Places(ast.NodeTransformer):
         """Whether it is an element that a loop does not change, the only one of its tensor."""
         if not isinstance(place.value, ast.Name) or names_in(place) & self.changed:
             return False
-        if self.tested and not all(
-            isinstance(i, ast.Name | ast.Constant) for i in indices_of(place)
-        ):
+        plain = all(isinstance(i, ast.Name | ast.Constant) for i in indices_of(place))
+        if self.tested and not plain:
             return False
         return sum(n.id == tensor_of(place) for n in name_nodes(*self.nest.body)) == 1
 
@@ -233,4 +232,4 @@ def gathered(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
         body = [made]
     outer = outer or [(fresh("zero"), ast.Constant(1))]
     indices, extents = (tuple(x) for x in zip(*outer))
-    return Nest(indices, extents, tuple(body))  # type: ignore[arg-type]
+    return Nest(indices, extents, tuple(body))

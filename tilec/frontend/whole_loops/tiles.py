@@ -260,7 +260,8 @@ def _beside(node: ast.expr, ours: set[str]) -> set[str]:
             case ast.BinOp(left, ast.Mult(), right):
                 for factor, index in ((left, right), (right, left)):
                     if ours.isdisjoint(names_in(factor)):
-                        small = isinstance(factor, ast.Constant) and factor.value < _FAR
+                        value = factor.value if isinstance(factor, ast.Constant) else None
+                        small = isinstance(value, int) and value < _FAR
                         return near(index) if small else set()
         return {x.id for x in _apart_from_elements(n)} & ours
 

@@ -315,8 +315,8 @@ class Reduce(Op):
 
     @property
     def accumulator(self) -> DType:
-        """Sums and products of floats, or into floats: float32 at least. Others: the wider of the two dtypes, of
-        four bytes where the source's is packed or less than a half."""
+        """Sums and products of floats, or into floats: float32 at least. Others: the wider of the
+        two dtypes, of four bytes where the source's is packed or less than a half."""
         s, d = self.source.dtype, self.dest.dtype
         wider = d if d.is_float == s.is_float and d.bits > s.bits else s
         rounds = self.combine in ("add", "mul")
