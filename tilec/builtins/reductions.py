@@ -22,15 +22,15 @@ def reduce(
 ) -> None:
     """Combine the elements of tile `buffer` along dimension `dim` into tile `out`.
 
-    `reduce_type`: "sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor" or
-    "bitxor". Both are fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with an extent
-    of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is combined with
-    the result. A negative `dim` counts from the end. `batch` changes nothing: how many rows are
-    combined at once is tilec's choice.
+    `reduce_type`: "sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor" or "bitxor".
+    Both are fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with
+    an extent of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is
+    combined with the result. A negative `dim` counts from the end. `batch` changes nothing: how
+    many rows are combined at once is tilec's choice.
 
-    Sums of floats, or into floats, are computed in float32 (float64: in float64) and rounded once,
-    to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits. Maximum and minimum
-    leave nans out, as `T.max` does; with `nan_propagate` a nan among the elements is the result.
+    Sums and products of floats, or into floats, are computed in float32 (float64: in float64) and
+    rounded once, to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits. Maximum
+    and minimum leave nans out, as `T.max` does; with `nan_propagate` a nan among the elements is the result.
     The order of additions is fixed: repeated runs agree in every bit.
 
     Raises CompileError for tensors (copy them first), dimensions that `buffer` has not, an `out` of
