@@ -29,9 +29,9 @@ def reduce(
     many rows are combined at once is tilec's choice.
 
     Sums and products of floats, or into floats, are computed in float32 (float64: in float64) and
-    rounded once, to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits. Maximum
-    and minimum leave nans out, as `T.max` does; with `nan_propagate` a nan among the elements is the result.
-    The order of additions is fixed: repeated runs agree in every bit.
+    rounded once, to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits.
+    Maximum and minimum leave nans out, as `T.max` does; with `nan_propagate` a nan among the
+    elements is the result. The order of additions is fixed: repeated runs agree in every bit.
 
     Raises CompileError for tensors (copy them first), dimensions that `buffer` has not, an `out` of
     another shape, and bitwise reductions of floats.
