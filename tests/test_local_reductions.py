@@ -18,7 +18,7 @@ from tilec.jit.build import trace_variant
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 NUMPY: dict[str, Any] = {
-    "sum": np.sum, "max": np.max, "min": np.min, "bitand": np.bitwise_and.reduce,
+    "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "bitand": np.bitwise_and.reduce,
     "bitor": np.bitwise_or.reduce, "bitxor": np.bitwise_xor.reduce,
     "abssum": lambda x, axis: np.abs(x).sum(axis), "absmax": lambda x, axis: np.abs(x).max(axis),
 }  # fmt: skip

@@ -149,7 +149,7 @@ _KEYWORDS: dict[tuple[str, str], str] = {
     ("cummax", "axis"): "dim",
     **{
         (f"reduce_{kind}", theirs): ours
-        for kind in ("sum", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+        for kind in ("sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
         for theirs, ours in (("axis", "dim"), ("dst", "out"), ("src", "buffer"))
     },
 }

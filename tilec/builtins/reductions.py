@@ -7,7 +7,7 @@ from typing import Any
 __all__ = [
     "all_of", "alloc_reducer", "any_of", "cummax", "cumsum", "finalize_reducer", "reducer_init",
     "reducer_update", "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor",
-    "reduce_bitxor", "reduce_max", "reduce_min", "reduce_sum",
+    "reduce_bitxor", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum",
 ]  # fmt: skip
 
 
@@ -22,16 +22,16 @@ def reduce(
 ) -> None:
     """Combine the elements of tile `buffer` along dimension `dim` into tile `out`.
 
-    `reduce_type`: "sum", "max", "min", "abssum", "absmax", "bitand", "bitor" or "bitxor". Both are
-    fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with an extent
-    of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is combined with
-    the result. A negative `dim` counts from the end. `batch` changes nothing: how many rows are
-    combined at once is tilec's choice.
+    `reduce_type`: "sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor" or "bitxor".
+    Both are fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with
+    an extent of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is
+    combined with the result. A negative `dim` counts from the end. `batch` changes nothing: how
+    many rows are combined at once is tilec's choice.
 
-    Sums of floats, or into floats, are computed in float32 (float64: in float64) and rounded once,
-    to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits. Maximum and minimum
-    leave nans out, as `T.max` does; with `nan_propagate` a nan among the elements is the result.
-    The order of additions is fixed: repeated runs agree in every bit.
+    Sums and products of floats, or into floats, are computed in float32 (float64: in float64) and
+    rounded once, to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits.
+    Maximum and minimum leave nans out, as `T.max` does; with `nan_propagate` a nan among the
+    elements is the result. The order of additions is fixed: repeated runs agree in every bit.
 
     Raises CompileError for tensors (copy them first), dimensions that `buffer` has not, an `out` of
     another shape, and bitwise reductions of floats.
@@ -62,6 +62,10 @@ def reduce_min(
     nan_propagate: bool = False,
 ) -> None:
     """The smallest element along `dim`; see `reduce`."""
+
+
+def reduce_prod(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The product of elements along `dim`, computed and rounded as a sum is; see `reduce`."""
 
 
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:

@@ -28,11 +28,12 @@ from tilec.support.syntax import name_nodes, names_in, placed
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation, values
-    from tilec.frontend.whole_loops import nests
+    from tilec.frontend.whole_loops import nests, places
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     values = Lazy("tilec.frontend.values")
     nests = Lazy("tilec.frontend.whole_loops.nests")
+    places = Lazy("tilec.frontend.whole_loops.places")
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
@@ -441,7 +442,8 @@ class _Reader:
         found = nests.whole_loop(self.source.node.body, self._known)
         assert found is not None
         told: dict[str, bool] = {}
-        for extents, columns in zip(nests.telling(found[1], self._known), (False, True)):
+        nest = places.gathered(found[1], self._known, str) or found[1]
+        for extents, columns in zip(nests.telling(nest, self._known), (False, True)):
             for n in name_nodes(*extents):
                 if isinstance(size := self._known(n), T.Size):
                     told[size.text] = columns

@@ -16,7 +16,7 @@ from tilec.fuzz.numbers import compare as compared
 from tilec.ir import semantics
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
-COMBINED = {"sum": "add", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+COMBINED = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 WARP = 32
 
 
@@ -78,6 +78,7 @@ class Folds:
     reduce_absmax = partialmethod(_reduce, "absmax")
     reduce_bitand = partialmethod(_reduce, "bitand")
     reduce_bitor = partialmethod(_reduce, "bitor")
+    reduce_prod = partialmethod(_reduce, "prod")
     reduce_bitxor = partialmethod(_reduce, "bitxor")
 
     def _scan(

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.whole_loops.nests import counted, tensor_of
+from tilec.frontend.whole_loops.places import least_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes
@@ -33,6 +34,9 @@ _FLAT = 256  # rows that are shorter than this are gone along together with thos
 _ATOMICS = [getattr(T, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")]
 _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compares: word, operator
     ast.Gt: ("max", ">"), ast.GtE: ("max", ">="), ast.Lt: ("min", "<"), ast.LtE: ("min", "<="),
+}  # fmt: skip
+_PRODUCTS: dict[type[ast.operator], str] = {
+    ast.Mult: "prod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
 }  # fmt: skip
 _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
@@ -87,7 +91,7 @@ class Folds(Rows):
         test: ast.expr | None = None
         if isinstance(s, ast.If) and len(s.body) == 1 and not s.orelse:
             test, s = s.test, s.body[0]
-        found = super()._fold(s)
+        found = super()._fold(s) or self._other_fold(s)
         if found is None or self._is_cut_off(*found):
             return None
         if test is None:
@@ -95,7 +99,7 @@ class Folds(Rows):
         if not self._is_pure(test):
             return None
         name, word, value = found
-        nothing = "0" if word == "sum" else self._least(word, self.sums[name])
+        nothing = self._least(word, self.sums[name])
         if nothing is None:
             return None
         chosen = (
@@ -103,10 +107,28 @@ class Folds(Rows):
         )
         return name, word, ast.parse(chosen, mode="eval").body
 
+    def _other_fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
+        """A product, or what of ints is combined bit by bit."""
+        match s:
+            case ast.AugAssign(ast.Name(name), op, value):
+                pass
+            case ast.Assign([ast.Name(name)], ast.BinOp(a, op, b)):
+                sides = (a, b) if ast.unparse(a) == name else (b, a)
+                if ast.unparse(sides[0]) != name:
+                    return None
+                value = sides[1]
+            case _:
+                return None
+        dtype = self.dtype_of(self.sums[name]) if name in self.sums else None
+        word = _PRODUCTS.get(type(op))
+        if word is None or dtype is None or (word != "prod" and dtype.is_float):
+            return None
+        return name, word, value
+
     def _is_cut_off(self, name: str, word: str, value: ast.expr) -> bool:
-        """Whether a sum of ints is known to have floats added, whose order counts."""
+        """Whether a sum or product of ints is known to be one with floats, whose order counts."""
         given, kept = self._dtype(value, ()), self.dtype_of(self.sums[name])
-        ours = kept is not None and kept.is_int and word == "sum"
+        ours = kept is not None and kept.is_int and word in ("sum", "prod")
         return ours and given is not None and given.is_float
 
     def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
@@ -189,14 +211,7 @@ class Folds(Rows):
         return () if found is None else (found.best, found.at)
 
     def _least(self, word: str, dtype: ast.expr) -> str | None:
-        """What changes no largest ("max") or smallest element; None where no number is that."""
-        found = self.dtype_of(dtype)
-        if found is None or (found.is_float and found.bits < 16):
-            return None
-        if found.is_float:
-            return f"{'-' * (word == 'max')}{self.language}.infinity({found.name!r})"
-        end = "min" if word == "max" else "max"
-        return f"{self.language}.{end}_value({found.name!r})"
+        return least_of(word, self.dtype_of(dtype), self.language)
 
     def _acts_once(self, s: ast.stmt) -> bool:
         """Whether a statement out of loops stores elements or adds to them, under conditions."""

@@ -13,8 +13,18 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops.blocks import COLUMNS, Blocks
-from tilec.frontend.whole_loops.nests import Named, Product, is_elementwise, nest_of, product_of
+from tilec.frontend.whole_loops.nests import (
+    Named,
+    Nest,
+    Product,
+    fresh_name,
+    is_elementwise,
+    nest_of,
+    product_of,
+)
 from tilec.frontend.whole_loops.order import across_rows
+from tilec.frontend.whole_loops.places import gathered
+from tilec.frontend.whole_loops.rows import Known
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import names_in
 
@@ -53,6 +63,8 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
+            if (over_tiles := self._gathered(node, nest, named)) is not None:
+                return over_tiles
             nest = across_rows(nest)
             extents = [self.expression(e) for e in nest.extents]
             blocks = Blocks(node, nest, self.frame.source.used_names())
@@ -65,21 +77,44 @@ class WholeLoops(Statements):
             made = self._with_loops(blocks, named)
         return made, blocks.language
 
+    def _gathered(self, node: ast.For, nest: Nest, named: Named) -> tuple[ast.With, str] | None:
+        """A nest that adds to a few elements, as loops that fold into them."""
+        used = self.frame.source.used_names()
+        found = gathered(nest, named, lambda base: fresh_name(base, used))
+        if found is None:
+            return None
+        blocks = Blocks(node, found, used | {*found.indices})
+        made = self._over_tiles(blocks, named)
+        return None if made is None else (made, blocks.language)
+
     def _with_loops(self, blocks: Blocks, named: Named) -> ast.With:
         """A nest with loops inside."""
+        made = self._over_tiles(blocks, named)
+        if made is None and self.row_lanes:
+            made = blocks.rows(named, self._known(), self.row_lanes)
+        return made or blocks.threads()
 
-        def known(extent: ast.expr) -> int | None:
-            return static_int(self.expression(extent))
+    def _known(self) -> Known:
+        return lambda extent: static_int(self.expression(extent))
+
+    def _over_tiles(self, blocks: Blocks, named: Named) -> ast.With | None:
+        known = self._known()
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
+            match extent:
+                case ast.BinOp(left, ast.Mult(), right) if known(extent) is None:
+                    (a, x), (b, y) = magnitude(left), magnitude(right)
+                    return magnitude_of(a * b) if a and b else 0, unit_of(x * y)
+                case ast.BinOp(left, ast.FloorDiv(), right) if known(extent) is None:
+                    (a, _), n = magnitude(left), known(right)
+                    return (magnitude_of(-(-a // n)), 1) if n and n > 0 else (a, 1)
             return self._magnitude(self.expression(extent))
 
         if not self.row_lanes:
-            return blocks.threads()
-        given = named, known, self.row_lanes
-        tiles = blocks.tiles(*given, magnitude, self._dtype_of)
+            return None
+        tiles = blocks.tiles(named, known, self.row_lanes, magnitude, self._dtype_of)
         if tiles is None:
-            return blocks.rows(*given) or blocks.threads()
+            return None
         made, combined = tiles
         self.names[combined] = combine_parts
         return made

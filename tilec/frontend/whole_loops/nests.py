@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec import language as T
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in
+from tilec.support.syntax import name_nodes, names_in
 
 Named = Callable[[ast.expr], object]
 
@@ -67,8 +68,41 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), tuple(node.body))
     if inner is None or names_in(*inner.extents) & {*names}:
-        return found
+        return replace(found, body=_written_out(found))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
+
+
+def _written_out(nest: Nest) -> tuple[ast.stmt, ...]:
+    """The body with what the extents of its loops stand for in place of names that are the same in
+    all iterations: `n = C // groups`, `for c in range(n)`."""
+    stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
+    own, same = {*nest.indices, *stored}, dict[str, ast.expr]()
+    for s in nest.body:
+        match s:
+            case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
+                value = _Put(same).visit(copy.deepcopy(value))
+                if own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
+                    same[name] = value
+    if not any(
+        names_in(n.iter) & same.keys()
+        for s in nest.body
+        for n in ast.walk(s)
+        if isinstance(n, ast.For)
+    ):
+        return nest.body
+    made = copy.deepcopy(nest.body)
+    for n in (n for s in made for n in ast.walk(s)):
+        if isinstance(n, ast.For):
+            n.iter = _Put(same).visit(n.iter)
+    return made
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, given: dict[str, ast.expr]) -> None:
+        self.given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copy.deepcopy(self.given.get(node.id, node))
 
 
 def product_of(nest: Nest, named: Named) -> Product | None:

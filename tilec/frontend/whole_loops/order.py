@@ -32,6 +32,7 @@ DtypeOf = Callable[[ast.expr], DType | None]
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
 }  # fmt: skip
+_FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
 
 def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
@@ -90,8 +91,8 @@ class _Simple:
     def _folds(self, n: ast.AST) -> bool:
         """Whether a statement, or what is none, is a fold or has some under a condition."""
         match n:
-            case ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub() | ast.BitOr() | ast.BitAnd()):
-                return name in self.kept
+            case ast.AugAssign(ast.Name(name), op, _):
+                return name in self.kept and isinstance(op, _FOLDING)
             case ast.Assign([ast.Name(name)], ast.Constant(bool())):
                 return name in self.kept
             case ast.Assign([ast.Name(name)], value):

@@ -146,7 +146,7 @@ class Rows:
                 case ast.Assign([ast.Name(name)], value):
                     own.add(name)
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
-                    if not {*targets} <= {ast.unparse(i) for i in indices_of(place)}:
+                    if not all(_tells(place, name, own) for name in targets):
                         return None
                 case ast.Expr(ast.Call(args=[_, value])) if self._is_atomic(s):
                     pass
@@ -217,9 +217,11 @@ class Rows:
         match s:
             case ast.AugAssign(ast.Name(name), ast.Add(), value):
                 pass
-            case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(old), ast.Add(), value)):
-                if old != name:
+            case ast.Assign([ast.Name(name)], ast.BinOp(a, ast.Add(), b)):
+                sides = (a, b) if ast.unparse(a) == name else (b, a)
+                if ast.unparse(sides[0]) != name:
                     return None
+                value = sides[1]
             case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
                 word = self._folding_word(func)
                 sides = (a, b) if ast.unparse(a) == name else (b, a)
@@ -247,6 +249,22 @@ class Rows:
             if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
                 return False
         return True
+
+
+def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
+    """Whether iterations of a loop that differ in `name` alone have different places: an index is
+    `name` plus what no loop changes."""
+
+    def plain(index: ast.expr) -> bool:
+        match index:
+            case ast.BinOp(left, ast.Add(), right):
+                return any(
+                    plain(a) and names_in(b).isdisjoint(changed)
+                    for a, b in ((left, right), (right, left))
+                )
+        return isinstance(index, ast.Name) and index.id == name
+
+    return any(map(plain, indices_of(place)))
 
 
 def _given(s: ast.stmt) -> set[str]:

@@ -18,6 +18,12 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.support.syntax import names_in, parsed
 
+# What of a fold combines two results: a kind of `Binary`, an operator where there is one.
+_KINDS = {
+    "sum": ("add", "+"), "prod": ("mul", "*"), "bitand": ("and", "&"), "bitor": ("or", "|"),
+    "bitxor": ("xor", "^"),
+}  # fmt: skip
+
 
 @dataclass
 class TileLoops(Folds):
@@ -170,24 +176,24 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             tile, kept = self.fresh("parts"), self.held[name]
             before += self._fragment(tile, shape, self.sums[name], s)
             own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-            self.kinds.append("add" if word == "sum" else word)
-            if word == "sum":
+            kind, symbol = _KINDS.get(word, (word, ""))
+            self.kinds.append(kind)
+            least = self._least(word, self.sums[name])
+            if least is None:
+                return None
+            before += parsed(f"{self.language}.fill({tile}, {least})", s)
+            folded = f"{own} {symbol} ({text})"
+            if symbol:
                 got = self.fresh("sums")
-                before += parsed(f"{self.language}.clear({tile})", s)
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
-                folded = f"{own} + ({text})"
-                after += parsed(f"{self.language}.reduce_sum({tile}, {got}, dim={dim})", s)
+                after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
                 last += parsed(
                     f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
-                    f"    {kept}[{self.o}] = {kept}[{self.o}] + {got}[{self.o}]",
+                    f"    {kept}[{self.o}] = {kept}[{self.o}] {symbol} {got}[{self.o}]",
                     s,
                 )
                 self.shared.append(got)
             else:  # of blocks that share it each has what it began with
-                least = self._least(word, self.sums[name])
-                if least is None:
-                    return None
-                before += parsed(f"{self.language}.fill({tile}, {least})", s)
                 folded = f"{self.language}.{word}({own}, {text})"
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
                 after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
@@ -254,9 +260,15 @@ for {o} in {t}.Parallel({self.outer}):
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
         count, number = f"{self.language}.ceildiv({extent}, {self.inner})", self.step
-        if self.parts > 1 and not around:
-            count = f"{self.language}.ceildiv({count} - {self.part}, {self.parts})"
-            number = f"({self.step} * {self.parts} + {self.part})"
+        turn, turns = number, count
+        found = "pass"
+        if self.parts > 1:
+            turn = self.fresh("turn")
+            over_all = [self._range(s) for s in around]
+            turns = " * ".join([*over_all, count])
+            turns = f"{self.language}.ceildiv({turns} - {self.part}, {self.parts})"
+            names = [*map(index_of, around), number]
+            found = unravelled(names, [*over_all, count], f"({turn} * {self.parts} + {self.part})")
         along = [f"{index} = {number} * {self.inner} + {self.n}"]
         if len(flat) > 1:
             along.append(unravelled([index_of(s) for s in flat], extents, index))
@@ -273,29 +285,23 @@ for {o} in {t}.Parallel({self.outer}):
 
         inside = f"{index} < {extent} and {self._inside()}"
         text = f"""
-for {self.step} in {self.language}.serial({count}):
+for {turn} in {self.language}.serial({turns}):
+    {found}
     {over(first).strip()}
     if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(whole)}
     else:{over([f"{self.wanted} = {inside}", *edge])}
 """
         made = parsed(text, chain[-1])
-        for k, s in reversed([*enumerate(around)]):
-            made = self._around(s, made, shared=k == 0 and self.parts > 1)
+        for s in reversed(around) if self.parts == 1 else ():
+            made = self._around(s, made)
         return made
 
-    def _around(self, s: ast.For, body: list[ast.stmt], shared: bool) -> list[ast.stmt]:
-        """A loop around tiles; `shared`: of which a block has each so many-th iteration."""
-        index, extent, t = index_of(s), self._range(s), self.language
-        text = f"for {index} in {t}.serial({extent}): pass"
-        if shared:
-            turn = self.fresh("turn")
-            text = f"""
-for {turn} in {t}.serial({t}.ceildiv({extent} - {self.part}, {self.parts})):
-    {index} = {turn} * {self.parts} + {self.part}
-"""
+    def _around(self, s: ast.For, body: list[ast.stmt]) -> list[ast.stmt]:
+        """A loop around tiles."""
+        text = f"for {index_of(s)} in {self.language}.serial({self._range(s)}): pass"
         (made,) = parsed(text, s)
         assert isinstance(made, ast.For)
-        made.body = [x for x in made.body if not isinstance(x, ast.Pass)] + body
+        made.body = body
         return [made]
 
     def _range(self, s: ast.For) -> str:

@@ -34,6 +34,7 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
 )
 from tilec.frontend.whole_loops.order import in_order
+from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of
 from tilec.support.syntax import names_in, parsed
@@ -54,6 +55,8 @@ _ELEMENTS, _THREADS = 2048, 256
 _BLOCKS, _AT_EDGES = 256, 512  # enough for a machine; where loads wait for tests
 _MOST_PARTS = 128  # which the last block reads
 _HUGE = 1 << 20  # an extent beyond all magnitudes
+_LONE = 8192  # iterations that do not fill a machine with a thread for each
+_FAR = 32  # places between elements that no warp's load has both of
 _STEPS = 4  # of a tile that a part has, at least
 
 
@@ -73,6 +76,7 @@ class Tiles(TileLoops):
 
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
+        self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
         self.nest = in_order(
             self.nest, self.dtype_of, lambda value: self._dtype(value, ()), self.language
         )
@@ -89,22 +93,27 @@ class Tiles(TileLoops):
         found = [self._levels(chain) for chain in chains]
         lengths = [magnitude_of(size) if size else 0 for _, _, size in found]
         length = 0 if 0 in lengths else max(lengths)
-        around = [outer for outer, _, _ in found if outer]
         if columns:
             width, unit = self.magnitude(self.nest.extents[-1])
             least = 1 if 0 < width <= _FEW else _USUAL
             outer = next((n for n in _COLUMNS if unit % n == 0 and n >= least), _USUAL)
-            inner = _ELEMENTS // outer
-            tile = outer, inner, _THREADS
+            tile = outer, _ELEMENTS // outer, _THREADS
             groups = -(-(width or _HUGE) // outer)
             blocks = _AT_EDGES if unit % outer else _BLOCKS
-            most = min(_MOST_PARTS, (length or _HUGE) // (inner * _STEPS), blocks // groups)
         else:
             tile = _ROW_TILES.get(length, _LONGEST)
-            groups = -(-(self._iterations() or _HUGE) // tile[0])
-            most = 1 if length else max(_LONGEST_PARTS, min(_MOST_PARTS, _BLOCKS // groups))
+            iterations = self._iterations() or _HUGE
+            if iterations < tile[0]:
+                tile = 1, max(length, _THREADS), _THREADS
+            groups, blocks = -(-iterations // tile[0]), _BLOCKS
+        around, _, size = found[0]
+        most = min(_MOST_PARTS, blocks // groups)
         if around:
-            most = min(_MOST_PARTS, self._length(around[0][0]) or _MOST_PARTS, _BLOCKS // groups)
+            most = min(most, self._turns(around, size, tile[1]))
+        elif columns or length:
+            most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
+        else:
+            most = max(_LONGEST_PARTS, most)
         parts = self._parts(loops, most)
         self.outer, self.inner = tile[:2]
         self.columns, self.parts = columns, parts
@@ -119,6 +128,11 @@ class Tiles(TileLoops):
         known = [self.known(e) for e in self.nest.extents]
         return prod(n or self.magnitude(e)[0] for n, e in zip(known, self.nest.extents))
 
+    def _turns(self, around: Sequence[ast.For], size: int, inner: int) -> int:
+        """About how many tiles the loops around them make; as good as all for very many."""
+        lengths = [self._length(s) for s in around]
+        return _HUGE if 0 in lengths else prod(lengths) * -(-(size or _HUGE) // inner)
+
     def _is_short(self, chain: Sequence[ast.For]) -> bool:
         """Whether a row is known to be, of all loops that go along it."""
         known = [self.known(self._extent(s)) for s in chain]
@@ -128,14 +142,21 @@ class Tiles(TileLoops):
         """Whether the last index of the matrices that loops inside go over is that of the
         iterations, not theirs; None where it is neither, or both."""
         inner = {index_of(s) for loop in loops for s in chain_of(loop)}
-        last: list[set[str]] = []
+        ours = inner | {*self.nest.indices}
+        matrices, vectors = list[set[str]](), list[set[str]]()
+        few = (self._iterations() or _HUGE) <= _LONE
         for e in elements_of(*loops):
-            names = [{n.id for n in _apart_from_elements(i)} for i in indices_of(e)]
-            if len(names) > 1 and inner & set[str]().union(*names):
-                last.append(names[-1])
+            names = {n.id for i in indices_of(e) for n in _apart_from_elements(i)}
+            if not inner & names:
+                continue
+            if len(indices_of(e)) > 1:
+                matrices.append(_beside(indices_of(e)[-1], ours))
+            elif few or not names.isdisjoint(self.nest.indices):
+                vectors.append(_beside(indices_of(e)[-1], ours))
+        last, own = matrices or vectors, self.nest.indices[-1]
         if last and all(inner & names for names in last):
-            return None if any(self.nest.indices[-1] in names for names in last) else False
-        return True if last and all(names == {self.nest.indices[-1]} for names in last) else None
+            return None if any(own in names for names in last) else False
+        return True if last and all(names == {own} for names in last) else None
 
     def _reads_what_it_writes(self) -> bool:
         """Which would be other threads' elements, but where one statement out of loops does both,
@@ -226,6 +247,25 @@ class Tiles(TileLoops):
             ends.body += behind
             made.append(ends)
         return made
+
+
+def _beside(node: ast.expr, ours: set[str]) -> set[str]:
+    """Which of the names `ours` an index goes along in small steps; of what is no sum with one of
+    them in it, all that it names."""
+
+    def near(n: ast.expr) -> set[str]:
+        match n:
+            case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+                return near(left) | near(right)
+            case ast.BinOp(left, ast.Mult(), right):
+                for factor, index in ((left, right), (right, left)):
+                    if ours.isdisjoint(names_in(factor)):
+                        value = factor.value if isinstance(factor, ast.Constant) else None
+                        small = isinstance(value, int) and value < _FAR
+                        return near(index) if small else set()
+        return {x.id for x in _apart_from_elements(n)} & ours
+
+    return near(node) or {x.id for x in _apart_from_elements(node)} & ours
 
 
 def _apart_from_elements(node: ast.expr) -> list[ast.Name]:

@@ -283,7 +283,7 @@ class Gemm(Op):
         return semantics.product(a, b, kept, self.c.dtype)
 
 
-REDUCTIONS = ("sum", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+REDUCTIONS = ("sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
 
 
 @op("reduce")
@@ -309,19 +309,20 @@ class Reduce(Op):
     @property
     def combine(self) -> str:
         """The kind of `Binary` that combines two results."""
-        return {"sum": "add", "bitand": "and", "bitor": "or", "bitxor": "xor"}.get(
-            self.kind.removeprefix("abs"), self.kind.removeprefix("abs")
-        )
+        own = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+        kind = self.kind.removeprefix("abs")
+        return own.get(kind, kind)
 
     @property
     def accumulator(self) -> DType:
-        """Sums of floats, or into floats: float32 at least. Others: the wider of the two dtypes, of
-        four bytes where the source's is packed or less than a half."""
+        """Sums and products of floats, or into floats: float32 at least. Others: the wider of the
+        two dtypes, of four bytes where the source's is packed or less than a half."""
         s, d = self.source.dtype, self.dest.dtype
         wider = d if d.is_float == s.is_float and d.bits > s.bits else s
-        if d.is_float and self.combine == "add":
+        rounds = self.combine in ("add", "mul")
+        if d.is_float and rounds:
             wider = wider if wider.is_float else d
-        if wider.is_float and (self.combine == "add" or wider.bits < 16):
+        if wider.is_float and (rounds or wider.bits < 16):
             return FLOAT64 if wider == FLOAT64 else FLOAT32
         return INT32 if 1 < wider.bits < 8 else wider
 

@@ -80,5 +80,5 @@ def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
         low, high = -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
     if dtype.kind == "int" and o.accumulator.kind == "uint":
         low, high = 0, -1  # which is the largest there
-    value = {"max": low, "min": high, "bitand": -1}.get(o.kind, 0)
+    value = {"max": low, "min": high, "bitand": -1, "prod": 1}.get(o.kind, 0)
     return b.const(value, dtype)
