@@ -12,7 +12,7 @@ from tilec.frontend.branches import same_value
 from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
-from tilec.frontend.whole_loops.blocks import COLUMNS, Blocks
+from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.nests import Named, Product, is_elementwise, nest_of, product_of
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
@@ -56,11 +56,8 @@ class WholeLoops(Statements):
             nest = across_rows(nest)
             extents = [self.expression(e) for e in nest.extents]
             blocks = Blocks(node, nest, self.frame.source.used_names())
-            last = static_int(extents[-1])
-            columns = COLUMNS if last is None else min(COLUMNS, 1 << max(0, last - 1).bit_length())
-            made = blocks.elements(
-                columns, not self._stays_inside(nest.body, nest.indices, extents)
-            )
+            about = [self._about(e) for e in nest.extents]
+            made = blocks.elements(about, not self._stays_inside(nest.body, nest.indices, extents))
         else:
             made = self._with_loops(blocks, named)
         return made, blocks.language
@@ -96,6 +93,20 @@ class WholeLoops(Statements):
                 if size.value is extent.value:
                     return n
         return _USUAL, 1
+
+    def _about(self, extent: ast.expr) -> int:
+        """About how large an extent is that may be written as an expression."""
+        known = static_int(self.expression(extent))
+        if known is not None:
+            return known
+        match extent:
+            case ast.BinOp(left, ast.FloorDiv(), ast.Constant(int() as n)) if n > 0:
+                return max(1, self._about(left) // n)
+            case ast.BinOp(left, ast.Mult(), ast.Constant(int() as n)):
+                return self._about(left) * n
+            case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
+                return self._about(left)
+        return self._magnitude(self.expression(extent))[0] or _USUAL
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,

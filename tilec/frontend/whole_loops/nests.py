@@ -6,12 +6,14 @@ import ast
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tilec import language as T
 from tilec.ir.types import DType
 from tilec.support.syntax import names_in
 
 Named = Callable[[ast.expr], object]
+Tells = Literal["loops", "columns", "rows"]
 
 _PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
 
@@ -192,18 +194,21 @@ def tensor_of(element: ast.Subscript) -> str:
     return element.value.id
 
 
-def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
-    """The extents that the form of a nest with loops inside follows: theirs, and the iterations'
-    where they are in one another; and that of the last index, where elements have it last."""
+def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
+    """The extents that the form of a nest follows: those of loops inside, and the iterations'
+    where they are in one another; that of the last index, where elements have it last; and, of
+    other nests, those of rows that may be shorter than a tile."""
     within = [n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For)]
     inner = [counted(s.iter, named) for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
-    if not inner:
-        return (), ()
+    rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
+    if all(e is None or isinstance(e, ast.Constant) for e in inner):
+        return {"rows": rows}
     elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
-    return tuple(e for e in inner if e is not None), nest.extents[-1:] if columns else ()
+    loops = tuple(e for e in inner if e is not None)
+    return {"loops": loops, "columns": nest.extents[-1:] if columns else ()}
 
 
 def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> str:
