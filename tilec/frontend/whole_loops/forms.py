@@ -13,7 +13,15 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops.blocks import Blocks
-from tilec.frontend.whole_loops.nests import Named, Product, is_elementwise, nest_of, product_of
+from tilec.frontend.whole_loops.nests import (
+    Named,
+    Nest,
+    Product,
+    is_elementwise,
+    nest_of,
+    product_of,
+    written_out,
+)
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import names_in
@@ -53,30 +61,39 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
-            nest = across_rows(nest)
-            extents = [self.expression(e) for e in nest.extents]
-            blocks = Blocks(node, nest, self.frame.source.used_names())
-            about = [self._about(e) for e in nest.extents]
-            made = blocks.elements(about, not self._stays_inside(nest.body, nest.indices, extents))
-        else:
-            made = self._with_loops(blocks, named)
+            return self._elements(node, nest)
+        made = self._with_loops(blocks, named)
+        if made is None:
+            straight = written_out(nest, named, self._static)
+            if straight is not None:
+                return self._elements(node, straight)
+            made = blocks.threads()
         return made, blocks.language
 
-    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With:
-        """A nest with loops inside."""
+    def _elements(self, node: ast.For, nest: Nest) -> tuple[ast.With, str]:
+        """A nest without loops as tiles of elements."""
+        nest = across_rows(nest)
+        extents = [self.expression(e) for e in nest.extents]
+        blocks = Blocks(node, nest, self.frame.source.used_names())
+        about = [self._about(e) for e in nest.extents]
+        edges = not self._stays_inside(nest.body, nest.indices, extents)
+        return blocks.elements(about, edges), blocks.language
 
-        def known(extent: ast.expr) -> int | None:
-            return static_int(self.expression(extent))
+    def _static(self, extent: ast.expr) -> int | None:
+        return static_int(self.expression(extent))
+
+    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With | None:
+        """A nest whose loops go along rows or columns."""
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             return self._magnitude(self.expression(extent))
 
         if not self.row_lanes:
-            return blocks.threads()
-        given = named, known, self.row_lanes
+            return None
+        given = named, self._static, self.row_lanes
         tiles = blocks.tiles(*given, magnitude, self._dtype_of)
         if tiles is None:
-            return blocks.rows(*given) or blocks.threads()
+            return blocks.rows(*given)
         made, combined = tiles
         self.names[combined] = combine_parts
         return made

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilec import language as T
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in
+from tilec.support.syntax import names_in, placed
 
 Named = Callable[[ast.expr], object]
 Tells = Literal["loops", "columns", "rows"]
 
+MOST_COPIES = 128
+"""Statements of loops that are written out, at most."""
+
+_COUNTING = (range, T.serial, T.unroll)
 _PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
 
 
@@ -256,16 +261,59 @@ def _is_matrix(operand: Operand, wanted: tuple[str, ...], inner: str) -> bool:
     return found[:-2] == wanted[:-1] and sorted(found[-2:]) == sorted((wanted[-1], inner))
 
 
-def is_elementwise(nest: Nest, named: Named) -> bool:
-    """Whether a body is assignments alone, which T.Parallel takes over tiles."""
+def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
+    """Whether a body is assignments alone, which T.Parallel takes over tiles; `variables`: or
+    makes variables of a dtype, and has loops over numbers that are written down."""
     allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
     for n in (n for s in nest.body for n in ast.walk(s)):
+        if isinstance(n, ast.AnnAssign) and variables:
+            continue
+        if isinstance(n, ast.For) and variables and isinstance(n.iter, ast.Tuple):
+            continue
         if isinstance(n, ast.For | ast.While | ast.AnnAssign):
             return False
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name | ast.Attribute):
             if named(n.func) in allocations:
                 return False
     return True
+
+
+def written_out(
+    nest: Nest, named: Named, known: Callable[[ast.expr], int | None]
+) -> Nest | None:
+    """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
+    are written down; None where others are left, or what T.Parallel does not take."""
+    straight = _Straight(named, known)
+    body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
+    found = replace(nest, body=body)
+    few = sum(map(_copies, body)) <= MOST_COPIES
+    return found if few and is_elementwise(found, named, variables=True) else None
+
+
+class _Straight(ast.NodeTransformer):
+    """Writes down the numbers that loops go over."""
+
+    def __init__(self, named: Named, known: Callable[[ast.expr], int | None]) -> None:
+        self.named, self.known = named, known
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        match node.iter:
+            case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
+                bounds = [n for n in map(self.known, args) if n is not None]
+                if len(bounds) == len(args) and 0 not in bounds[2:]:
+                    numbers = range(*bounds)[: MOST_COPIES + 1]
+                    written = ast.Tuple([ast.Constant(n) for n in numbers], ast.Load())
+                    node.iter = placed(written, node.iter)
+        return node
+
+
+def _copies(s: ast.AST) -> int:
+    """How many statements a statement is, with loops over what is written down."""
+    inside = sum(_copies(x) for x in ast.iter_child_nodes(s) if isinstance(x, ast.stmt))
+    if isinstance(s, ast.For) and isinstance(s.iter, ast.Tuple):
+        return len(s.iter.elts) * inside
+    return inside + 1
 
 
 def _is_zero(node: ast.expr | None = None) -> bool:
