@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.nests import Named, Nest, Product, fresh_name, unravelled

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tilec import language as T
 from tilec.ir.types import DType
-from tilec.support.syntax import names_in, placed
+from tilec.support.syntax import name_nodes, names_in, placed
 
 Named = Callable[[ast.expr], object]
 Tells = Literal["loops", "columns", "rows"]
@@ -278,12 +278,11 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     return True
 
 
-def written_out(
-    nest: Nest, named: Named, known: Callable[[ast.expr], int | None]
-) -> Nest | None:
+def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
     """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
     are written down; None where others are left, or what T.Parallel does not take."""
-    straight = _Straight(named, known)
+    own = {*nest.indices, *(n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store))}
+    straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
     body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
     found = replace(nest, body=body)
     few = sum(map(_copies, body)) <= MOST_COPIES
