@@ -73,7 +73,7 @@ class Signature:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
-    the sizes that its form follows, and whether they count its columns. `kernels`: how many
+    the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
     `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
     asks for programmatic dependent launch.
@@ -92,7 +92,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     pdl: bool = False
-    telling: Mapping[str, bool] = field(default_factory=dict)
+    telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -436,17 +436,16 @@ class _Reader:
         sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
         return {size: nests.fresh_name(size, used) for size in sizes}
 
-    def telling(self) -> dict[str, bool]:
-        """The sizes that the loops inside of a whole loop, and its columns, have as extents, and
-        whether they count the latter."""
+    def telling(self) -> dict[str, nests.Tells]:
+        """The sizes that a whole loop's form follows, and what they count."""
         found = nests.whole_loop(self.source.node.body, self._known)
         assert found is not None
-        told: dict[str, bool] = {}
+        told: dict[str, nests.Tells] = {}
         nest = places.gathered(found[1], self._known, str) or found[1]
-        for extents, columns in zip(nests.telling(nest, self._known), (False, True)):
+        for what, extents in nests.telling(nest, self._known).items():
             for n in name_nodes(*extents):
                 if isinstance(size := self._known(n), T.Size):
-                    told[size.text] = columns
+                    told[size.text] = what
         return told
 
     def _known(self, node: ast.expr) -> object:

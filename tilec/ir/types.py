@@ -88,6 +88,19 @@ def magnitude_of(extent: int) -> int:
     return next((n for n in MAGNITUDES if extent <= n), 0)
 
 
+def at_least(extent: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, extent - 1).bit_length()
+
+
+MOST_NARROW_ROW = 512
+
+
+def narrow_of(extent: int) -> int:
+    """The next power of two, of rows that may be shorter than what a block takes of them."""
+    return min(at_least(extent), MOST_NARROW_ROW)
+
+
 def unit_of(extent: int) -> int:
     """The largest power of two up to `WIDEST_UNIT` that divides an extent."""
     return math.gcd(extent, WIDEST_UNIT)

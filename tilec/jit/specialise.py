@@ -16,7 +16,7 @@ from tilec.builtins.annotations import dtype_of
 from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
-from tilec.ir.types import magnitude_of, unit_of
+from tilec.ir.types import magnitude_of, narrow_of, unit_of
 from tilec.jit.fingerprint import describe
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index
 from tilec.runtime.expressions import evaluate, names_in
@@ -243,8 +243,12 @@ class Asked:
             only_ranked=known.only_ranked,
             debug=is_on("TILEC_DEBUG"),
             magnitudes=tuple(
-                (n, magnitude_of(size), unit_of(size) if columns else 1)
-                for n, columns in self.signature.telling.items()
+                (
+                    n,
+                    narrow_of(size) if counts == "rows" else magnitude_of(size),
+                    unit_of(size) if counts == "columns" else 1,
+                )
+                for n, counts in self.signature.telling.items()
                 if (size := call.sizes.values.get(n)) is not None and self.target != "cpu"
             ),
         )

@@ -379,6 +379,9 @@ class Coalescing:
             elif t.space == "global" and self.known.facts.slope(a.indices[-1], last) == 1:
                 assert isinstance(o, ops.ElementAccess)
                 rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
+            elif t.space == "global" and isinstance(o, ops.ElementAccess):
+                if (width := self.known.apart(o, last, bits)) > 1:
+                    rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
         return [r for found in rows.values() for r in found]
 
     def _copy(self, o: ops.Copy) -> None:

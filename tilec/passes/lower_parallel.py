@@ -155,6 +155,7 @@ class Lowering:
         flat = all(self.known.one_branch(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
+        width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
         needs = self.known.needs(p)
         if not needs:
             self._emit(b, p, place, replica, width, dim, guarded=False)

@@ -14,6 +14,8 @@ before, as in
         s = 0.9 * s + X[i, j]
         Y[i, j] = s
 
+or one that is written out, over what a thread has of a tile.
+
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
 order, and each number, is what it was. Loads do not go over stores by themselves: those of tensors
@@ -52,6 +54,7 @@ MOST_WITHIN = 16  # iterations of a loop inside
 MOST_AHEAD = 32  # iterations, of such as follow from one another
 BYTES_AHEAD = 128  # of a thread
 LEAST_AHEAD = 4
+BYTES_WRITTEN_OUT = 64  # of a thread, in a loop over its elements
 
 
 def unroll_loads(func: Func, target: Target) -> Func:
@@ -61,9 +64,11 @@ def unroll_loads(func: Func, target: Target) -> Func:
     subst: Substitution = {}
 
     def visit(o: For) -> None | list[Op]:
-        if o.kind != "serial" or numbers.get(o.step) != 1 or o.lo.dtype.kind != "int":
+        if o.kind not in ("serial", "unroll") or numbers.get(o.step) != 1:
             return None
-        count = _together(o, numbers, written)
+        if o.lo.dtype.kind != "int":
+            return None
+        count = 1 if o.kind == "unroll" else _together(o, numbers, written)
         if count > 1:
             return _unrolled(o, count, numbers, subst)
         ahead = None if overlapping else _Ahead(o, written)
@@ -153,12 +158,17 @@ class _Ahead:
             return 1
         if not any(isinstance(x, MemStore | If) for x in inside):
             return 1  # LLVM does it
-        size = sum(max(x.lanes * x.source.dtype.bits // 8, 4) for x in self.loads)
-        most = min(MOST_AHEAD, BYTES_AHEAD // size, MOST_OPS // len(inside))
+        places = {(x.source, x.offset): x for x in self.loads}.values()
+        written_out = self.loop.kind == "unroll"
+        least = 1 if written_out else 4  # bytes: LLVM makes vectors of neighbours
+        size = sum(max(x.lanes * x.source.dtype.bits // 8, least) for x in places)
+        most = BYTES_WRITTEN_OUT if written_out else BYTES_AHEAD
+        most = min(MOST_AHEAD, most // size, MOST_OPS // len(inside))
         indices = self.loop.indices(numbers.get)
         if indices is not None:
             most = min(most, len(indices))
-        return 1 << most.bit_length() - 1 if most >= LEAST_AHEAD else 1
+        least = 2 if written_out else LEAST_AHEAD
+        return 1 << most.bit_length() - 1 if most >= least else 1
 
     def iterations(
         self, b: Builder, indices: Sequence[Value], values: tuple[Value, ...]
@@ -218,9 +228,9 @@ def _unrolled(
         values = ahead.iterations(inner, places, values)
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
-    done = b.emit(For, "serial", o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
+    done = b.emit(For, o.kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
-        left = For("serial", end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
+        left = For(o.kind, end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
         done = clone(left, {})
         b.ops.append(done)
     subst.update(zip(o.results, done.results))

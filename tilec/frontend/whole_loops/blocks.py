@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.nests import Named, Nest, Product, fresh_name, unravelled
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import DType
+from tilec.ir.types import DType, at_least
 from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
+_DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
 
 Given = str | ast.expr | list[ast.stmt]
@@ -60,30 +62,26 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
         self.given |= {"DTYPE": p.dtype, "BODY": list(p.epilogue), **sizes}
         return self._written(text, p.total)
 
-    def elements(self, columns: int, edges: bool) -> ast.With:
-        """T.Parallel over tiles of `columns` elements along the last index, and rows of the one
-        before; `edges`: indices are compared with the extents."""
-        last = len(self.nest.indices) - 1
-        columns = columns if last else _ELEMENTS
-        tile, tiles = [columns], [f"T.ceildiv(E{last}, {columns})"]
-        if last:
-            tile.insert(0, _ELEMENTS // columns)
-            tiles.insert(0, f"T.ceildiv(E{last - 1}, {tile[0]})")
-        outer = list(range(last - 1))
-        inside = ", ".join(("y", "x")[-len(tile) :])
+    def elements(self, about: Sequence[int], edges: bool) -> ast.With:
+        """T.Parallel over tiles along the last indices, which take about as many values as `about`
+        says; `edges`: indices are compared with the extents."""
+        tile = tile_of(about)
+        outer, own = list(range(len(about) - len(tile))), range(len(about) - len(tile), len(about))
+        inside = [f"x{d}" for d in own]
+        number, made = "block", []
+        for d, size in reversed([*zip(own, tile)]):
+            down = f"tiles{d}"
+            made += [f"I{d} = {number} % {down} * {size} + x{d}"]
+            number = f"({number} // {down})"
+        counts = [f"T.ceildiv(E{d}, {size})" for d, size in zip(own, tile)]
+        compared = " and ".join(f"I{d} < E{d}" for d in reversed(own))
         text = f"""
-with T.Kernel({" * ".join(tiles)} * {_product(outer)}, threads={2 * _THREADS}) as block:
-    across = {tiles[-1]}
-    down = {tiles[0] if last else "1"}
-    {self._apart("(block // across // down)", outer)}
-    for {inside} in T.Parallel({", ".join(map(str, tile))}):
-        I{last} = block % across * {columns} + x
-        {f"I{last - 1} = block // across % down * {tile[0]} + y" if last else "pass"}
-        {
-            f"if I{last} < E{last}{f' and I{last - 1} < E{last - 1}' * bool(last)}: BODY"
-            if edges
-            else "BODY"
-        }
+with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads_of(tile)}) as block:
+    {"; ".join(f"tiles{d} = {count}" for d, count in zip(own, counts))}
+    {self._apart(number, outer)}
+    for {", ".join(inside)} in T.Parallel({", ".join(map(str, tile))}):
+        {"; ".join(made)}
+        {f"if {compared}: BODY" if edges else "BODY"}
 """
         self.given["BODY"] = list(self.nest.body)
         return self._written(text)
@@ -176,6 +174,25 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         made = _Fill(self.given, names, total, element).visit(made)
         assert isinstance(made, ast.With)
         return made
+
+
+def tile_of(about: Sequence[int]) -> list[int]:
+    """The extents of a tile along the last of the indices that take about so many values: rows that
+    are short are not padded to long ones, and there are more of them."""
+    tile: list[int] = []
+    left = _ELEMENTS
+    for extent in reversed(about):
+        most = left if tile or len(about) == 1 else COLUMNS
+        if left == 1 or len(tile) == _DIMS:
+            break
+        tile.insert(0, min(most, at_least(extent)) if len(about) > 1 else most)
+        left //= tile[0]
+    return tile
+
+
+def threads_of(tile: Sequence[int]) -> int:
+    """The threads of a tile."""
+    return max(_THREADS // 2, min(2 * _THREADS, math.prod(tile) // 8))
 
 
 def _product(extents: list[int]) -> str:

@@ -12,7 +12,7 @@ from tilec.frontend.branches import same_value
 from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
-from tilec.frontend.whole_loops.blocks import COLUMNS, Blocks
+from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
@@ -21,10 +21,10 @@ from tilec.frontend.whole_loops.nests import (
     is_elementwise,
     nest_of,
     product_of,
+    written_out,
 )
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import gathered
-from tilec.frontend.whole_loops.rows import Known
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import names_in
 
@@ -63,19 +63,23 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
-            if (over_tiles := self._gathered(node, nest, named)) is not None:
-                return over_tiles
-            nest = across_rows(nest)
-            extents = [self.expression(e) for e in nest.extents]
-            blocks = Blocks(node, nest, self.frame.source.used_names())
-            last = static_int(extents[-1])
-            columns = COLUMNS if last is None else min(COLUMNS, 1 << max(0, last - 1).bit_length())
-            made = blocks.elements(
-                columns, not self._stays_inside(nest.body, nest.indices, extents)
-            )
-        else:
-            made = self._with_loops(blocks, named)
+            return self._gathered(node, nest, named) or self._elements(node, nest)
+        made = self._with_loops(blocks, named)
+        if made is None:
+            straight = written_out(nest, named, self._static)
+            if straight is not None:
+                return self._elements(node, straight)
+            made = blocks.threads()
         return made, blocks.language
+
+    def _elements(self, node: ast.For, nest: Nest) -> tuple[ast.With, str]:
+        """A nest without loops as tiles of elements."""
+        nest = across_rows(nest)
+        extents = [self.expression(e) for e in nest.extents]
+        blocks = Blocks(node, nest, self.frame.source.used_names())
+        about = [self._about(e) for e in nest.extents]
+        edges = not self._stays_inside(nest.body, nest.indices, extents)
+        return blocks.elements(about, edges), blocks.language
 
     def _gathered(self, node: ast.For, nest: Nest, named: Named) -> tuple[ast.With, str] | None:
         """A nest that adds to a few elements, as loops that fold into them."""
@@ -87,18 +91,18 @@ class WholeLoops(Statements):
         made = self._over_tiles(blocks, named)
         return None if made is None else (made, blocks.language)
 
-    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With:
-        """A nest with loops inside."""
+    def _static(self, extent: ast.expr) -> int | None:
+        return static_int(self.expression(extent))
+
+    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With | None:
+        """A nest whose loops go along rows or columns."""
         made = self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
-            made = blocks.rows(named, self._known(), self.row_lanes)
-        return made or blocks.threads()
-
-    def _known(self) -> Known:
-        return lambda extent: static_int(self.expression(extent))
+            made = blocks.rows(named, self._static, self.row_lanes)
+        return made
 
     def _over_tiles(self, blocks: Blocks, named: Named) -> ast.With | None:
-        known = self._known()
+        known = self._static
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             match extent:
@@ -131,6 +135,20 @@ class WholeLoops(Statements):
                 if size.value is extent.value:
                     return n
         return _USUAL, 1
+
+    def _about(self, extent: ast.expr) -> int:
+        """About how large an extent is that may be written as an expression."""
+        known = static_int(self.expression(extent))
+        if known is not None:
+            return known
+        match extent:
+            case ast.BinOp(left, ast.FloorDiv(), ast.Constant(int() as n)) if n > 0:
+                return max(1, self._about(left) // n)
+            case ast.BinOp(left, ast.Mult(), ast.Constant(int() as n)):
+                return self._about(left) * n
+            case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
+                return self._about(left)
+        return self._magnitude(self.expression(extent))[0] or _USUAL
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,

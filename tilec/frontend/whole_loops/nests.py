@@ -7,13 +7,19 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tilec import language as T
 from tilec.ir.types import DType
-from tilec.support.syntax import name_nodes, names_in
+from tilec.support.syntax import name_nodes, names_in, placed
 
 Named = Callable[[ast.expr], object]
+Tells = Literal["loops", "columns", "rows"]
 
+MOST_COPIES = 128
+"""Statements of loops that are written out, at most."""
+
+_COUNTING = (range, T.serial, T.unroll)
 _PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
 
 
@@ -226,18 +232,21 @@ def tensor_of(element: ast.Subscript) -> str:
     return element.value.id
 
 
-def telling(nest: Nest, named: Named) -> tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]:
-    """The extents that the form of a nest with loops inside follows: theirs, and the iterations'
-    where they are in one another; and that of the last index, where elements have it last."""
+def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
+    """The extents that the form of a nest follows: those of loops inside, and the iterations'
+    where they are in one another; that of the last index, where elements have it last; and, of
+    other nests, those of rows that may be shorter than a tile."""
     within = [n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For)]
     inner = [counted(s.iter, named) for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
-    if not inner:
-        return (), ()
+    rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
+    if all(e is None or isinstance(e, ast.Constant) for e in inner):
+        return {"rows": rows}
     elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
-    return tuple(e for e in inner if e is not None), nest.extents[-1:] if columns else ()
+    loops = tuple(e for e in inner if e is not None)
+    return {"loops": loops, "columns": nest.extents[-1:] if columns else ()}
 
 
 def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> str:
@@ -285,16 +294,58 @@ def _is_matrix(operand: Operand, wanted: tuple[str, ...], inner: str) -> bool:
     return found[:-2] == wanted[:-1] and sorted(found[-2:]) == sorted((wanted[-1], inner))
 
 
-def is_elementwise(nest: Nest, named: Named) -> bool:
-    """Whether a body is assignments alone, which T.Parallel takes over tiles."""
+def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
+    """Whether a body is assignments alone, which T.Parallel takes over tiles; `variables`: or
+    makes variables of a dtype, and has loops over numbers that are written down."""
     allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
     for n in (n for s in nest.body for n in ast.walk(s)):
+        if isinstance(n, ast.AnnAssign) and variables:
+            continue
+        if isinstance(n, ast.For) and variables and isinstance(n.iter, ast.Tuple):
+            continue
         if isinstance(n, ast.For | ast.While | ast.AnnAssign):
             return False
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name | ast.Attribute):
             if named(n.func) in allocations:
                 return False
     return True
+
+
+def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
+    """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
+    are written down; None where others are left, or what T.Parallel does not take."""
+    own = {*nest.indices, *(n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store))}
+    straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
+    body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
+    found = replace(nest, body=body)
+    few = sum(map(_copies, body)) <= MOST_COPIES
+    return found if few and is_elementwise(found, named, variables=True) else None
+
+
+class _Straight(ast.NodeTransformer):
+    """Writes down the numbers that loops go over."""
+
+    def __init__(self, named: Named, known: Callable[[ast.expr], int | None]) -> None:
+        self.named, self.known = named, known
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        match node.iter:
+            case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
+                bounds = [n for n in map(self.known, args) if n is not None]
+                if len(bounds) == len(args) and 0 not in bounds[2:]:
+                    numbers = range(*bounds)[: MOST_COPIES + 1]
+                    written = ast.Tuple([ast.Constant(n) for n in numbers], ast.Load())
+                    node.iter = placed(written, node.iter)
+        return node
+
+
+def _copies(s: ast.AST) -> int:
+    """How many statements a statement is, with loops over what is written down."""
+    inside = sum(_copies(x) for x in ast.iter_child_nodes(s) if isinstance(x, ast.stmt))
+    if isinstance(s, ast.For) and isinstance(s.iter, ast.Tuple):
+        return len(s.iter.elts) * inside
+    return inside + 1
 
 
 def _is_zero(node: ast.expr | None = None) -> bool:

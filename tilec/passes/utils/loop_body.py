@@ -205,8 +205,12 @@ class LoopBody:
         arg = self._arg if limit > 1 else None
         known = self.known.memory(o, arg, limit)
         width = known.width
+        apart = arg is not None and width == 1 and self.known.stride(o, arg) > 1
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
+            if apart and arg is not None:
+                found = self.known.aligned(o, arg, self.width, start % self.width)
+                known = replace(known, bytes=found)
             self._check(o, group)
             if o in self.past:
                 self._async(o, group, known)
@@ -304,7 +308,7 @@ class LoopBody:
         if guard is not None and safe is not None:
             other = b.const(safe.value, safe.dtype)
         width = len(group)
-        at, size = self._offset(o, group[0]), self._bytes(o, width)
+        at, size = self._offset(o, group[0]), known.bytes or self._bytes(o, width)
         cache = self._cache(o.source)
         loaded = b.value(ops.MemLoad, o.source, at, width, size, guard, other, cache)
         for e, env in enumerate(group):
@@ -365,7 +369,7 @@ class LoopBody:
         guard = b.conjunction(self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(ops.Pack, values)
-        at, size = self._offset(o, group[0]), self._bytes(o, len(group))
+        at, size = self._offset(o, group[0]), known.bytes or self._bytes(o, len(group))
         b.emit(ops.MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
 
     def _past_registers(self) -> tuple[Op, ...]:

@@ -7,11 +7,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
+from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import Atomic, ElementAccess, If, Parallel
@@ -20,17 +22,20 @@ from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
 
 MAX_VECTOR_BYTES = 16
+MOST_APART = 8
+"""Elements between neighbours of a loop that may make vectors with what is between them."""
 
 
 @dataclass(frozen=True)
 class VectorAccess:
-    """One access to memory in a parallel loop: the widest vector it may use, and the tests it
-    needs."""
+    """One access to memory in a parallel loop: the widest vector it may use, the tests it needs,
+    and the bytes that divide its place, where that is not what its width says."""
 
     width: int
     checks: tuple[
         tuple[int, bool, bool], ...
     ]  # (dimension, below zero possible, past the end possible)
+    bytes: int = 0
 
 
 class MemoryFacts:
@@ -94,6 +99,41 @@ class MemoryFacts:
                 while t.layout is not None and not has_runs(t.layout, width):
                     width //= 2
         return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
+
+    def stride(self, o: ElementAccess, arg: Value | None) -> int:
+        """How far apart neighbours along `arg` are in memory, where they are `MOST_APART` at most;
+        1 where they lie side by side, where there is no such number, and on chip."""
+        t = o.buffer.buffer
+        if arg is None or t.space != "global" or not innermost_contiguous(t):
+            return 1
+        if any(self.moves(v, arg) for v in o.indices[:-1]):
+            return 1
+        slope = self.facts.slope(o.indices[-1], arg)
+        return slope if slope is not None and 1 < slope <= MOST_APART else 1
+
+    def _unit(self, o: ElementAccess, arg: Value) -> int:
+        """Elements, up to a vector, that divide the place of the first of many neighbours, but for
+        the number that its index adds."""
+        t = o.buffer.buffer
+        rest = Affine(0, self.facts.form(o.indices[-1]).without(arg).terms)
+        most = min(MAX_VECTOR_BYTES, alignment(t)) * 8 // t.dtype.bits
+        return gcd2(max(most, 1), rest.divisor(self.facts.divisor) if rest.terms else most)
+
+    def apart(self, o: ElementAccess, arg: Value | None, limit: int) -> int:
+        """How many neighbours along `arg` fill vectors together with others of the same stride, as
+        `A[2 * i]` and `A[2 * i + 1]` do; 1 where they do not."""
+        stride = self.stride(o, arg)
+        if arg is None or stride == 1:
+            return 1
+        return max(1, min(limit, self._unit(o, arg) // low_bit(stride)))
+
+    def aligned(self, o: ElementAccess, arg: Value, width: int, number: int) -> int:
+        """The bytes that divide the place of the access of neighbour `number` of `width`, at some
+        stride from each other."""
+        stride = self.stride(o, arg)
+        start = gcd2(self._unit(o, arg), stride * width)
+        at = gcd2(start, self.facts.form(o.indices[-1]).const + stride * number)
+        return max(1, at * o.buffer.dtype.bits // 8)
 
     def _side_by_side(self, o: ElementAccess, arg: Value, most: int) -> int:
         """How many neighbours along `arg` are elements that lie side by side, though that is not
