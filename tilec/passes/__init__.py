@@ -68,6 +68,7 @@ from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
+from tilec.passes.sink_scales import sink_scales
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
 from tilec.passes.stage_reductions import stage_reductions
@@ -88,6 +89,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
+    (sink_scales, "TILE"),  # makes products of what they are subtracted from
     (fuse_exponents, "TILE"),
     (join_iterations, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
