@@ -24,7 +24,7 @@ from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Print
+from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Gemm, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
@@ -276,10 +276,10 @@ def _spread(
     func: Func, target: Target, keep_pass: passes.OnStage, tried: list[Tried], error: ResourceError
 ) -> tuple[Func, Attempts] | None:
     """`func` after the passes with twice or four times the threads that its author asks for, with
-    a warning in the words of `error`, and its code. None where threads show in what it does, or
-    where as many cannot hold its fragments either."""
+    a warning in the words of `error`, and its code. None where it has no products, whose sums have
+    to be in registers, where threads show in what it does, or where as many have no room either."""
     asked = func.attrs.get("threads")
-    if asked is None or asks_for_threads(func):
+    if asked is None or asks_for_threads(func) or not any(func.body.every(Gemm)):
         return None
     for threads in (n for n in (2 * asked, 4 * asked) if n <= MOST_SPREAD):
         attempts, found = Attempts(target), list[Tried]()

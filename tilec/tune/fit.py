@@ -151,11 +151,11 @@ def check_kept(source: Func, func: Func, wanted: Wanted) -> None:
             "multiples of 16 bytes",
         ),
     }
-    if loops and all(not is_open(o) and o.num_stages <= 0 for o in loops):
+    if loops and all(not is_open(o) and o.num_stages <= 1 for o in loops):
         reasons["specialise"] = (
             f"num_stages={loops[0].num_stages} of T.Pipelined (line {loops[0].loc.line}) lets "
             "nothing run ahead of its iteration",
-            ", or write num_stages=1 or more",
+            ", or write num_stages=2 or more",
         )
     for name, (reason, more) in reasons.items():
         if wanted.fields.get(name) and not func.attrs.get(name):

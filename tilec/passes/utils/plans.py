@@ -31,7 +31,7 @@ def stages_of(o: For, chosen: int) -> int:
 
 @functools.lru_cache(maxsize=64)  # each plan asks for each number of stages
 def _may_be_deeper(o: For) -> bool:
-    return o.num_stages > 0 and not o.stage and any(o.body.every(Gemm))
+    return o.num_stages > 1 and not o.stage and any(o.body.every(Gemm))
 
 
 def shared_limit(plan: Plan, target: Target) -> int:
