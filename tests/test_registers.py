@@ -292,7 +292,9 @@ def test_sizes_left_open_are_chosen_so_that_they_fit():
     assert not made.resources.spilled_bytes
 
 
-def product_of(side, columns=64):
+def product_of(side, columns=64, shown=False):
+    """`shown`: threads show in what it does, so that there are as many as it asks for."""
+
     @tilec.kernel
     def product(
         A: T.Tensor((64, K), "float16"),
@@ -303,6 +305,9 @@ def product_of(side, columns=64):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, BN), "float16")
             acc = T.alloc_fragment((64, BN), "float32")
+            if shown:
+                if T.get_thread_binding(0) == 128:
+                    C[0, 0] = 1
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(K, 32)):
                 T.copy(A[0, k * 32], a)
@@ -313,16 +318,21 @@ def product_of(side, columns=64):
     return product
 
 
+@pytest.mark.parametrize("shown", [True, False], ids=["threads_show", "threads_do_not"])
 @pytest.mark.parametrize("target", [SM90, SM80], ids=str)
-def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target):
-    """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part."""
+def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target, shown):
+    """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part. Where
+    threads do not show, 256 of them hold it."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, s).astype("float16") for s in ((64, 96), (96, 512)))
-    c, kernel = np.zeros((64, 512), "float32"), product_of(512, 512)
-    with pytest.warns(CompileWarning, match="acc takes 256 registers of each of 128"):
+    c, kernel = np.zeros((64, 512), "float32"), product_of(512, 512, shown)
+    with pytest.warns(CompileWarning, match="acc takes 256 registers of each of 128") as said:
         made = kernel.compile(a, b, c, target=str(target))
-    assert "gemm" in made.stages["select_gemm"] and "wgmma" not in made.stages["select_gemm"]
-    assert made.resources.spilled_bytes is None or made.resources.spilled_bytes > 0
+    assert "256 threads compute, not 128" in str(said[0].message) or shown
+    assert "gemm" in made.stages["select_gemm"]
+    assert ("wgmma" in made.stages["select_gemm"]) == (target is SM90 and not shown)
+    spilled = made.resources.spilled_bytes
+    assert spilled is None or (spilled > 0) == shown
     report = tilec.simulate(kernel, a, b, c, target=str(target))
     assert not report.findings
     np.testing.assert_array_equal(c, a.astype("float32") @ b.astype("float32"))

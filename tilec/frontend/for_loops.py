@@ -132,8 +132,8 @@ class ForLoops(Loops):
         if stages is None or (stages < 0 and args["num_stages"] is not None):
             raise self.error(
                 f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
-                "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch; without "
-                "one tilec chooses",
+                "write a compile-time int: 0 for no overlap, 2 or more to prefetch; without one "
+                "tilec chooses",
                 header.place("num_stages"),
             )
         lists: dict[str, tuple[int, ...]] = {}

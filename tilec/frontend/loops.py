@@ -24,7 +24,7 @@ from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
 from tilec.ir.intervals import add
-from tilec.ir.ops import Const, For, While, Yield
+from tilec.ir.ops import Const, For, Gemm, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
 from tilec.support.syntax import names_in
 
@@ -124,8 +124,11 @@ class Loops(Branches):
             )
 
     def _arranged(self, block: Block, attributes: dict[str, Any]) -> tuple[Block, dict[str, Any]]:
-        """The body and the attributes of a pipelined loop whose statements the user has ordered."""
+        """The body and the attributes of a pipelined loop whose statements the user has ordered.
+        One stage is the least, as any number: with a product, the plan says how many there are."""
         order, stage = attributes.get("order", ()), attributes.get("stage", ())
+        if attributes.get("num_stages") == 1 and not stage and any(block.every(Gemm)):
+            attributes = {**attributes, "num_stages": -1}
         if not order and not stage:
             return block, attributes
         try:

@@ -17,13 +17,14 @@ from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Print
+from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Gemm, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
@@ -40,10 +41,13 @@ from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
+from tilec.tune.choose import KEPT
 from tilec.tune.extents import said_to_fit
+from tilec.tune.rank import Candidate
 
 Tried = tuple[Plan, str | None]
 """A plan and why it was given up: the words alone, since an error holds all that had been made."""
+MOST_SPREAD = 512  # threads that fragments are spread over: four warpgroups have registers for them
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 
 
@@ -178,7 +182,9 @@ def compile_variant(
                 raise
             runs.clear()
             asked_for = False  # and said
-            final = _spilling(func, target, keep_pass, tried, attempts, error)
+            final, attempts = _spread(func, target, keep_pass, tried, error) or _spilling(
+                func, target, keep_pass, tried, attempts, error
+            )
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -266,6 +272,35 @@ def _can_choose(signature: Signature, func: Func) -> bool:
     )
 
 
+def _spread(
+    func: Func, target: Target, keep_pass: passes.OnStage, tried: list[Tried], error: ResourceError
+) -> tuple[Func, Attempts] | None:
+    """`func` after the passes with twice or four times the threads that its author asks for, with
+    a warning in the words of `error`, and its code. None where it has no products, whose sums have
+    to be in registers, where threads show in what it does, or where as many have no room either."""
+    asked = func.attrs.get("threads")
+    if asked is None or asks_for_threads(func) or not any(func.body.every(Gemm)):
+        return None
+    for threads in (n for n in (2 * asked, 4 * asked) if n <= MOST_SPREAD):
+        attempts, found = Attempts(target), list[Tried]()
+        try:
+            wider = func.with_attrs(threads=threads)
+            known = Candidate(wider, target).ranked(lambda *_: None) or ()  # sizes are constants
+            best = [r.plan for r in known if r.plan is not None][:KEPT]
+            final = _first_good(wider, target, keep_pass, best, found, attempts, only_ranked=False)
+        except (CompileError, Ended):  # a layout that the author fixed for his number, too
+            continue
+        if attempts.kept is None or attempts.kept.faults[0] > FEW_SPILLED:
+            continue
+        plan = replace(found[-1][0], threads=threads)
+        tried += [*found[:-1], (plan, None)]
+        if error.loc is not None:
+            message = f"{error.message}: {threads} threads compute, not {asked}"
+            warn(PerformanceWarning, message, error.loc, f"ask for them: threads={threads}")
+        return final, attempts
+    return None
+
+
 def _spilling(
     func: Func,
     target: Target,
@@ -273,9 +308,9 @@ def _spilling(
     tried: list[Tried],
     attempts: Attempts,
     error: ResourceError,
-) -> Func:
+) -> tuple[Func, Attempts]:
     """`func` after the passes under the plan that spills least, with a warning in the words of
-    `error`: no size in it is left open, so that there is nothing to choose."""
+    `error`, and its code: no size in it is left open, so that there is nothing to choose."""
     try:
         spilling = func.with_attrs(may_spill=True)
         final = _first_good(spilling, target, keep_pass, (), tried, attempts, only_ranked=False)
@@ -285,7 +320,7 @@ def _spilling(
     if error.loc is not None and (made is None or made.assembled.spilled_bytes != 0):
         message = f"{error.message}: what is too much is kept in memory, which is slow"
         warn(PerformanceWarning, message, error.loc, error.hint)
-    return final
+    return final, attempts
 
 
 def _plan_text(tried: Sequence[Tried], key: SpecialisationKey, final: Func) -> str:

@@ -1,0 +1,138 @@
+"""Tiles that do not fit in the registers of the threads that their author asks for are computed by
+more of them, where threads show in nothing that the kernel does; and num_stages=1 is the least
+depth of a loop with products, as any number is."""
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+D = 128
+S, L = T.dynamic("S L")
+
+
+@tilec.kernel
+def attention(
+    Q: T.Tensor((S, D), "float16"),
+    K: T.Tensor((L, D), "float16"),
+    V: T.Tensor((L, D), "float16"),
+    O: T.Tensor((S, D), "float16"),
+    threads: T.constexpr = 128,
+):
+    with T.Kernel(T.ceildiv(Q.shape[0], 128), threads=threads) as bx:
+        q = T.alloc_shared((128, D), "float16")
+        k = T.alloc_shared((128, D), "float16")
+        v = T.alloc_shared((128, D), "float16")
+        s = T.alloc_fragment((128, 128), "float32")
+        p = T.alloc_fragment((128, 128), "float16")
+        o = T.alloc_fragment((128, D), "float32")
+        top = T.alloc_fragment((128,), "float32")
+        before = T.alloc_fragment((128,), "float32")
+        part = T.alloc_fragment((128,), "float32")
+        total = T.alloc_fragment((128,), "float32")
+        T.copy(Q[bx * 128, 0], q)
+        T.clear(o)
+        T.clear(total)
+        T.fill(top, -T.infinity("float32"))
+        for n in T.Pipelined(T.ceildiv(K.shape[0], 128), num_stages=1):
+            T.copy(K[n * 128, 0], k)
+            T.clear(s)
+            T.gemm(q, k, s, transpose_B=True)
+            T.copy(top, before)
+            T.reduce_max(s, top, dim=1, clear=False)
+            for i, j in T.Parallel(128, 128):
+                s[i, j] = T.exp2(s[i, j] - top[i])
+            T.reduce_sum(s, part, dim=1)
+            for i in T.Parallel(128):
+                total[i] = total[i] * T.exp2(before[i] - top[i]) + part[i]
+            for i, j in T.Parallel(128, D):
+                o[i, j] *= T.exp2(before[i] - top[i])
+            T.copy(s, p)
+            T.copy(V[n * 128, 0], v)
+            T.gemm(p, v, o)
+        for i, j in T.Parallel(128, D):
+            o[i, j] /= total[i]
+        T.copy(o, O[bx * 128, 0])
+
+
+@tilec.kernel
+def centred(X: T.Tensor((128, 384), "float32"), Y: T.Tensor((128, 384), "float32")):
+    with T.Kernel(1, threads=128):
+        x = T.alloc_fragment((128, 384), "float32")
+        mean = T.alloc_fragment((128,), "float32")
+        T.copy(X, x)
+        T.reduce_sum(x, mean, dim=1)
+        for i, j in T.Parallel(128, 384):
+            x[i, j] = x[i, j] - mean[i] / 384
+        T.copy(x, Y)
+
+
+@tilec.kernel
+def by_thread(
+    A: T.Tensor((256, D), "float16"),
+    B: T.Tensor((256, D), "float16"),
+    C: T.Tensor((256, D), "float16"),
+):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((256, D), "float16")
+        b = T.alloc_shared((D, D), "float16")
+        c = T.alloc_fragment((256, D), "float32")
+        T.clear(c)
+        for k in T.Pipelined(2):
+            T.copy(A, a)
+            T.copy(B[k * D, 0], b)
+            T.gemm(a, b, c)
+        for i, j in T.Parallel(256, D):
+            c[i, j] = T.exp2(c[i, j])
+        T.copy(c, C)
+        C[T.get_thread_binding(0), 0] = 1
+
+
+def _attention_specs(s: int = 256, l: int = 256):
+    return [tilec.spec((n, D), "float16") for n in (s, l, l, s)]
+
+
+def test_products_are_computed_by_two_warpgroups():
+    with pytest.warns(tilec.PerformanceWarning, match="256 threads compute, not 128"):
+        made = attention.compile(*_attention_specs(), target="cuda:sm_90a")
+    assert made.plan.threads == 256 and made.resources.threads >= 256
+    assert not made.resources.spilled_bytes and "(threads=256" in made.stages["plan"]
+    assert "wgmma.mma_async" in made.stages["ptx"]
+
+
+def test_the_author_who_asks_for_enough_gets_no_warning(recwarn):
+    made = attention.compile(*_attention_specs(), target="cuda:sm_90a", threads=256)
+    assert not recwarn and made.plan.threads is None and made.resources.threads >= 256
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+def test_numbers_of_products():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, D)).astype("float16") for n in (128, 256, 256))
+    o = np.full((128, D), np.nan, "float16")
+    report = tilec.simulate(attention, q * np.float16(0.1), k, v, o, target="cuda:sm_90a")
+    assert report.ok, report
+    s = (q * np.float16(0.1)).astype("d") @ k.astype("d").T
+    p = 2.0 ** (s - s.max(1, keepdims=True))
+    want = p @ v.astype("d") / p.sum(1, keepdims=True)
+    assert np.abs(o - want).max() < 4e-3
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+def test_what_holds_no_product_stays():
+    """The compiler may load it again, or keep some of it in memory."""
+    made = centred.compile(*[tilec.spec((128, 384), "float32")] * 2, target="cuda:sm_90a")
+    assert made.plan.threads is None and made.resources.threads == 128
+
+
+def test_threads_that_show_are_as_many_as_asked_for():
+    with pytest.warns(tilec.PerformanceWarning, match="kept in memory"):
+        made = by_thread.compile(*[tilec.spec((256, D), "float16")] * 3, target="cuda:sm_90a")
+    assert made.plan.threads is None and made.resources.spilled_bytes
+
+
+def test_one_stage_is_the_least():
+    """With room for more, copies of the loop run ahead."""
+    made = attention.compile(*_attention_specs(), target="cuda:sm_90a", threads=256)
+    assert made.plan.stages > 1 and "ahead: k, by tma" in made.stages["plan"]
