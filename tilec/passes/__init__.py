@@ -42,7 +42,6 @@ from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
-from tilec.passes.join_iterations import join_iterations
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
@@ -91,7 +90,6 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (check_barriers, "TILE"),
     (sink_scales, "TILE"),  # makes products of what they are subtracted from
     (fuse_exponents, "TILE"),
-    (join_iterations, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
     (collect_atomics, "TILE"),  # guards are not split yet: a loop has its atomics once
     (version_loops, "TILE"),  # what is left without a condition may be a copy

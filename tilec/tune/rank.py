@@ -21,7 +21,6 @@ from tilec.passes.arrange import KEPT
 from tilec.passes.block_order import can_persist, takes_as_they_come
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
-from tilec.passes.join_iterations import join_iterations
 from tilec.passes.select_gemm import Selection, check_threads
 from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
 from tilec.passes.utils.registers import (
@@ -98,9 +97,6 @@ class Candidate:
     target: Target
     constants: Mapping[str, Any] = field(default_factory=dict)
     _obstacles: dict[tuple[int, int], str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.func = join_iterations(self.func, self.target)  # what is on its way together
 
     @cached_property
     def work(self) -> Work:
