@@ -321,7 +321,7 @@ def test_how_tiles_are_cut() -> None:
 
 
 def clustered(cluster: Any, tma: bool = True, threads: int = 128) -> Callable[..., Any]:
-    stages = 2 if tma else 1
+    stages = 2 if tma else 0
 
     def kernel(
         A: T.Tensor((M, K), "float16"),
