@@ -431,32 +431,3 @@ def test_products_of_warps_do_not_run_beside_threads() -> None:
     assert any("instructions of a warpgroup" in r.reason for r in found)
     wide = kernel.recommend(*specs, target=SM90, BM=64, topk=1)
     assert wide[0].plan is not None and wide[0].plan.overlap
-
-
-def test_groups_of_small_tiles_share_in_clusters() -> None:
-    """Where the author fixed tile and threads: along what the larger operand is the same for."""
-    M, N, K = T.dynamic("M, N, K")
-
-    def product(bm: int, bn: int) -> Any:
-        @tilec.kernel
-        def gemm(
-            A: T.Tensor((M, K), "float16"),
-            B: T.Tensor((N, K), "float16"),
-            C: T.Tensor((M, N), "float16"),
-        ):
-            with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=128) as (bx, by):
-                a, b = T.alloc_shared((bm, 64), "float16"), T.alloc_shared((bn, 64), "float16")
-                acc = T.alloc_fragment((bm, bn), "float32")
-                T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
-                    T.copy(A[by * bm, k * 64], a)
-                    T.copy(B[bx * bn, k * 64], b)
-                    T.gemm(a, b, acc, transpose_B=True)
-                T.copy(acc, C[by * bm, bx * bn])
-
-        return gemm
-
-    specs = [tilec.spec((4096, 4096), "float16")] * 3
-    for bm, bn, cluster in ((128, 64, (2, 1, 1)), (64, 128, (1, 2, 1)), (128, 128, (1, 1, 1))):
-        best = tilec.recommend(product(bm, bn), *specs, target="cuda:sm_90a", topk=1)[0]
-        assert (best.plan.consumer_groups, best.plan.cluster) == (2, cluster)

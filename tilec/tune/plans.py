@@ -336,9 +336,6 @@ def _sharing(
 def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
     """How the blocks of a cluster do the rest of their work."""
     ways: list[dict[str, Any]] = [{"staged_store": True}]
-    if func.attrs.get("threads") == GROUP_THREADS and not _waits_for_products(func):
-        # Of tiles that the author has chosen (128x64: 387 to 297 us). tilec takes larger ones.
-        ways += [{"consumer_groups": 2, "staged_store": s} for s in (True, False)]
     if may_overlap(func):
         blocks = (1, *RESIDENTS) if _may_share(func, threads) else (1,)
         ways += [{"overlap": True, "residents": n} for n in blocks]
