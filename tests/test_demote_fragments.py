@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -70,3 +71,35 @@ def test_an_operand_that_threads_index(dtype: str, ta: bool, tb: bool, target: s
     stages = kernel.compile(a, b, c, d, target=target).stages
     alloc = re.search(r"%a = alloc (\w+)<", stages["demote_fragments"])
     assert alloc is not None and alloc[1] == "shared"
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_a_part_of_an_accumulator_by_the_index_of_a_loop_inside(target: str) -> None:
+    """Such a part is not one box of the loop's: it is no loop over all of the accumulator."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((16, 16), "float16"),
+        B: T.Tensor((16, 16), "float16"),
+        Y: T.Tensor((16, 16), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((16, 16), "float16")
+            b = T.alloc_shared((16, 16), "float16")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c)
+            for i in T.Parallel(4):
+                for v in T.vectorized(2):
+                    c[i, v] = 3.0 + i
+            T.copy(c, Y)
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (16, 16)).astype("float16") for _ in range(2))
+    y = np.full((16, 16), np.nan, "float32")
+    run(kernel, target, a, b, y)
+    want = a.astype("float32") @ b.astype("float32")
+    want[:4, :2] = 3 + np.arange(4)[:, None]
+    assert (y == want).all()

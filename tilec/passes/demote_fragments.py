@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -148,10 +148,14 @@ class _Part(LoopRegions):
         first = self.found[0]
         shape = first.buffer.buffer.static_shape
         forms = [self.facts.form(v) for v in first.indices]
+        inside = {a for x in walk(self.o.body) for r in x.regions for a in r.args}
         for a in self.found:
             alike = [self.facts.form(v) for v in a.indices] == forms
             if not alike or a.buffer.buffer.static_shape != shape:
                 return None
+            behind = upstream(a.indices, self.made)
+            if not inside.isdisjoint([*a.indices, *(v for x in behind for v in x.operands)]):
+                return None  # by the index of a loop inside
         box = self.region(first.buffer, first.indices)
         if box is None or {*box[2]} != {a for a, e in self.extents.items() if e > 1}:
             return None  # several iterations share an element
