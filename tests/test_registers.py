@@ -319,7 +319,7 @@ def product_of(side, columns=64, shown=False):
 
 
 @pytest.mark.parametrize("shown", [True, False], ids=["threads_show", "threads_do_not"])
-@pytest.mark.parametrize("target", [SM90, SM80], ids=str)
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target, shown):
     """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part. Where
     threads do not show, 256 of them hold it."""

@@ -132,6 +132,34 @@ def test_threads_that_show_are_as_many_as_asked_for():
     assert made.plan.threads is None and made.resources.spilled_bytes
 
 
+def test_barriers_by_hand_count_threads():
+    """As many as the author says arrive, though nobody asks which thread it is."""
+
+    @tilec.kernel
+    def waits(
+        A: T.Tensor((256, D), "float16"),
+        B: T.Tensor((D, D), "float16"),
+        C: T.Tensor((256, D), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((256, D), "float16")
+            b = T.alloc_shared((D, D), "float16")
+            c = T.alloc_fragment((256, D), "float32")
+            bar = T.alloc_barrier(128)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.barrier_arrive(bar)
+            T.barrier_wait(bar, 0)
+            T.clear(c)
+            T.gemm(a, b, c)
+            T.copy(c, C)
+
+    specs = [tilec.spec((n, D), "float16") for n in (256, D, 256)]
+    with pytest.warns(tilec.PerformanceWarning, match="kept in memory"):
+        made = waits.compile(*specs, target="cuda:sm_90a")
+    assert made.plan.threads is None and made.resources.threads == 128
+
+
 def test_one_stage_is_the_least():
     """With room for more, copies of the loop run ahead."""
     made = attention.compile(*_attention_specs(), target="cuda:sm_90a", threads=256)

@@ -46,8 +46,8 @@ class MemRef:
     """A buffer's place. `strides` are i64 elements, `sizes` the i64 extents that guards compare
     with. `safe`: a slot with what reads out of bounds give (0 where there is none, as on chip: an
     index out of bounds has no meaning there, but may not touch what else the process holds).
-    `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane
-    has a copy, element by element side by side.
+    `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane has a copy, element
+    by element side by side.
     """
 
     pointer: Val

@@ -9,6 +9,7 @@ from tilec.ir.errors import CompileWarning, LayoutError, warn
 from tilec.ir.layout import Fragment, FragmentMisfitError, Layout, LayoutRequest
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout
+from tilec.ir.types import next_power_of_2
 
 _THREADS = 128  # of a block whose threads are tilec's choice; more hold copies
 
@@ -24,7 +25,7 @@ def fragment_layout(
             hint = "write T.Fragment(x.shape, forward_fn=…), with one coordinate for each dimension"
             raise LayoutError(message, loc, hint)
         given = given.reshape(shape)
-    threads = t.threads or max(_THREADS, 1 << (given.get_thread_size() - 1).bit_length())
+    threads = t.threads or max(_THREADS, next_power_of_2(given.get_thread_size()))
     try:
         return given.layout(threads)
     except FragmentMisfitError as e:

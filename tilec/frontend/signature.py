@@ -441,7 +441,7 @@ class _Reader:
         found = nests.whole_loop(self.source.node.body, self._known)
         assert found is not None
         told: dict[str, nests.Tells] = {}
-        nest = places.gathered(found[1], self._known, str) or found[1]
+        nest = places.as_folds(found[1], self._known, str) or found[1]
         for what, extents in nests.telling(nest, self._known).items():
             for n in name_nodes(*extents):
                 if isinstance(size := self._known(n), T.Size):

@@ -14,9 +14,9 @@ from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
 from tilec.fuzz.numbers import MANTISSA, Array, Number, grain, index, largest, select, unit
 from tilec.fuzz.numbers import compare as compared
 from tilec.ir import semantics
+from tilec.ir.ops.tile import COMBINED
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
-COMBINED = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 WARP = 32
 
 

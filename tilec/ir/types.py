@@ -88,8 +88,8 @@ def magnitude_of(extent: int) -> int:
     return next((n for n in MAGNITUDES if extent <= n), 0)
 
 
-def at_least(extent: int) -> int:
-    """The next power of two."""
+def next_power_of_2(extent: int) -> int:
+    """The least power of two that is at least `extent`; 1 for what is below."""
     return 1 << max(0, extent - 1).bit_length()
 
 
@@ -98,7 +98,7 @@ MOST_NARROW_ROW = 512
 
 def narrow_of(extent: int) -> int:
     """The next power of two, of rows that may be shorter than what a block takes of them."""
-    return min(at_least(extent), MOST_NARROW_ROW)
+    return min(next_power_of_2(extent), MOST_NARROW_ROW)
 
 
 def unit_of(extent: int) -> int:

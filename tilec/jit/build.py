@@ -24,7 +24,19 @@ from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import DIVISIONS, Alloc, AnnotateSchedule, Asm, AsmEffect, Binary, Gemm, Print
+from tilec.ir.ops import (
+    DIVISIONS,
+    Alloc,
+    AnnotateSchedule,
+    Asm,
+    AsmEffect,
+    Binary,
+    Gemm,
+    LoadMatrices,
+    Print,
+    WarpMma,
+    is_by_hand,
+)
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
@@ -279,7 +291,7 @@ def _spread(
     a warning in the words of `error`, and its code. None where it has no products, whose sums have
     to be in registers, where threads show in what it does, or where as many have no room either."""
     asked = func.attrs.get("threads")
-    if asked is None or asks_for_threads(func) or not any(func.body.every(Gemm)):
+    if asked is None or _threads_show(func) or not any(func.body.every(Gemm)):
         return None
     for threads in (n for n in (2 * asked, 4 * asked) if n <= MOST_SPREAD):
         attempts, found = Attempts(target), list[Tried]()
@@ -299,6 +311,13 @@ def _spread(
             warn(PerformanceWarning, message, error.loc, f"ask for them: threads={threads}")
         return final, attempts
     return None
+
+
+def _threads_show(func: Func) -> bool:
+    """Whether what the kernel does hangs on how many threads there are: barriers count them, too,
+    and operands that each has its part of."""
+    by_warps = any(isinstance(o, WarpMma | LoadMatrices) for o in walk(func.body))
+    return by_warps or is_by_hand(func.body) or asks_for_threads(func)
 
 
 def _spilling(

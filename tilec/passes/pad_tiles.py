@@ -42,7 +42,7 @@ from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import BufferType
+from tilec.ir.types import BufferType, next_power_of_2
 from tilec.ir.values import Effect
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
@@ -228,7 +228,7 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
 def _rounded(extent: int) -> int:
     """The next extent that divides well: at most an eighth more of a long one."""
     if extent <= ATOM:
-        return 1 << (extent - 1).bit_length()
+        return next_power_of_2(extent)
     unit = max(ATOM, 1 << (extent // 8).bit_length() - 1)
     return -(-extent // unit) * unit
 

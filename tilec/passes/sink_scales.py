@@ -16,7 +16,8 @@ scores has to be. `T.exp` only where nobody sees the last bits (`utils/rough.py`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, rewrite, users_of
@@ -41,15 +42,10 @@ from tilec.target import Target
 LOWEST = -math.inf
 
 
-@dataclass(frozen=True, eq=False)
-class _Scaled:
-    """A tile whose elements are `load` times a number, `product`; `most` has its rows' maxima, and
-    the difference `argument` of the tile and them, both times `by` by now, is what `exponential`
-    takes."""
+class _End(NamedTuple):
+    """`most` has the maxima of a tile's rows, and the difference `argument` of an `element` and its
+    `row`'s, both times `by` by now, is what `exponential` takes."""
 
-    load: Value
-    product: Value
-    scale: float
     most: Value
     element: Value
     row: tuple[Value, ...]
@@ -58,12 +54,21 @@ class _Scaled:
     exponential: Value
 
 
+class _Scaled(NamedTuple):
+    """A tile whose elements are `load` times a number, `product`, and what becomes of them."""
+
+    load: Value
+    product: Value
+    scale: float
+    end: _End
+
+
 def sink_scales(func: Func, target: Target) -> Func:
     if not any(o.kind in ("exp", "exp2") for o in func.body.every(Unary)):
         return func
     found = _Found(func)
     scaled = [s for o in func.body.every(Parallel) if (s := found.scaled(o)) is not None]
-    if len({s.most for s in scaled}) < len(scaled):
+    if len({s.end.most for s in scaled}) < len(scaled):
         return func
     for s in scaled:
         func = func.with_body(_sunk(func.body, s))
@@ -96,8 +101,8 @@ class _Found:
         uses = (load.result, value)
         if len(loads) != 1 or any(len(self.users[v]) != 1 for v in uses):
             return None
-        used = self.used(o, tile)
-        return used and replace(used, load=load.result, product=value, scale=scale)
+        end = self.end(o, tile)
+        return end and _Scaled(load.result, value, scale, end)
 
     def times(self, v: Value) -> tuple[Load | None, float]:
         """The element of a fragment and the number that are multiplied."""
@@ -111,7 +116,7 @@ class _Found:
             return None, 0.0
         return (o, by) if o.source.buffer.space == "fragment" else (None, 0.0)
 
-    def used(self, o: Parallel, tile: Value) -> _Scaled | None:
+    def end(self, o: Parallel, tile: Value) -> _End | None:
         """The maxima and the exponentials of what the loop leaves in the tile, where nothing else
         is made of it."""
         readers = [*self.rough.readers(o, tile)]
@@ -130,7 +135,7 @@ class _Found:
             return None
         return self.exponential(load, fold.dest.buffer)
 
-    def exponential(self, load: Load, most: Value) -> _Scaled | None:
+    def exponential(self, load: Load, most: Value) -> _End | None:
         """What takes the difference of a tile's elements and its rows' maxima."""
         v, (argument,) = load.result, self.users[load.result][:1]
         if isinstance(argument, Binary) and argument.kind == "mul":
@@ -149,7 +154,7 @@ class _Found:
         if o.kind == "exp" and not self.rough.is_rough(o.result):
             return None
         by *= math.log2(math.e) if o.kind == "exp" else 1.0
-        return _Scaled(v, v, 1.0, most, load.result, row.indices, argument.result, by, o.result)
+        return _End(most, load.result, row.indices, argument.result, by, o.result)
 
     def is_maximum(self, o: Reduce, tile: Value) -> bool:
         """Whether the maxima of a tile's rows are all that is written over minus infinity."""
@@ -169,28 +174,28 @@ class _Found:
 
 def _sunk(body: Block, s: _Scaled) -> Block:
     """The body with the scale in the argument of the exponential."""
-    raw = Value(s.most.type, f"{s.most.name}_unscaled")
+    raw = Value(s.end.most.type, f"{s.end.most.name}_unscaled")
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op | list[Op]:
         b = Builder(o.loc)
         match o:
-            case Alloc() if o.result is s.most:
+            case Alloc() if o.result is s.end.most:
                 return [o, replace(o, results=(raw,))]
-            case Fill() if o.dest.buffer is s.most:
+            case Fill() if o.dest.buffer is s.end.most:
                 return [o, replace(o, dest=replace(o.dest, buffer=raw))]
-            case Reduce() if o.dest.buffer is s.most:
+            case Reduce() if o.dest.buffer is s.end.most:
                 b.ops.append(replace(o, dest=replace(o.dest, buffer=raw)))
                 _scale_rows(b, raw, s)
                 return b.ops
             case Binary() if o.result is s.product:
                 subst[o.result] = s.load
                 return []
-            case Binary() if o.result is s.argument:
-                by = s.by * s.scale
-                rows = b.binary("mul", b.value(Load, raw, s.row), by)
-                return [*b.ops, *_difference(o, s.element, rows, by)]
-            case Unary() if o.result is s.exponential:
+            case Binary() if o.result is s.end.argument:
+                by = s.end.by * s.scale
+                rows = b.binary("mul", b.value(Load, raw, s.end.row), by)
+                return [*b.ops, *_difference(o, s.end.element, rows, by)]
+            case Unary() if o.result is s.end.exponential:
                 return replace(o, kind="exp2")
         return None
 
@@ -207,6 +212,6 @@ def _scale_rows(b: Builder, raw: Value, s: _Scaled) -> None:
     """The maxima as the author has them."""
     index, inner = Value(ScalarType(INT32), "i"), Builder(b.loc)
     made = inner.binary("mul", inner.value(Load, raw, (index,)), s.scale)
-    inner.emit(Store, s.most, (index,), made)
+    inner.emit(Store, s.end.most, (index,), made)
     inner.emit(Yield)
     b.emit(Parallel, raw.buffer.static_shape, inner.block([index]))

@@ -297,7 +297,7 @@ class Chooser:
         )
         return isinstance(large, Candidate) and any(
             isinstance(small, Candidate)
-            and small.held < large.held
+            and small.tile_bits < large.tile_bits
             and small.func.attrs.get("threads") == large.func.attrs.get("threads")
             for small in below
         )

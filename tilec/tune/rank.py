@@ -145,7 +145,7 @@ class Candidate:
         return max(found, default=0)
 
     @cached_property
-    def held(self) -> int:
+    def tile_bits(self) -> int:
         """Bits of a block's tiles, in shared memory and in registers."""
         types = (o.type for o in walk(self.func.body) if isinstance(o, Alloc))
         return sum(t.size * t.dtype.bits for t in types)

@@ -10,7 +10,7 @@ from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.nests import Named, Nest, Product, fresh_name, unravelled
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import DType, at_least
+from tilec.ir.types import DType, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
@@ -185,7 +185,7 @@ def tile_of(about: Sequence[int]) -> list[int]:
         most = left if tile or len(about) == 1 else COLUMNS
         if left == 1 or len(tile) == _DIMS:
             break
-        tile.insert(0, min(most, at_least(extent)) if len(about) > 1 else most)
+        tile.insert(0, min(most, next_power_of_2(extent)) if len(about) > 1 else most)
         left //= tile[0]
     return tile
 

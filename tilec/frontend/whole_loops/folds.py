@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.whole_loops.nests import counted, tensor_of
-from tilec.frontend.whole_loops.places import least_of
+from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes
@@ -99,7 +99,7 @@ class Folds(Rows):
         if not self._is_pure(test):
             return None
         name, word, value = found
-        nothing = self._least(word, self.sums[name])
+        nothing = self._neutral(word, self.sums[name])
         if nothing is None:
             return None
         chosen = (
@@ -210,8 +210,8 @@ class Folds(Rows):
         found = self._pick(s, chain)
         return () if found is None else (found.best, found.at)
 
-    def _least(self, word: str, dtype: ast.expr) -> str | None:
-        return least_of(word, self.dtype_of(dtype), self.language)
+    def _neutral(self, word: str, dtype: ast.expr) -> str | None:
+        return neutral_of(word, self.dtype_of(dtype), self.language)
 
     def _acts_once(self, s: ast.stmt) -> bool:
         """Whether a statement out of loops stores elements or adds to them, under conditions."""

@@ -24,7 +24,7 @@ from tilec.frontend.whole_loops.nests import (
     written_out,
 )
 from tilec.frontend.whole_loops.order import across_rows
-from tilec.frontend.whole_loops.places import gathered
+from tilec.frontend.whole_loops.places import as_folds
 from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import names_in
 
@@ -63,7 +63,7 @@ class WholeLoops(Statements):
                 written[key] = blocks.product(product, tiles, edges), blocks.language
             return written[key]
         if is_elementwise(nest, named):
-            return self._gathered(node, nest, named) or self._elements(node, nest)
+            return self._as_folds(node, nest, named) or self._elements(node, nest)
         made = self._with_loops(blocks, named)
         if made is None:
             straight = written_out(nest, named, self._static)
@@ -77,14 +77,14 @@ class WholeLoops(Statements):
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names())
-        about = [self._about(e) for e in nest.extents]
+        about = [self._about(e)[0] or _USUAL for e in nest.extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, edges), blocks.language
 
-    def _gathered(self, node: ast.For, nest: Nest, named: Named) -> tuple[ast.With, str] | None:
+    def _as_folds(self, node: ast.For, nest: Nest, named: Named) -> tuple[ast.With, str] | None:
         """A nest that adds to a few elements, as loops that fold into them."""
         used = self.frame.source.used_names()
-        found = gathered(nest, named, lambda base: fresh_name(base, used))
+        found = as_folds(nest, named, lambda base: fresh_name(base, used))
         if found is None:
             return None
         blocks = Blocks(node, found, used | {*found.indices})
@@ -102,21 +102,13 @@ class WholeLoops(Statements):
         return made
 
     def _over_tiles(self, blocks: Blocks, named: Named) -> ast.With | None:
-        known = self._static
-
         def magnitude(extent: ast.expr) -> tuple[int, int]:
-            match extent:
-                case ast.BinOp(left, ast.Mult(), right) if known(extent) is None:
-                    (a, x), (b, y) = magnitude(left), magnitude(right)
-                    return magnitude_of(a * b) if a and b else 0, unit_of(x * y)
-                case ast.BinOp(left, ast.FloorDiv(), right) if known(extent) is None:
-                    (a, _), n = magnitude(left), known(right)
-                    return (magnitude_of(-(-a // n)), 1) if n and n > 0 else (a, 1)
-            return self._magnitude(self.expression(extent))
+            size, unit = self._about(extent)
+            return magnitude_of(size) if size else 0, unit
 
         if not self.row_lanes:
             return None
-        tiles = blocks.tiles(named, known, self.row_lanes, magnitude, self._dtype_of)
+        tiles = blocks.tiles(named, self._static, self.row_lanes, magnitude, self._dtype_of)
         if tiles is None:
             return None
         made, combined = tiles
@@ -136,19 +128,22 @@ class WholeLoops(Statements):
                     return n
         return _USUAL, 1
 
-    def _about(self, extent: ast.expr) -> int:
-        """About how large an extent is that may be written as an expression."""
-        known = static_int(self.expression(extent))
+    def _about(self, extent: ast.expr) -> tuple[int, int]:
+        """About how large an extent is that may be written as an expression, 0 if it exceeds all
+        magnitudes; and a power of two that divides it."""
+        known = self._static(extent)
         if known is not None:
-            return known
+            return known, unit_of(known)
         match extent:
-            case ast.BinOp(left, ast.FloorDiv(), ast.Constant(int() as n)) if n > 0:
-                return max(1, self._about(left) // n)
-            case ast.BinOp(left, ast.Mult(), ast.Constant(int() as n)):
-                return self._about(left) * n
+            case ast.BinOp(left, ast.Mult(), right):
+                (a, x), (b, y) = self._about(left), self._about(right)
+                return a * b, unit_of(x * y)
+            case ast.BinOp(left, ast.FloorDiv(), right):
+                (a, _), n = self._about(left), self._static(right)
+                return (-(-a // n) if n and n > 0 else a), 1
             case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
-                return self._about(left)
-        return self._magnitude(self.expression(extent))[0] or _USUAL
+                return self._about(left)[0], 1
+        return self._magnitude(self.expression(extent))
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,

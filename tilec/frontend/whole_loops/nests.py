@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -74,11 +74,11 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), tuple(node.body))
     if inner is None or names_in(*inner.extents) & {*names}:
-        return replace(found, body=_written_out(found))
+        return replace(found, body=_with_known_extents(found))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
 
 
-def _written_out(nest: Nest) -> tuple[ast.stmt, ...]:
+def _with_known_extents(nest: Nest) -> tuple[ast.stmt, ...]:
     """The body with what the extents of its loops stand for in place of names that are the same in
     all iterations: `n = C // groups`, `for c in range(n)`."""
     stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
@@ -86,7 +86,7 @@ def _written_out(nest: Nest) -> tuple[ast.stmt, ...]:
     for s in nest.body:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
-                value = _Put(same).visit(copy.deepcopy(value))
+                value = Put(same).visit(copy.deepcopy(value))
                 if own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
                     same[name] = value
     if not any(
@@ -99,16 +99,31 @@ def _written_out(nest: Nest) -> tuple[ast.stmt, ...]:
     made = copy.deepcopy(nest.body)
     for n in (n for s in made for n in ast.walk(s)):
         if isinstance(n, ast.For):
-            n.iter = _Put(same).visit(n.iter)
+            n.iter = Put(same).visit(n.iter)
     return made
 
 
-class _Put(ast.NodeTransformer):
-    def __init__(self, given: dict[str, ast.expr]) -> None:
+class Put(ast.NodeTransformer):
+    """Puts expressions in the place of names, and of elements, by their texts."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
         self.given = given
+        self.elements = any("[" in text for text in given)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return copy.deepcopy(self.given.get(node.id, node))
+        return self._put(node, node.id)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        made = self._put(node, ast.unparse(node)) if self.elements else node
+        return self.generic_visit(node) if made is node else made
+
+    def _put(self, node: ast.Name | ast.Subscript, text: str) -> ast.expr:
+        if text not in self.given:
+            return node
+        made = copy.deepcopy(self.given[text])
+        if isinstance(made, ast.Name | ast.Subscript):
+            made.ctx = node.ctx
+        return ast.copy_location(made, node)
 
 
 def product_of(nest: Nest, named: Named) -> Product | None:

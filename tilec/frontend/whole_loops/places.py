@@ -24,6 +24,7 @@ from tilec import language as T
 from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
+    Put,
     elements_of,
     index_of,
     indices_of,
@@ -40,8 +41,8 @@ _ATOMICS: tuple[tuple[object, str], ...] = (
 )  # fmt: skip
 
 
-def least_of(word: str, dtype: DType | None, language: str) -> str | None:
-    """What changes no fold of a kind; None where no number is that."""
+def neutral_of(word: str, dtype: DType | None, language: str) -> str | None:
+    """What changes no fold of a kind, its identity; None where no number is that."""
     if word in ("sum", "prod", "bitor", "bitxor"):
         return "1" if word == "prod" else "0"
     if word == "bitand":
@@ -125,11 +126,11 @@ class _Places(ast.NodeTransformer):
         dtype = self.dtype_of(ast.parse(f"{tensor_of(place)}.dtype", mode="eval").body)
         if atomic and dtype is not None and dtype.is_float and dtype.bits < 32:
             dtype = FLOAT32
-        least = least_of(word, dtype, self.language)
-        if dtype is None or least is None:
+        start = neutral_of(word, dtype, self.language)
+        if dtype is None or start is None:
             return s
         name, where = self.fresh("part"), ast.unparse(place)
-        self.before += parsed(f"{name}: {dtype.name!r} = {least}", s)
+        self.before += parsed(f"{name}: {dtype.name!r} = {start}", s)
         ends = f"{atomic}({where}, {name})" if atomic else f"{where} = {where} + {name}"
         self.behind += parsed(ends, s)
         text = f"{name} += {ast.unparse(value)}"
@@ -176,7 +177,7 @@ def _begun(nest: Nest) -> ast.Subscript | None:
 def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     """The nest with a variable for an element, which gets it at the end."""
     name, text = fresh(tensor_of(place).lower()), ast.unparse(place)
-    renamed = _Renamed(text, name)
+    renamed = Put({text: ast.Name(name, ast.Load())})
     body: list[ast.stmt] = []
     for s in nest.body:
         made = renamed.visit(copy.deepcopy(s))
@@ -186,17 +187,7 @@ def _as_variable(nest: Nest, place: ast.Subscript, fresh: Fresh) -> Nest:
     return replace(nest, body=(*body, *parsed(f"{text} = {name}", nest.body[-1])))
 
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if ast.unparse(node) != self.text:
-            return self.generic_visit(node)
-        return ast.copy_location(ast.Name(self.name, node.ctx), node)
-
-
-def gathered(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
+def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
     """A body of atomic operations on elements that some of the iterations' indices name, all of
     them alike, as loops along the others: `for i, j in T.Parallel(M, N): T.atomic_add(S[i], …)`;
     None for any other."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tilec.frontend.whole_loops.folds import Folds, Pick
 from tilec.frontend.whole_loops.nests import (
+    Put,
     chain_of,
     elements_of,
     index_of,
@@ -16,13 +17,10 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
     unravelled,
 )
+from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import names_in, parsed
 
-# What of a fold combines two results: a kind of `Binary`, an operator where there is one.
-_KINDS = {
-    "sum": ("add", "+"), "prod": ("mul", "*"), "bitand": ("and", "&"), "bitor": ("or", "|"),
-    "bitxor": ("xor", "^"),
-}  # fmt: skip
+_OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
 
 @dataclass
@@ -63,9 +61,17 @@ class TileLoops(Folds):
         self.frozen |= names_in(value) & self.held.keys()
         self.written_out[name] = self._put(value)
 
+    def _names(self) -> Put:
+        """Elements of fragments for variables; written out names before them."""
+        held = {
+            name: ast.parse(f"{tile}[{self.o}]", mode="eval").body
+            for name, tile in self.held.items()
+        }
+        return Put({**held, **self.written_out})
+
     def _put(self, node: ast.expr) -> ast.expr:
         """The author's expression, with elements of fragments for variables."""
-        found = _Put(self.held, self.written_out, self.o).visit(copy.deepcopy(node))
+        found = self._names().visit(copy.deepcopy(node))
         assert isinstance(found, ast.expr)
         return found
 
@@ -84,7 +90,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 
     def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
         """A statement for each of the block's iterations that there are."""
-        put = _Put(self.held, self.written_out, self.o).visit(copy.deepcopy(s))
+        put = self._names().visit(copy.deepcopy(s))
         text = f"""
 for {self.o} in {self.language}.Parallel({self.outer}):
     {self._places()}
@@ -176,12 +182,12 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             tile, kept = self.fresh("parts"), self.held[name]
             before += self._fragment(tile, shape, self.sums[name], s)
             own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-            kind, symbol = _KINDS.get(word, (word, ""))
-            self.kinds.append(kind)
-            least = self._least(word, self.sums[name])
-            if least is None:
+            symbol = _OPERATORS.get(word, "")
+            self.kinds.append(COMBINED.get(word, word))
+            start = self._neutral(word, self.sums[name])
+            if start is None:
                 return None
-            before += parsed(f"{self.language}.fill({tile}, {least})", s)
+            before += parsed(f"{self.language}.fill({tile}, {start})", s)
             folded = f"{own} {symbol} ({text})"
             if symbol:
                 got = self.fresh("sums")
@@ -213,7 +219,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
         of_equal = "min" if p.first else "max"
-        least, none = self._least(p.word, dtypes[0]), self._least(of_equal, dtypes[1])
+        least, none = self._neutral(p.word, dtypes[0]), self._neutral(of_equal, dtypes[1])
         if least is None or none is None:
             return None
         dim = int(not self.columns)
@@ -355,18 +361,6 @@ for {turn} in {self.language}.serial({turns}):
                 self._put(t) if isinstance(t, ast.Subscript) else t for t in made.targets
             ]
         return made
-
-
-class _Put(ast.NodeTransformer):
-    def __init__(self, held: dict[str, str], written_out: dict[str, ast.expr], at: str) -> None:
-        self.held, self.written_out, self.at = held, written_out, at
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self.written_out:
-            return copy.deepcopy(self.written_out[node.id])
-        if node.id in self.held:
-            return ast.parse(f"{self.held[node.id]}[{self.at}]", mode="eval").body
-        return node
 
 
 class _Renamed(ast.NodeTransformer):

@@ -284,6 +284,8 @@ class Gemm(Op):
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+COMBINED = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+"""The kind of `Binary` that combines two results of a reduction, where it has another name."""
 
 
 @op("reduce")
@@ -309,9 +311,8 @@ class Reduce(Op):
     @property
     def combine(self) -> str:
         """The kind of `Binary` that combines two results."""
-        own = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
         kind = self.kind.removeprefix("abs")
-        return own.get(kind, kind)
+        return COMBINED.get(kind, kind)
 
     @property
     def accumulator(self) -> DType:
