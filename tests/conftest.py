@@ -84,6 +84,24 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
+MARKED = {"torch": ("torch", "array_kinds"), "gpu": ("gpu",)}
+"""Marks, and words of which a file with a test that is marked so has one."""
+
+
+@functools.cache
+def _may_be_marked(file: Path, mark: str) -> bool:
+    text = file.read_text()
+    return any(word in text for word in MARKED[mark])
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m torch` and `-m gpu` read no file that has no such test."""
+    mark = config.option.markexpr
+    if mark in MARKED and collection_path.match("test_*.py"):
+        return not _may_be_marked(collection_path, mark) or None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that take `torch` or are in a module that does, before `-m torch` chooses.
@@ -91,6 +109,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "torch" in getattr(item, "fixturenames", ()) or hasattr(item.module, "torch"):
             item.add_marker("torch")
+        for mark in MARKED:
+            if item.get_closest_marker(mark) and not _may_be_marked(item.path, mark):
+                message = f"{item.nodeid} is marked {mark}: name in conftest.MARKED what says so"
+                raise pytest.UsageError(message)
     if importlib.util.find_spec("torch") is None:
         _skip(items, "torch", "needs torch")
     if any(item.get_closest_marker("gpu") for item in items) and cuda_devices() == 0:
