@@ -25,7 +25,7 @@ class BaseEmitter:
 
     def __init__(self) -> None:
         self.env: dict[Value, Any] = {}
-        self._emitters: dict[type[Op], Callable[[Op], None]] = {}
+        self._emitters: dict[type[Op], Callable[..., None]] = {}  # no methods: those hold it
 
     # --- what a target says ---
 
@@ -61,11 +61,11 @@ class BaseEmitter:
         self.f.loc = o.loc
         emit = self._emitters.get(type(o))
         if emit is None:
-            found: Callable[[Op], None] | None = getattr(self, f"emit_{o.opname}", None)
+            found: Callable[..., None] | None = getattr(type(self), f"emit_{o.opname}", None)
             if found is None:
                 raise self.missing(o)
             emit = self._emitters[type(o)] = found
-        emit(o)
+        emit(self, o)
 
     def region(self, block: Block, targets: Sequence[Value]) -> list[Val]:
         """Print a region that does not dominate what follows it; gives what it yields to

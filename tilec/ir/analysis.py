@@ -515,13 +515,13 @@ def acting(block: Block) -> list[Op]:
     """The ops of `block` that act, in order: what a reader of the source calls its statements.
     Allocations, reads and stores to variables (`local`) do not count, nor do loops and branches
     that hold nothing else."""
+    return [o for o in block.ops if _acts(o)]
 
-    def acts(o: Op) -> bool:
-        if o.pure or o.regions:
-            return any(acts(x) for region in o.regions for x in region.ops)
-        return not all(_is_quiet(e) for e in o.effects())
 
-    return [o for o in block.ops if acts(o)]
+def _acts(o: Op) -> bool:
+    if o.pure or o.regions:
+        return any(_acts(x) for region in o.regions for x in region.ops)
+    return not all(_is_quiet(e) for e in o.effects())
 
 
 def _is_quiet(e: Effect) -> bool:

@@ -118,24 +118,27 @@ class Choices:
         such a one that spills least."""
         least: tuple[tuple[bool, int], Chosen] | None = None
         first: ResourceError | None = None
-        for chosen in choices:
-            try:
-                made = self._compiled(key_for(chosen))
-            except ResourceError as error:
-                first = first or error
-                if not error.spilled:
-                    continue
-                faults = False, error.spilled
-            else:
-                other = _is_other(made.plan, chosen.ranked)
-                faults = other, made.resources.spilled_bytes or 0
-            if least is None or faults < least[0]:
-                least = faults, chosen
-            if faults <= (False, FEW_SPILLED):
-                break
-        if least is None:
-            assert first is not None
-            raise first
+        try:
+            for chosen in choices:
+                try:
+                    made = self._compiled(key_for(chosen))
+                except ResourceError as error:
+                    first = first or error
+                    if not error.spilled:
+                        continue
+                    faults = False, error.spilled
+                else:
+                    other = _is_other(made.plan, chosen.ranked)
+                    faults = other, made.resources.spilled_bytes or 0
+                if least is None or faults < least[0]:
+                    least = faults, chosen
+                if faults <= (False, FEW_SPILLED):
+                    break
+            if least is None:
+                assert first is not None
+                raise first
+        finally:
+            first = None  # it holds this frame, and all that was made for it
         best = least[1]
         return replace(best, only_ranked=False) if best.only_ranked else best
 

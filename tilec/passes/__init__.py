@@ -216,7 +216,8 @@ class Unverified:
             (self._begun,) = begun([self._verify])
 
     def verify(self) -> None:
-        (self._begun or self._verify)()
+        begun, self._begun = self._begun, None  # a method holds this
+        (begun or self._verify)()
 
     def _verify(self) -> None:
         checked: set[Op] = set()

@@ -19,7 +19,7 @@ what their neighbours need, and every op of theirs that could be seen from outsi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,22 +83,19 @@ def uneven(func: Func) -> bool:
     condition that such a loop stands under or has copies under, depends on the block."""
     facts = Facts(func)
     indices = [o.result for o in func.body.every(ops.BlockIndex)]
+    return _uneven(func.body, False, lambda v: any(facts.trend(v, x) != 0 for x in indices))
 
-    def differs(v: Value) -> bool:
-        return any(facts.trend(v, x) != 0 for x in indices)
 
-    def found(block: Block, inside: bool) -> bool:
-        for o in block.ops:
-            loop = isinstance(o, ops.For) and o.kind == "pipelined"
-            if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
-                return True
-            if isinstance(o, ops.If) and differs(o.cond) and (inside or _pipelined(o)):
-                return True
-            if any(found(b, inside or loop) for b in o.regions):
-                return True
-        return False
-
-    return found(func.body, False)
+def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> bool:
+    for o in block.ops:
+        loop = isinstance(o, ops.For) and o.kind == "pipelined"
+        if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
+            return True
+        if isinstance(o, ops.If) and differs(o.cond) and (inside or _pipelined(o)):
+            return True
+        if any(_uneven(b, inside or loop, differs) for b in o.regions):
+            return True
+    return False
 
 
 def _pipelined(of: Block | Op) -> list[ops.For]:

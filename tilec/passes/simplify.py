@@ -30,8 +30,8 @@ def simplify(func: Func, target: Target) -> Func:
     """
     for n in range(_ROUNDS):
         before, facts = func, facts_of(func)
-        grid = _Forward(facts).region(func.grid)
-        body = _Forward(facts).region(func.body)
+        grid = _Forward(facts).whole(func.grid)
+        body = _Forward(facts).whole(func.body)
         if grid is not func.grid or body is not func.body:
             func = replace(func, grid=grid, body=body)
         elif n:
@@ -56,7 +56,13 @@ class _Forward:
         self.scopes: list[Op] = []
         self.out: list[Op] = []
         self.loc = UNKNOWN
+
+    def whole(self, block: Block) -> Block:
         self.env = Env(self.numbers.get, self.makers.get, self.constant)
+        try:
+            return self.region(block)
+        finally:
+            del self.env  # which holds this
 
     def region(self, block: Block) -> Block:
         outer, depth = self.out, len(self.trail)

@@ -460,7 +460,7 @@ def _first_run(s: Segment, text: str, scope: dict[str, Any], active: Any, env: l
     """Python takes as long to read a segment as the segment takes to run once, and many never do:
     those of loops and branches that nothing enters."""
     exec(compile(text, "<simulated kernel>", "exec"), scope)
-    s.run = scope[f"s{s.index}"]
+    s.run = scope.pop(f"s{s.index}")  # else the scope would hold what holds it
     s.run(active, env)
 
 

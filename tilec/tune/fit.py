@@ -105,27 +105,30 @@ def _first(
     first: ResourceError | None = None
     tried: set[Plan] = set()
     pending = deque(plans)
-    while pending:
-        plan = pending.popleft()
-        if plan in tried:
-            continue
-        tried.add(plan)
-        try:
-            done = attempt(plan)
-        except ResourceError as error:
-            if error.loc == func.loc and wanted.loc is not None:
-                error.loc = wanted.loc  # what the user fixed does not fit
-            first = first or error
+    try:
+        while pending:
+            plan = pending.popleft()
+            if plan in tried:
+                continue
+            tried.add(plan)
+            try:
+                done = attempt(plan)
+            except ResourceError as error:
+                if error.loc == func.loc and wanted.loc is not None:
+                    error.loc = wanted.loc  # what the user fixed does not fit
+                first = first or error
+                if on_plan is not None:
+                    on_plan(plan, error)
+                if _fewer_stages_help(func, plan, wanted, error):
+                    pending.appendleft(replace(plan, stages=error.stages))
+                continue
             if on_plan is not None:
-                on_plan(plan, error)
-            if _fewer_stages_help(func, plan, wanted, error):
-                pending.appendleft(replace(plan, stages=error.stages))
-            continue
-        if on_plan is not None:
-            on_plan(plan, None)
-        return done
-    assert first is not None
-    raise first
+                on_plan(plan, None)
+            return done
+        assert first is not None
+        raise first
+    finally:
+        first = None  # it holds this frame, and all that the attempt had made
 
 
 def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceError) -> bool:
