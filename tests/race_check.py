@@ -40,7 +40,8 @@ class Clock:
 
 
 class RaceCheck:
-    """The history of every byte. Thread numbers are those of the block."""
+    """The history of every granule: bytes that are accessed together. Thread numbers are those of
+    the block."""
 
     def __init__(self, size: int) -> None:
         def empty(value: int) -> np.ndarray:
@@ -53,7 +54,7 @@ class RaceCheck:
         self.by_product = np.zeros(size, bool)  # nothing but products of a warpgroup has read
 
     def read(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
-        """`thread` (n,) reads bytes `at` (n, …)."""
+        """`thread` (n,) reads granules `at` (n, …)."""
         at, thread = self._flat(at, thread)
         self._against_writes(c, at, thread, what)
         self._note_read(c, at, thread, c.epoch)
@@ -61,7 +62,7 @@ class RaceCheck:
     def engine_read(
         self, c: Clock, kind: str, at: np.ndarray, thread: np.ndarray, what: str
     ) -> None:
-        """An asynchronous engine reads bytes `at` on behalf of `thread` until its group is done."""
+        """An asynchronous engine reads granules `at` on behalf of `thread` until its group is done."""
         at, thread = self._flat(at, thread)
         self._against_writes(c, at, thread, what)
         if (self.unfenced[at] & (self.w_scope[at] == c.number)).any():
@@ -103,30 +104,38 @@ class RaceCheck:
         return at.ravel(), wide.ravel()
 
     def _against_writes(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
-        epoch, writer = self.w_epoch[at], self.writer[at]
+        epoch = self.w_epoch[at]
+        written = (self.w_scope[at] == c.number) & (epoch >= c.epoch)
+        if not written.any():
+            return
+        writer = self.writer[at]
         same_warp = writer // c.size == thread // c.size
         ordered = (writer == thread) | (same_warp & (self.w_warp[at] < c.warp_epoch))
-        bad = (self.w_scope[at] == c.number) & (epoch >= c.epoch) & ~(ordered & (epoch < IN_FLIGHT))
+        bad = written & ~(ordered & (epoch < IN_FLIGHT))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             raise Race(
-                f"{what}: thread {thread[i]} after a write by thread {writer[i]}, byte {at[i]}"
+                f"{what}: thread {thread[i]} after a write by thread {writer[i]}, granule {at[i]}"
             )
 
     def _before_write(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
         self._against_writes(c, at, thread, what)
-        first, last, epoch = self.first[at], self.last[at], self.r_epoch[at]
+        epoch = self.r_epoch[at]
+        read = (self.r_scope[at] == c.number) & (epoch >= c.epoch)
+        if not read.any():
+            return
+        first, last = self.first[at], self.last[at]
         alone = (first == thread) & (last == thread)
         same_warp = (first // c.size == thread // c.size) & (last // c.size == thread // c.size)
         group = thread // WARPGROUP
         same_group = (first // WARPGROUP == group) & (last // WARPGROUP == group)
         ordered = alone | (same_warp & (self.r_warp[at] < c.warp_epoch))
         ordered |= same_group & self.by_product[at]
-        bad = (self.r_scope[at] == c.number) & (epoch >= c.epoch) & ~(ordered & (epoch < IN_FLIGHT))
+        bad = read & ~(ordered & (epoch < IN_FLIGHT))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             raise Race(
-                f"{what}: thread {thread[i]} writes byte {at[i]}, read by {first[i]}..{last[i]}"
+                f"{what}: thread {thread[i]} writes granule {at[i]}, read by {first[i]}..{last[i]}"
             )
 
     def _note_read(

@@ -9,6 +9,7 @@ layouts, guards, rings and instruction operands."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tilec.ir import types as t
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.instr import find_instruction
+from tilec.ir.layout import Layout
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import atomicrmw
 from tilec.sim.memory import COMBINED
@@ -78,7 +80,9 @@ class _Machine:
         self.noise = np.random.default_rng(seed)
         self.block, self.grid = block, grid
         self.shared = _Shared(int(func.attrs["shared_bytes"]), self.noise)
-        self.races = RaceCheck(len(self.shared.bytes))
+        shared = (o.type.dtype for o in func.body.every(ops.Alloc) if o.type.space == "shared")
+        self.granule = min((d.bytes for d in shared), default=1)  # is accessed as a whole
+        self.races = RaceCheck(len(self.shared.bytes) // self.granule)
         self.agents = 0
         self.barriers: dict[tuple[Value, int], _Barrier] = {}
         self.turns: Counter[int] = Counter()  # passes less waits of each named barrier
@@ -100,6 +104,15 @@ _MAY_WAIT = (
 )  # fmt: skip
 
 
+_NUMBERS = (ops.Const, ops.Binary, ops.Unary, ops.Fma, ops.Compare, ops.Cast)
+
+
+@functools.cache
+def _places(layout: Layout, *owners: str) -> tuple[np.ndarray, ...]:
+    """Rows and columns of a matrix that registers hold."""
+    return tuple(np.moveaxis(layout.table(*owners), -1, 0))
+
+
 class _Agent:
     def __init__(
         self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any], group: int = 0
@@ -118,7 +131,7 @@ class _Agent:
 
     def get(self, v: Value) -> np.ndarray:
         got = self.env[v]
-        if np.ndim(got) == 0:
+        if type(got) is not np.ndarray or not got.ndim:
             one = np.asarray(got)
             got = self.env[v] = np.full(self.n, one, one.dtype)
         return got
@@ -138,7 +151,7 @@ class _Agent:
                 self.simple(o)
 
     def set(self, o: Op, value: Any) -> None:
-        self.env[o.result] = value
+        self.env[o.results[0]] = value
 
     def op(self, o: Op) -> Iterator[None]:
         match o:
@@ -235,9 +248,15 @@ class _Agent:
 
     def simple(self, o: Op) -> None:
         get, put, lanes = self.get, self.set, self.lanes
+        if isinstance(o, _NUMBERS):
+            return put(o, o.evaluate(*map(get, o.operands)))
+        if isinstance(o, ops.MemLoad | ops.MemStore):
+            return self.memory(o)
+        if isinstance(o, ops.RegRead):
+            return put(o, self.frags[o.fragment][lanes, get(o.index)])
+        if isinstance(o, ops.RegWrite):
+            return self.write(o.fragment, get(o.index), get(o.value))
         match o:
-            case ops.Const() | ops.Binary() | ops.Unary() | ops.Fma() | ops.Compare() | ops.Cast():
-                put(o, o.evaluate(*map(get, o.operands)))
             case ops.AndOr():
                 put(o, o.evaluate(get(o.value)))
             case ops.Bitcast() if o.lanes > 1 or get(o.operand).ndim > 1:
@@ -280,16 +299,10 @@ class _Agent:
             case ops.Store():
                 at = self.flat(o.dest, o.indices)
                 self.write(o.dest, at, get(o.value))
-            case ops.RegRead():
-                put(o, self.frags[o.fragment][lanes, get(o.index)])
-            case ops.RegWrite():
-                self.write(o.fragment, get(o.index), get(o.value))
             case ops.Pack():
                 put(o, np.stack([get(v) for v in o.values], -1))
             case ops.Extract():
                 self.env[o.result] = self.env[o.vector][:, o.index]
-            case ops.MemLoad() | ops.MemStore():
-                self.memory(o)
             case ops.Misaligned():
                 put(o, self.misaligned(o))
             case ops.Realign():
@@ -377,6 +390,9 @@ class _Agent:
         return np.broadcast_to(at, (self.n,))
 
     def write(self, v: Value, at: np.ndarray, value: np.ndarray) -> None:
+        if self.mask.all():
+            self.frags[v][self.lanes, at] = value
+            return
         who = np.flatnonzero(self.mask)
         self.frags[v][who, at[who]] = value[who]
 
@@ -424,33 +440,31 @@ class _Agent:
         else:
             value = self.env[o.value]
             value = np.broadcast_to(value, (self.n,))[:, None] if np.ndim(value) < 2 else value
+        whole = bool(mask.all())
+        mine = slice(None) if whole else mask
         if v.buffer.space == "shared":
-            address = self.where(v, at.T).T
-            if (address[mask][:, 0] % o.align).any():
+            address = self.where(v, at.T).T[mine]
+            if (address[:, 0] % o.align).any():
                 raise BadAccess(f"misaligned access to {v.type}")
-            touched = self.bytes_at(address[mask], v.dtype.bytes)
-            who = np.flatnonzero(mask)
+            touched = self.granules(address, v.dtype.bytes)
+            who = self.lanes if whole else np.flatnonzero(mask)
             if load:
                 self.races.read(self.clock, touched, who, f"load of {v.name} at {o.loc}")
-                out[mask] = self.m.shared.load(address[mask], v.dtype)
+                out[mine] = self.m.shared.load(address, v.dtype)
             else:
                 self.races.write(self.clock, touched, who, f"store to {v.name} at {o.loc}")
-                self.m.shared.store(address[mask], value[mask], v.dtype)
+                self.m.shared.store(address, value[mine], v.dtype)
         else:
             flat, inside, start = self.tensor(v)
-            at = at + start
-            if mask.any():
+            at = (at + start)[mine]
+            if len(at):
                 gaps = load and o.words  # between rows
-                if (
-                    (at[mask] < 0).any()
-                    or (at[mask] >= len(flat)).any()
-                    or not (gaps or inside[at[mask]].all())
-                ):
+                if at.min() < 0 or at.max() >= len(flat) or not (gaps or inside[at].all()):
                     raise BadAccess(f"access outside of {v.name} at {o.loc}")
             if load:
-                out[mask] = flat[at[mask]]
+                out[mine] = flat[at]
             else:
-                flat[at[mask]] = value[mask]
+                flat[at] = value[mine]
         if load and o.words:
             self.set(o, np.ascontiguousarray(out).view(np.uint32))
         elif load:
@@ -482,10 +496,12 @@ class _Agent:
             return got
         return np.where(number < self.get(o.valid)[:, None], got, np.zeros((), got.dtype))
 
-    @staticmethod
-    def bytes_at(address: np.ndarray, size: int) -> np.ndarray:
-        """Every byte of elements of `size` bytes at these addresses."""
-        return address[..., None] + np.arange(size)
+    def granules(self, address: np.ndarray, size: int) -> np.ndarray:
+        """All granules of elements of `size` bytes at these addresses."""
+        each = self.m.granule
+        if size % each or (address % each).any():
+            raise BadAccess(f"an access to a part of an element of {each} bytes")
+        return address[..., None] // each + np.arange(size // each)
 
     def cp_async(self, o: ops.CpAsync) -> None:
         size = o.source.dtype.bytes
@@ -502,7 +518,7 @@ class _Agent:
         address = self.where(o.dest, self.get(o.dest_offset))[:, None] + np.arange(count) * size
         if (address[self.mask][:, 0] % o.bytes).any():
             raise BadAccess("misaligned cp.async")
-        touched = self.bytes_at(address[self.mask], size)
+        touched = self.granules(address[self.mask], size)
         who = np.flatnonzero(self.mask)
         self.races.late_write(self.clock, touched, who, f"cp.async to {o.dest.name} at {o.loc}")
         self.m.shared.store(address[self.mask], values[self.mask], o.dest.dtype)
@@ -544,7 +560,7 @@ class _Agent:
                 if mask is not None and mask >> len(self.m.peers):
                     raise BadAccess("multicast to a block outside of the cluster")
             else:
-                touched = self.bytes_at(address[None, ok], size)
+                touched = self.granules(address[None, ok], size)
                 what = f"TMA store at {o.loc}"
                 self.races.engine_read(self.clock, "tma_store", touched, np.array([thread]), what)
                 got = self.m.shared.load(address[ok], o.source.dtype)
@@ -568,7 +584,7 @@ class _Agent:
         register = self.one(o.register)
         frag = self.frags[o.dest]
         used = np.flatnonzero(np.arange(self.n) % self.size < 8 * o.count)
-        touched = address[used, None] + np.arange(16)
+        touched = self.granules(address[used], 16)
         self.races.read(self.clock, touched, used, f"ldmatrix of {o.source.name} at {o.loc}")
         width = o.source.dtype.bytes
         each = 16 // width  # elements of a row of a matrix; a register holds a quarter of it
@@ -598,7 +614,7 @@ class _Agent:
                 matrix[:, r, c] = pairs[:, :, e]
             at = address[:, 8 * q : 8 * q + 8, None] + 2 * np.arange(8)
             who = np.arange(self.n).reshape(-1, self.size)[:, :8].ravel()
-            touched = self.bytes_at(at.reshape(-1, 8), 2)
+            touched = self.granules(at.reshape(-1, 8), 2)
             self.races.write(self.clock, touched, who, f"stmatrix at {o.loc}")
             self.m.shared.store(at, matrix, o.dest.dtype)
 
@@ -617,13 +633,11 @@ class _Agent:
             tiles = []
             for regs, layout, *_ in parts:
                 tile = np.zeros(layout.shape, regs.dtype)
-                at = layout.table("lane", "reg")
-                tile[at[..., 0], at[..., 1]] = regs[w]
+                tile[_places(layout, "lane", "reg")] = regs[w]
                 tiles.append(tile)
             done = row.semantics(*tiles)
             _, layout, frag, first, count = parts[2]
-            at = layout.table("lane", "reg")
-            out = done[at[..., 0], at[..., 1]]
+            out = done[_places(layout, "lane", "reg")]
             self.frags[frag][w * self.size : (w + 1) * self.size, first : first + count] = out
 
     def wgmma(self, o: ops.Wgmma) -> None:
@@ -633,21 +647,21 @@ class _Agent:
         per, held = row.c.size("reg"), row.a.size("reg")
         keep = True if o.accumulate is None else bool(self.one(o.accumulate))
         in_registers = o.a.buffer.space == "fragment"
-        a_at = row.a.table("warp", "lane", "reg").reshape(128, held, 2)
-        c_at = row.c.table("warp", "lane", "reg").reshape(128, per, 2)
+        a_at = tuple(x.reshape(128, held) for x in _places(row.a, "warp", "lane", "reg"))
+        c_at = tuple(x.reshape(128, per) for x in _places(row.c, "warp", "lane", "reg"))
         for g in range(groups):
             threads = slice(g * 128, (g + 1) * 128)
             for i in range(o.m_blocks):
                 regs = self.frags[o.c][threads, i * per : (i + 1) * per]
                 total = np.zeros((row.m, row.n), regs.dtype)
                 if keep:
-                    total[c_at[..., 0], c_at[..., 1]] = regs
+                    total[c_at] = regs
                 for s in range(steps):
                     n = i * steps + s
                     if in_registers:
                         a = np.zeros((row.m, row.k), self.frags[o.a].dtype)
                         mine = self.frags[o.a][threads, n * held : (n + 1) * held]
-                        a[a_at[..., 0], a_at[..., 1]] = mine
+                        a[a_at] = mine
                     else:
                         a = self.operand(
                             o.a, o.a_offset, g, o.a_fields, o.a_steps[n], row.m, o.a_transposed
@@ -656,7 +670,7 @@ class _Agent:
                         o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed
                     )
                     total = row.semantics(a, b.T, total)
-                regs[:] = total[c_at[..., 0], c_at[..., 1]]
+                regs[:] = total[c_at]
         self.clock.commit("wgmma")
 
     def operand(
@@ -678,7 +692,7 @@ class _Agent:
             at = start + mn // 8 * sbo + mn % 8 * width + k * each
         at = at ^ (((at >> 7) & (width // 16 - 1)) << 4)
         who, what = np.full(size, group * 128), f"wgmma of {v.name}"
-        self.races.engine_read(self.clock, "wgmma", self.bytes_at(at, v.dtype.bytes), who, what)
+        self.races.engine_read(self.clock, "wgmma", self.granules(at, v.dtype.bytes), who, what)
         return self.m.shared.load(at, v.dtype)
 
 
