@@ -62,7 +62,7 @@ class RaceCheck:
     def engine_read(
         self, c: Clock, kind: str, at: np.ndarray, thread: np.ndarray, what: str
     ) -> None:
-        """An asynchronous engine reads granules `at` on behalf of `thread` until its group is done."""
+        """An asynchronous engine reads `at` on behalf of `thread` until its group is done."""
         at, thread = self._flat(at, thread)
         self._against_writes(c, at, thread, what)
         if (self.unfenced[at] & (self.w_scope[at] == c.number)).any():

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from tilec.ir.errors import InternalError
@@ -157,16 +158,14 @@ class _Reader:
         for ref in self._needed_by_ends():
             slots.setdefault(ref, len(slots))
         self._ends(slots)
-        scope = dict(HELPERS)
         for s, lines, names, defs in zip(self.segments, sources, live, self.defs):
             s.live_in = tuple(sorted(slots[n] for n in names))
             used = [n for n in names if n in self.uses[s.index]]
             body = [f"{self._name(n)} = e[{slots[n]}]" for n in used]
             body += lines
             body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
-            text = f"def s{s.index}(m, e):\n " + "\n ".join(body or ["pass"])
-            s.run = functools.partial(_first_run, s, text, scope)
-        scope.update(self.constants)
+            text = "def run(m, e):\n " + "\n ".join(body or ["pass"])
+            s.run = functools.partial(_first_run, s, text, self.constants)
         start: list[Any] = [UNDEF] * len(slots)
         for ref, value in self.stack.items():
             if ref in slots:
@@ -456,12 +455,37 @@ class _Reader:
         return [*counted, f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
 
 
-def _first_run(s: Segment, text: str, scope: dict[str, Any], active: Any, env: list[Any]) -> None:
+_WORD = re.compile(r"'[^']*'|\bx\d+\b|\bK\d+\b|(?<=\be\[)\d+")
+
+
+def _first_run(
+    s: Segment, text: str, constants: Mapping[str, Any], active: Any, env: list[Any]
+) -> None:
     """Python takes as long to read a segment as the segment takes to run once, and many never do:
-    those of loops and branches that nothing enters."""
-    exec(compile(text, "<simulated kernel>", "exec"), scope)
-    s.run = scope.pop(f"s{s.index}")  # else the scope would hold what holds it
+    those of loops and branches that nothing enters. Many differ in names and numbers alone, as
+    those of one kernel for other dtypes do: of these Python reads one."""
+    known: dict[str, str] = {}
+    scope = dict(HELPERS)
+
+    def placed(found: re.Match[str]) -> str:
+        word = found[0]
+        if word[0] == "'":
+            return word
+        name = known.get(word)
+        if name is None:
+            name = known[word] = f"{'x' if word[0] == 'x' else 'K'}{len(known)}"
+            if word[0] != "x":
+                scope[name] = constants[word] if word[0] == "K" else int(word)
+        return name
+
+    exec(_code(_WORD.sub(placed, text)), scope)
+    s.run = scope.pop("run")  # else the scope would hold what holds it
     s.run(active, env)
+
+
+@functools.lru_cache(maxsize=8192)
+def _code(text: str) -> CodeType:
+    return compile(text, "<simulated kernel>", "exec")
 
 
 def _targets(branch: Inst) -> list[str]:
