@@ -174,13 +174,16 @@ def assembled() -> None:
     """For tests of what the simulator says of machine code."""
 
 
-@pytest.fixture(autouse=True)
-def _simulated_unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """What only the simulator runs is not assembled either, but in every fourth test: what a kernel
-    that a test compiles becomes is that test's matter."""
-    whole = {"assembled", "unassembled"} & set(request.fixturenames)
-    if not whole and zlib.crc32(request.node.nodeid.encode()) % 4:
-        monkeypatch.setattr(apart.wanted, "simulated", True)
+    that a test compiles becomes is that test's matter. (A fixture of each test takes longer.)"""
+    whole = {"assembled", "unassembled"} & {*getattr(item, "fixturenames", ())}
+    apart.wanted.simulated = not whole and bool(zlib.crc32(item.nodeid.encode()) % 4)
+    try:
+        return (yield)
+    finally:
+        apart.wanted.simulated = False
 
 
 _kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()

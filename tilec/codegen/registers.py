@@ -105,7 +105,6 @@ def _is_short(loop: ops.For, made: dict[Value, Op]) -> bool:
 
 def _known(body: Block, wanted: set[Op]) -> set[Value]:
     """The values that are numbers when they are printed: the largest set that its rules keep."""
-    every = list(walk(body))
     known = made_in(body)
 
     def rules(o: Op) -> list[tuple[Value, bool]]:
@@ -125,12 +124,16 @@ def _known(body: Block, wanted: set[Op]) -> set[Value]:
         made = (*o.results, *(a for region in o.regions for a in region.args))
         return [(v, number and isinstance(v.type, ScalarType) and v.dtype.is_int) for v in made]
 
-    changed = True
+    left, changed = list(walk(body)), True
     while changed:
-        changed = False
-        for o in every:
+        changed, asked, left = False, left, []  # what makes no number is not asked again
+        for o in asked:
+            some = False
             for v, number in rules(o):
                 if v in known and not number:
                     known.discard(v)
                     changed = True
+                some = some or v in known
+            if some:
+                left.append(o)
     return known

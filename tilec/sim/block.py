@@ -133,6 +133,16 @@ class ThreadBlock(BlockInfo):
         self.barriers.finish()
         self.engines.finish()
 
+    def leave(self) -> None:
+        """Its cluster has come to an end. What its parts know of one another goes, so that they
+        take no search for cycles to go."""
+        self.memory.cluster.clear()
+        self.memory.shared.shadow = None
+        self.barriers.cluster.clear()
+        self.memory.step = self.steps = int
+        self.order.clocks.across = None
+        del self.memory, self.barriers, self.engines
+
     # --- what threads ask for ---
 
     def semantics(self, inst: Inst) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ own loads and stores."""
 from __future__ import annotations
 
 import functools
+import heapq
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class _Reader:
         self.segments: list[Segment] = []
         self.granule = 16  # what matrix instructions and engines move at least
         self.first: dict[str, int] = {}
-        self.uses: list[list[str]] = []
+        self.uses: list[set[str]] = []
         self.defs: list[set[str]] = []
 
     # --- segments ---
@@ -150,8 +151,8 @@ class _Reader:
         live = self._live()
         slots: dict[str, int] = {}
         for names in live:
-            for n in sorted(names):
-                slots.setdefault(n, len(slots))
+            for n in sorted(names - slots.keys()):
+                slots[n] = len(slots)
         for block in self.f.blocks:
             for phi in block.phis:
                 slots.setdefault(phi.result.ref, len(slots))
@@ -160,7 +161,7 @@ class _Reader:
         self._ends(slots)
         for s, lines, names, defs in zip(self.segments, sources, live, self.defs):
             s.live_in = tuple(sorted(slots[n] for n in names))
-            used = [n for n in names if n in self.uses[s.index]]
+            used = sorted(names & self.uses[s.index], key=slots.__getitem__)
             body = [f"{self._name(n)} = e[{slots[n]}]" for n in used]
             body += lines
             body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
@@ -198,7 +199,7 @@ class _Reader:
 
     def _segment(self, s: Segment) -> list[str]:
         """The Python lines of a segment, with what it uses and defines noted."""
-        self.uses.append([])
+        self.uses.append(set())
         self.defs.append(set())
         lines: list[str] = []
         for i in s.insts:
@@ -247,6 +248,7 @@ class _Reader:
         """What is needed at the start of each segment. A phi is written on the way to it."""
         phis = {b.label: b.phis for b in self.f.blocks}
         uses, following = list[set[str]](), list[list[int]]()
+        before: list[list[int]] = [[] for _ in self.segments]
         label = ""
         for s in self.segments:
             label = s.label or label
@@ -262,16 +264,23 @@ class _Reader:
                 targets.append(s.index + 1)
             uses.append(needed)
             following.append(targets)
+            for to_segment in targets:
+                before[to_segment].append(s.index)
         born = [{p.result.ref for p in phis[s.label]} if s.label else set() for s in self.segments]
         live = [set(u) for u in uses]
-        changed = True
-        while changed:
-            changed = False
-            for i in reversed(range(len(self.segments))):
-                out = set[str]().union(*(live[j] - born[j] for j in following[i]))
-                found = uses[i] | (out - self.defs[i])
-                if found != live[i]:
-                    live[i], changed = found, True
+        todo = [-i for i in reversed(range(len(live)))]  # a heap: from the end to the start
+        waiting = set(range(len(live)))
+        while todo:
+            i = -heapq.heappop(todo)
+            waiting.discard(i)
+            out = set[str]().union(*(live[j] - born[j] for j in following[i]))
+            found = uses[i] | (out - self.defs[i])
+            if found != live[i]:
+                live[i] = found
+                for j in before[i]:
+                    if j not in waiting:
+                        waiting.add(j)
+                        heapq.heappush(todo, -j)
         return live
 
     # --- names and constants ---
@@ -310,7 +319,7 @@ class _Reader:
         if not _named(v):
             return self._constant(v)
         if v.ref not in self.defs[-1]:
-            self.uses[-1].append(v.ref)
+            self.uses[-1].add(v.ref)
         return self._name(v.ref)
 
     def _define(self, ref: str) -> str:

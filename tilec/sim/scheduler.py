@@ -261,8 +261,7 @@ class LaunchRun:
             self._report_endless(e.active)
             return False
         if not scheduler.blocked:
-            for block in cluster:
-                block.finish()
+            _end(cluster)
         return True
 
     def run_together(self, clusters: Sequence[Coordinates]) -> bool:
@@ -279,8 +278,7 @@ class LaunchRun:
                     self._report_endless(e.active)
                     return False
                 if ended:
-                    for block in cluster:
-                        block.finish()
+                    _end(cluster)
                 else:
                     still.append((scheduler, cluster))
             left = still
@@ -329,6 +327,13 @@ class LaunchRun:
                 _there([int(t) // active.block.warp_size for t in active.lanes]),
             ),
         )
+
+
+def _end(cluster: Sequence[ThreadBlock]) -> None:
+    for block in cluster:
+        block.finish()
+    for block in cluster:
+        block.leave()
 
 
 def blocks_of(first: Coordinates, cluster: Coordinates) -> list[Coordinates]:
