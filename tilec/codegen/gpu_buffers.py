@@ -9,7 +9,6 @@ offset.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,11 +29,7 @@ INVARIANT = ", !invariant.load !2"
 STREAMED = ", !nontemporal !3"
 _TOUCHED = ("dest", "source", "a", "b", "barrier")
 SHARED = Val("ptr addrspace(3)", "@smem")
-
-
-@functools.cache
-def _touching(kind: type[Op]) -> tuple[str, ...]:
-    return tuple(word for word in _TOUCHED if word in kind.operand_fields)
+_touching: dict[type[Op], tuple[str, ...]] = {}  # which of these words its operands have
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +113,11 @@ class Buffers(BaseEmitter):
         return found
 
     def _touched(self, o: Op) -> str:
-        values = [getattr(o, word) for word in _touching(type(o))]
+        words = _touching.get(type(o))
+        if words is None:
+            words = tuple(word for word in _TOUCHED if word in o.operand_fields)
+            _touching[type(o)] = words
+        values = [getattr(o, word) for word in words]
         buffers = [v for v in values if isinstance(v, Value) and isinstance(v.type, BufferType)]
         for spaces in (("shared",), ("barrier",), ("global",)):
             names = [self.roots.get(v, v).name for v in buffers if v.buffer.space in spaces]

@@ -235,11 +235,12 @@ class Facts(Forms):
     def _set(self, value: Value, found: Range, divisor: int = 1) -> None:
         if not value.is_integer:
             return
-        limits = dtype_range(value.dtype)
+        dtype = value.dtype
+        limits = dtype_range(dtype)
         lo, hi = found
         if (lo is not None and lo < limits[0]) or (hi is not None and hi > limits[1]):
             found = limits  # it may wrap
-        elif lo is None and value.dtype.kind != "int":
+        elif lo is None and dtype.kind != "int":
             found = limits  # below zero an unsigned value wraps
         self._ranges[value] = found
         if found[0] is not None and found[0] == found[1]:

@@ -58,7 +58,9 @@ def fold(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
             return None if c is None else known(on_true if c else on_false)
         case Binary(kind=kind, lhs=lhs, rhs=rhs) if kind in INTEGERS and _is_integer(lhs):
             x, y = known(lhs), known(rhs)
-            if x is None or y is None or (kind in ("floordiv", "mod") and y <= 0):
+            if x is None or y is None:
+                return None
+            if kind in ("floordiv", "mod") and y <= 0:
                 return _evaluated(o, known)
             return wrap(INTEGERS[kind](int(x), int(y)), lhs.dtype)
         case Compare(kind=kind, lhs=lhs, rhs=rhs) if _is_integer(lhs):
@@ -77,10 +79,13 @@ def _is_integer(v: Value) -> bool:
 
 
 def _evaluated(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
-    operands = o.operands
-    values = [known(v) for v in operands if isinstance(v.type, ScalarType)]
-    found = [v for v in values if v is not None]
-    if len(found) < len(operands) or not _folds(o, found):
+    operands, found = o.operands, list[Number]()
+    for v in operands:
+        value = known(v) if isinstance(v.type, ScalarType) else None
+        if value is None:
+            return None
+        found.append(value)
+    if not _folds(o, found):
         return None
     with np.errstate(all="ignore"):
         arrays = (array(x, v.dtype) for x, v in zip(found, operands))

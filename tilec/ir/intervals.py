@@ -8,6 +8,7 @@ nothing is known.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from tilec.ir.types import DType
@@ -16,6 +17,7 @@ Range = tuple[int | None, int | None]
 MOST = 1 << 62  # the divisor of zero
 
 
+@functools.cache
 def dtype_range(dtype: DType) -> tuple[int, int]:
     """Smallest and largest value of an integer dtype (bool: 0 and 1)."""
     if dtype.kind == "bool":

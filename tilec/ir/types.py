@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from tilec.ir.caller import caller_loc
@@ -24,6 +24,13 @@ class DType:
     kind: str
     bits: int
     short: str
+    is_float: bool = field(init=False, repr=False)
+    is_int: bool = field(init=False, repr=False)
+    """Signed, unsigned or bool: everything that is not a floating-point type."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_float", self.kind == "float")
+        object.__setattr__(self, "is_int", self.kind != "float")
 
     @property
     def bytes(self) -> int:
@@ -31,15 +38,6 @@ class DType:
         if self.bits % 8:
             raise ValueError(f"{self.name} is narrower than a byte")
         return self.bits // 8
-
-    @property
-    def is_float(self) -> bool:
-        return self.kind == "float"
-
-    @property
-    def is_int(self) -> bool:
-        """Signed, unsigned or bool: everything that is not a floating-point type."""
-        return self.kind != "float"
 
     def __str__(self) -> str:
         return self.short

@@ -40,7 +40,8 @@ class Value:
     @property
     def is_integer(self) -> bool:
         """Whether it is one integer, or bool."""
-        return isinstance(self.type, ScalarType) and self.type.dtype.is_int
+        t = self.type
+        return type(t) is ScalarType and t.dtype.is_int
 
     def __repr__(self) -> str:
         return f"%{self.name or hex(id(self))[-5:]}: {self.type}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
@@ -17,6 +19,7 @@ from tilec.passes.utils.identities import COMMUTATIVE, Env, reduce
 from tilec.target import Target
 
 _ROUNDS = 8  # each round feeds the next; in practice two suffice
+_fields: dict[type[Op], Callable[[Op], Any]] = {}  # of an op's class: all that tells two apart
 _PER_SCOPE = frozenset({"thread_index", "lane", "warp"})  # another number in another scope
 
 
@@ -134,12 +137,17 @@ class _Forward:
         if isinstance(o, Const):
             number = fold(o, self.numbers.get)
             return Const, o.dtype, repr(o.value if number is None else number), o.unset
-        fields = [getattr(o, name) for name in (*o.operand_fields, *o.attribute_fields)]
-        if isinstance(o, Binary) and o.kind in COMMUTATIVE:
+        get = _fields.get(type(o))
+        if get is None:
+            get = attrgetter("opname", *o.operand_fields, *o.attribute_fields)
+            _fields[type(o)] = get
+        fields = get(o)
+        if isinstance(o, Binary) and o.kind in COMMUTATIVE and id(o.lhs) > id(o.rhs):
             if not (o.lhs.dtype.is_float and o.kind in ("min", "max")):
-                fields[:2] = sorted(fields[:2], key=id)
+                name, lhs, rhs, *rest = fields
+                fields = name, rhs, lhs, *rest
         scope = self.scopes[-1] if self.scopes and o.opname in _PER_SCOPE else None
-        return type(o), scope, *fields
+        return fields, scope
 
     def decided(self, o: Op) -> Value | None:
         """What the ranges of its operands say the result of an integer op is."""
