@@ -234,6 +234,29 @@ def test_conditions_and_three_indices():
         turned_elu.compile(a, target=target)
 
 
+x = np.zeros(3)  # a name that the kernel below gives to a number of its own
+
+
+def test_methods_of_what_an_iteration_names():
+    @tilec.kernel
+    def halves(
+        X: T.Tensor((N,), "uint64"), Y: T.Tensor((N,), "uint32"), Z: T.Tensor((N,), "uint32")
+    ):
+        for i in T.Parallel(N):
+            x: T.uint64 = X[i]
+            x ^= x >> 33
+            low = x & 0xFFFFFFFF
+            Y[i] = low.astype("uint32")
+            Z[i] = (x >> 32).astype("uint32")
+
+    a = np.array([0, 1, 2**64 - 1, 0x123456789ABCDEF0], np.uint64)
+    low, high = np.empty(4, np.uint32), np.empty(4, np.uint32)
+    halves(a, low, high)
+    mixed = a ^ a >> np.uint64(33)
+    np.testing.assert_array_equal(low, mixed.astype(np.uint32))
+    np.testing.assert_array_equal(high, (mixed >> np.uint64(32)).astype(np.uint32))
+
+
 def test_folds_may_use_any_names():
     a, s = single(301, 50), single(301)
     made = row_sums.compile(a, s, target="cuda:sm_90a")
