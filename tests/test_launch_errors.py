@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -143,6 +144,9 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
         r"x: expected a number \(x: float32\), got a str",
     ),
     ("float for int", lambda: scale(a, b, 1.5, 2.0), r"n: expected int32, got the float 1.5"),
+    ("NumPy's", lambda: scale(a, b, np.float32(1.5), 2.0), r"n: expected int32, got the float 1.5"),
+    ("a fraction", lambda: scale(a, b, Fraction(3, 2), 2.0), r"expected n: int32, got Fraction"),
+    ("complex", lambda: scale(a, b, 1, 1 + 0j), r"expected x: float32, got \(1\+0j\)"),
     ("int too large", lambda: scale(a, b, 2**31, 2.0), r"n: 2147483648 does not fit in int32"),
     ("float too large", lambda: scale(a, b, 1, 1e300), r"x: 1e\+300 does not fit in float32"),
     (
@@ -399,3 +403,20 @@ def test_float8_of_another_kind_is_named():
     with pytest.raises(tilec.LaunchError, match="A: expected float8_e4m3, got float32") as e:
         copy_float8.compile(np.zeros(64, np.float32), other, target="cuda:sm_80")
     assert "A.to(torch.float8_e4m3fn)" in str(e.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    @tilec.kernel
+    def told(Y: T.Tensor((3,), "float64"), n: T.int32, x: T.float32, flag: T.bool):
+        with T.Kernel(1, threads=32):
+            Y[0] = n
+            Y[1] = x
+            Y[2] = T.if_then_else(flag, 1.0, 0.0)
+
+    y = np.zeros(3)
+    for n, x, flag in (
+        (np.int8(-3), np.float16(0.5), np.True_),
+        (np.True_, np.int64(7), np.uint8(0)),
+    ):
+        told(y, n, x, flag)
+        assert y.tolist() == [int(n), float(x), bool(flag)]

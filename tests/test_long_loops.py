@@ -134,3 +134,26 @@ def test_what_nested_loops_write_out_is_counted(word: str) -> None:
     with pytest.raises(CompileError, match=rf"T\.{word} would write its body out") as caught:
         nested(word).compile(tilec.spec((10**6,), "float32"), target="cuda:sm_80")
     assert "T.serial" in caught.value.hint
+
+
+def test_loops_as_long_as_an_iteration_of_vectors_says() -> None:
+    """Their ends are those of the iterations' indices, which a test before all of them cannot
+    name."""
+    M = T.dynamic("M")
+
+    @tilec.kernel
+    def prefixes(X: T.Tensor((M,), "float32"), Y: T.Tensor((M,), "float32")):
+        with T.Kernel(T.ceildiv(M, 64), threads=64) as b:
+            for i in T.Parallel(64):
+                total: T.float32 = 0
+                for j in T.serial(b * 64 + i + 1):
+                    total += X[j]
+                for j in T.serial(b * 64 + i, M, 3):
+                    total -= X[j]
+                if b * 64 + i < M:
+                    Y[b * 64 + i] = total
+
+    for n in (1, 5, 64, 130):
+        x, y = np.arange(1, n + 1, dtype=np.float32), np.full(n, np.nan, np.float32)
+        prefixes(x, y)
+        np.testing.assert_array_equal(y, [x[: i + 1].sum() - x[i::3].sum() for i in range(n)])

@@ -134,6 +134,32 @@ def test_what_cannot_be_transposed(which):
     assert all(text in str(e.value) for text in TRANSPOSED[which]), e.value
 
 
+# --- T.copy within a buffer ----------------------------------------------------------------------
+
+
+@tilec.kernel
+def shifted(A: T.Tensor((M, 32), "float32"), by: T.constexpr, place: T.constexpr):
+    with T.Kernel(2, threads=32) as bx:
+        x = T.alloc_shared((4, 32), "float32")
+        T.copy(A[0, 0], x)
+        if place == "row":
+            T.copy(x[1, 0:16], x[1, by : by + 16])
+        elif place == "rows":
+            T.copy(x[0:2, :], x[by : by + 2, :])
+        elif place == "tensor":
+            T.copy(A[bx : bx + 2, :], A[bx + by : bx + by + 2, :])
+        T.copy(x, A[0, 0])
+
+
+@pytest.mark.parametrize("place", ["row", "rows", "tensor"])
+def test_a_copy_onto_a_part_of_itself(place):
+    a = np.zeros((8, 32), np.float32)
+    with pytest.raises(tilec.CompileError, match=r"onto a part of itself: (.*\n)+.*another buffer"):
+        shifted.compile(a, by=1, place=place, target="cpu")
+    for apart in (0, 16 if place == "row" else 2):
+        shifted.compile(a, by=apart, place=place, target="cpu")
+
+
 # --- T.dp4a ---------------------------------------------------------------------------------------
 
 

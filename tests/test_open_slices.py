@@ -222,3 +222,40 @@ def test_copies_of_elements(target):
     want = np.full((40, 32), -9.0)
     want[:33, :20] = a
     assert np.array_equal(b, want)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ends_that_are_computed_alike(target):
+    """A remainder, or an element's quotient, in both ends of a slice is one number."""
+
+    @tilec.kernel
+    def turns(
+        A: T.Tensor((M, 24), "float32"),
+        at: T.Tensor((G,), "int32"),
+        C: T.Tensor((M, 24), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            x = T.alloc_shared((16, 24), "float32")
+            y = T.alloc_fragment((8, 24), "float32")
+            for k in T.serial(G):
+                T.copy(A[k * 8, 0], x[(k % 2) * 8 : (k % 2) * 8 + 8, :])
+                T.copy(x[(k % 2) * 8 : (k % 2 + 1) * 8, :], y)
+                T.copy(y, C[at[k] // 3 * 8 : (at[k] // 3 + 1) * 8, :])
+
+    a = np.random.default_rng(1).random((40, 24), np.float32)
+    c, order = np.zeros_like(a), np.array([3, 0, 4, 1, 2])
+    run(turns, target, a, (order * 3 + 2).astype(np.int32), c)
+    assert np.array_equal(c.reshape(5, 8, 24)[order], a.reshape(5, 8, 24))
+
+
+def test_ends_that_differ_are_no_tile():
+    @tilec.kernel
+    def wrong(A: T.Tensor((M, 24), "float32")):
+        with T.Kernel(4, threads=64) as bx:
+            x = T.alloc_shared((16, 24), "float32")
+            y = T.alloc_fragment((8,), "float32")
+            T.clear(x)
+            T.reduce_sum(x[(bx % 2) * 8 : (bx % 3) * 8 + 8, :], y, dim=1)
+
+    with pytest.raises(tilec.CompileError, match="only known at run time"):
+        wrong.compile(np.zeros((40, 24), np.float32), target="cpu")

@@ -72,3 +72,20 @@ def test_print_runs_while_the_kernel_is_traced(capsys: pytest.CaptureFixture[str
     assert a[0] == 4
     said = capsys.readouterr().out.splitlines()
     assert set(said) == {"tile | 8 | <bx, a run-time int32: T.print shows it>"}
+
+
+def test_pythons_abs_of_variables() -> None:
+    @tilec.kernel
+    def measured(X: T.Tensor((N,), "int32"), Y: T.Tensor((N,), "int32")):
+        for i in T.Parallel(N):
+            a: T.int32 = X[i]
+            b = T.alloc_var("int32")
+            b = a - 3
+            Y[i] = abs(a) + 10 * abs(b) + 100 * max(abs(a), b, 2)
+
+    x = np.array([-5, 2, 7, 0], np.int32)
+    y = np.zeros_like(x)
+    measured(x, y)
+    b = x - 3
+    largest = np.maximum(np.maximum(abs(x), b), 2)
+    np.testing.assert_array_equal(y, abs(x) + 10 * abs(b) + 100 * largest)

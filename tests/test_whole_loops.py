@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from philox import Curand
 
 import tilec
 import tilec.language as T
@@ -232,6 +233,64 @@ def test_conditions_and_three_indices():
     np.testing.assert_allclose(turned_elu(a), expected, rtol=1e-5)
     for target in TARGETS:
         turned_elu.compile(a, target=target)
+
+
+x = np.zeros(3)  # a name that the kernel below gives to a number of its own
+
+
+def test_methods_of_what_an_iteration_names():
+    @tilec.kernel
+    def halves(
+        X: T.Tensor((N,), "uint64"), Y: T.Tensor((N,), "uint32"), Z: T.Tensor((N,), "uint32")
+    ):
+        for i in T.Parallel(N):
+            x: T.uint64 = X[i]
+            x ^= x >> 33
+            low = x & 0xFFFFFFFF
+            Y[i] = low.astype("uint32")
+            Z[i] = (x >> 32).astype("uint32")
+
+    a = np.array([0, 1, 2**64 - 1, 0x123456789ABCDEF0], np.uint64)
+    low, high = np.empty(4, np.uint32), np.empty(4, np.uint32)
+    halves(a, low, high)
+    mixed = a ^ a >> np.uint64(33)
+    np.testing.assert_array_equal(low, mixed.astype(np.uint32))
+    np.testing.assert_array_equal(high, (mixed >> np.uint64(32)).astype(np.uint32))
+
+
+def test_what_an_iteration_makes_is_made_once():
+    """An array of its own, or a random number, is no name for an extent."""
+
+    @tilec.kernel
+    def counts(X: T.Tensor((N,), "int32"), Y: T.Tensor((4, N), "int32")):
+        for i in T.Parallel(N):
+            own = T.alloc_local((2,), "int32")
+            own[0] = 1
+            own[1] = 5
+            T.rng_init(7, 3, 0)
+            drawn = T.rng_rand() % 8
+            most = T.max(T.ceildiv(9, 4), 2)
+            a: T.int32 = 0
+            b: T.int32 = 0
+            c: T.int32 = 0
+            for j in range(own[0], own[1]):
+                a += j * X[i]
+            for _ in range(drawn):
+                b += 1
+            for _ in range(most):
+                c += X[i]
+            Y[0, i] = a
+            Y[1, i] = b - T.int32(drawn)
+            Y[2, i] = T.int32(T.rng_rand() >> 8)
+            Y[3, i] = c
+
+    x, random = np.arange(9, dtype=np.int32), Curand(7, 3)
+    second = [random.word(), random.word()][1] >> 8
+    for target in ("cpu", "cuda:sm_90a"):
+        y = np.full((4, 9), -1, np.int32)
+        counts(x, y) if target == "cpu" else tilec.simulate(counts, x, y, target=target)
+        np.testing.assert_array_equal(y[[0, 1, 3]], [x * 10, x * 0, x * 3])
+        assert (y[2] == second).all()
 
 
 def test_folds_may_use_any_names():

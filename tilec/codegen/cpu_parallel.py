@@ -43,13 +43,13 @@ class LoopFacts:
     unknowns: dict[Value, Ends | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for arg in self.loop.body.args:  # first: the ends of loops inside are told from them
+            self.unknowns[arg] = self._bounds(arg)
         for o in walk(self.loop.body):
             for v in (*o.results, *(arg for region in o.regions for arg in region.args)):
                 self.unknowns[v] = self._bounds(v)
             if isinstance(o, For):
                 self.unknowns[o.body.args[0]] = self._index(o)
-        for arg in self.loop.body.args:
-            self.unknowns[arg] = self._bounds(arg)
 
     def _bounds(self, v: Value) -> Ends | None:
         lo, hi = self.facts.range(v)

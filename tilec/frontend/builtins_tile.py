@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
@@ -144,6 +144,12 @@ def copy(t: Expressions, c: Call) -> None:
         copy_open(t, r, *((part, other) if reads else (other, part)), reads)
         return
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    if _overlap(source, dest):
+        raise t.error(
+            f"T.copy of {t.tile_text(source)} onto a part of itself: elements would be read after "
+            "they are written",
+            "copy it to another buffer, and from there",
+        )
     if is_placed(t, source, dest):
 
         def move(at: list[Scalar]) -> None:
@@ -165,6 +171,15 @@ def copy(t: Expressions, c: Call) -> None:
         disable_tma=plain or by in ("cp_async", "sync"),
         eviction_policy=policy,
     )
+
+
+def _overlap(a: Tile, b: Tile) -> bool:
+    """Whether two tiles certainly share elements, and are not the same."""
+    if a.buffer.value is not b.buffer.value or a.steps or b.steps:
+        return False
+    apart = [(affine_of(x) - affine_of(y)).constant for x, y in zip(a.offsets, b.offsets)]
+    inside = (n is not None and -m < n < k for n, k, m in zip(apart, b.extents, a.extents))
+    return any(apart) and all(inside)
 
 
 @builtin(T.fill)

@@ -234,7 +234,8 @@ class Calls(Functions):
             if any(isinstance(a, Scalar | Region | Buffer) for a in (*start, *items)):
                 if len(items) > 1 or items is not args:
                     return self._folded(name, [*start, *items])
-        if name == "abs" and len(args) == 1 and not isinstance(args[0], Buffer):
+        tile = any(isinstance(a, Buffer) and not a.variable for a in args)
+        if name == "abs" and len(args) == 1 and not tile:
             x = self.number(args[0], "this operand")
             return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if name == "isinstance" and len(args) == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilec import language as T
@@ -349,27 +350,32 @@ def counted(n: int, one: str, more: str) -> str:
 
 def _difference(t: Arithmetic, a: Scalar | int, b: Scalar | int) -> int | None:
     """`a - b` where it is known. An element that both read, with nothing written between, counts as
-    one and the same."""
+    one and the same, and so does what is computed from it in the same way."""
     found = affine_of(a) - affine_of(b)
-    ops = t.builder.ops
-    made = {o.result: n for n, o in enumerate(ops) if isinstance(o, Load)}
-    first: list[tuple[int, Load]] = []
+    numbers = (o.results if o.pure or isinstance(o, Load) else () for o in t.builder.ops)
+    made = {v: n for n, results in enumerate(numbers) for v in results}
+    first: list[Value] = []
     for v in [*found.terms]:
-        n = made.get(v)
-        if n is None:
-            continue
-        o = ops[n]
-        assert isinstance(o, Load)
-        for m, other in first:
-            between = ops[min(m, n) + 1 : max(m, n)]
-            alike = o.source is other.source and all(
-                (t.indices.form(x) - t.indices.form(y)).constant == 0
-                for x, y in zip(o.indices, other.indices)
-            )
-            if alike and all(x.pure or isinstance(x, Load) for x in between):
-                one = found.terms[v]
-                found = found.without(v) + t.indices.form(other.result).scaled(one)
-                break
+        same = next((x for x in first if _is_same(t, made, v, x)), None)
+        if same is None:
+            first.append(v)
         else:
-            first.append((n, o))
+            found = found.without(v) + t.indices.form(same).scaled(found.terms[v])
     return found.constant
+
+
+def _is_same(t: Arithmetic, made: Mapping[Value, int], v: Value, other: Value) -> bool:
+    """Whether two numbers that this block has `made` are one."""
+    apart = (t.indices.form(v) - t.indices.form(other)).constant
+    if apart is not None or v not in made or other not in made:
+        return apart == 0
+    ops = t.builder.ops
+    n, m = sorted((made[v], made[other]))
+    if isinstance(ops[n], Load):
+        kept = all(o.pure or isinstance(o, Load) for o in ops[n + 1 : m])
+    else:
+        fields = ops[n].attribute_fields
+        kept = all(getattr(ops[n], f) == getattr(ops[m], f, None) for f in fields)
+    pairs = zip(ops[n].operands, ops[m].operands)
+    alike = type(ops[n]) is type(ops[m]) and len(ops[n].operands) == len(ops[m].operands)
+    return alike and kept and all(x is y or _is_same(t, made, x, y) for x, y in pairs)

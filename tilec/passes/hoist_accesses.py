@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Substitution, Value, clone, walk
+from tilec.ir.core import Func, Op, Region, Substitution, Value, clone, upstream, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
@@ -188,12 +188,17 @@ class _Slice:
             first = self.body.const(self.start)
             along = o.body.args[self.dim]
             full[along] = self.body.binary("add", index[along], first)
+        # What the loop's own indices are computed into is another number for a fragment's part.
+        inside = [i for a in self.loop.own.values() for i in a.indices] if self.start else []
+        own = {*upstream(inside, self.loop.made)}
         for x in o.body.ops:
             self.body.loc = self.before.loc = self.after.loc = x.loc
             if isinstance(x, ElementAccess) and (x in self.loop.boxes or x in self.loop.own):
                 self.access(x, index, full)
-            else:
-                self.body.ops.append(clone(x, full))
+                continue
+            if x in own:
+                self.body.ops.append(clone(x, index))
+            self.body.ops.append(clone(x, full))
         loop = replace(o, extents=self.extents, layout=self.layout, body=self.body.block(args))
         return [*self.before.ops, loop, *self.after.ops]
 

@@ -11,7 +11,19 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
 from tilec.ir.fold import Number, fold
 from tilec.ir.loc import UNKNOWN
-from tilec.ir.ops import Binary, Const, For, If, Scope, Select, While, Yield, yielded
+from tilec.ir.ops import (
+    Binary,
+    Cast,
+    Const,
+    For,
+    If,
+    Parallel,
+    Scope,
+    Select,
+    While,
+    Yield,
+    yielded,
+)
 from tilec.ir.types import BOOL, DType, ScalarType
 from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import keep_results, sweep
@@ -57,6 +69,7 @@ class _Forward:
         self.table: dict[Hashable, Value] = {}  # what has been computed, in dominating places
         self.trail: list[Hashable] = []
         self.scopes: list[Op] = []
+        self.indices: set[Value] = set()  # of parallel loops
         self.out: list[Op] = []
         self.loc = UNKNOWN
 
@@ -157,7 +170,9 @@ class _Forward:
         facts = self.facts
         constant = facts.constant(o.results[0])
         if constant is not None:
-            return self.constant(constant, t.dtype)
+            # Passes tell what a loop touches by its indices, by those of one iteration too.
+            widened = isinstance(o, Cast) and o.operand in self.indices
+            return None if widened else self.constant(constant, t.dtype)
         if not isinstance(o, Binary):
             return None
         (lo, hi), (lo2, hi2) = facts.range(o.lhs), facts.range(o.rhs)
@@ -187,6 +202,8 @@ class _Forward:
                 self.out.append(o.with_regions(self.region))
                 self.scopes.pop()
             case _:
+                if isinstance(o, Parallel):
+                    self.indices.update(o.body.args)
                 self.out.append(o.with_regions(self.region))
 
     def branch(self, o: If) -> None:

@@ -329,14 +329,14 @@ def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
 def check_scalar(p: Parameter, value: object) -> int | float | bool:
     """`value` as a number of the parameter's dtype. Raises LaunchError."""
     if type(value) not in (int, float, bool):
-        _check_number(p, value)
+        value = _number(p, value)
     kind = "float" if p.dtype is None else DTYPES[p.dtype].kind
     if kind == "float":
         return _converted(p, value, float)
     if isinstance(value, float):
         hint = f"pass int({value})" if math.isfinite(value) else "pass a whole number"
         raise LaunchError(f"{p.name}: expected {p.dtype}, got the float {value}", hint=hint)
-    number = int(_converted(p, value, int))
+    number = int(_converted(p, value, operator.index))
     if kind == "bool":
         if number not in (0, 1):
             message = f"{p.name}: expected a bool, got {shown(number)}"
@@ -352,7 +352,8 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     return number
 
 
-def _check_number(p: Parameter, value: object) -> None:
+def _number(p: Parameter, value: object) -> object:
+    """`value`, if it is a number; Python's for NumPy's."""
     if value is None:
         raise LaunchError(f"{p.name} is None; expected {p.describe()}", hint="pass a Python number")
     array = read_tensor(value, p.name)
@@ -360,8 +361,10 @@ def _check_number(p: Parameter, value: object) -> None:
         hint = f"annotate {p.name}: T.Tensor((…), {array.dtype!r}) to take an array"
         single = all(e == 1 for e in array.shape)
         got, hint = f"an array of shape {array.shape}", f"pass {p.name}.item()" if single else hint
+    elif callable(item := getattr(value, "item", None)):
+        return _converted(p, item, lambda item: item())
     elif isinstance(value, numbers.Number) or hasattr(value, "__index__"):
-        return
+        return value
     else:
         got, hint = _article(type(value).__name__), "pass a Python number"
     raise LaunchError(f"{p.name}: expected a number ({p.describe()}), got {got}", hint=hint)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.branches import same_value
+from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
@@ -43,9 +43,11 @@ class WholeLoops(Statements):
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks
         for tilec's builtins. `tiles`: the parameters for a product's tile sizes."""
 
+        local = assigned_names([node]) | self.names.keys()
+
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
-            free = names_in(callee).isdisjoint(self.names)
+            free = names_in(callee).isdisjoint(local)
             return self.expression(callee) if plain and free else None
 
         nest = nest_of(node, named)

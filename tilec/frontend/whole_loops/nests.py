@@ -20,6 +20,7 @@ MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
 
 _COUNTING = (range, T.serial, T.unroll)
+_COUNTS = (T.ceildiv, T.cdiv, T.floordiv, T.max, T.min, max, min, abs)
 _PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
 
 
@@ -74,20 +75,22 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
     found = Nest(names, tuple(node.iter.args), tuple(node.body))
     if inner is None or names_in(*inner.extents) & {*names}:
-        return replace(found, body=_with_known_extents(found))
+        return replace(found, body=_with_known_extents(found, named))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
 
 
-def _with_known_extents(nest: Nest) -> tuple[ast.stmt, ...]:
-    """The body with what the extents of its loops stand for in place of names that are the same in
-    all iterations: `n = C // groups`, `for c in range(n)`."""
+def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
+    """The body with what the extents of its loops stand for in place of names that are numbers, the
+    same in all iterations: `n = C // groups`, `for c in range(n)`."""
     stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
     own, same = {*nest.indices, *stored}, dict[str, ast.expr]()
     for s in nest.body:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
                 value = Put(same).visit(copy.deepcopy(value))
-                if own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
+                calls = (n for n in ast.walk(value) if isinstance(n, ast.Call))
+                counts = all(named(c.func) in _COUNTS for c in calls)
+                if counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
                     same[name] = value
     if not any(
         names_in(n.iter) & same.keys()
