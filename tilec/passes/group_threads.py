@@ -69,6 +69,8 @@ def group_threads(func: Func, target: Target) -> Func:
                 return [copy, ops.Barrier(loc=o.loc)]
             case ops.Copy(engine="cp_async") if not target.has("cp_async"):
                 return replace(o, engine="")
+            case ops.Store(engine="cp_async") if not target.has("cp_async"):
+                return replace(o, engine="threads")
             case ops.Copy(engine="tma_store") if not target.has("tma"):
                 return replace(o, engine="")
             case ops.Gemm(asynchronous=True) if not target.has("wgmma"):
@@ -156,7 +158,7 @@ class _Groups:
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)
-            if meets(region):
+            if meets(region) or (_waits(region) and self.is_run(who)):
                 first, warps = self.warps(o, who)
                 name = f"threads_{first * self.size}"
                 b.emit(ops.Scope, name, first, warps, inner.block())
@@ -168,11 +170,17 @@ class _Groups:
             b.ops.append(ops.Load(place, (zero,), results=(r,), loc=o.loc))
         return b.ops
 
+    def is_run(self, who: Any) -> bool:
+        """Whether the threads `who` are whole warps that follow one another."""
+        found = np.flatnonzero(who)
+        first, last = int(found[0]), int(found[-1]) + 1
+        return not (len(found) != last - first or first % self.size or last % self.size)
+
     def warps(self, o: ops.If, who: Any) -> tuple[int, int]:
         """First warp and number of warps of the threads `who`."""
         found = np.flatnonzero(who)
         first, last = int(found[0]), int(found[-1]) + 1
-        if len(found) != last - first or first % self.size or last % self.size:
+        if not self.is_run(who):
             inside = next(x for r in (o.then, o.orelse) for x in walk(r) if needs_all(x))
             what = spelled(inside)
             runs = "threads that do not follow one another"
@@ -186,6 +194,11 @@ class _Groups:
                 f"{what} (line {inside.loc.line}) out of it",
             )
         return first // self.size, (last - first) // self.size
+
+
+def _waits(region: Block) -> bool:
+    """Whether threads wait at barriers of the author's there: they are a group of their own."""
+    return any(isinstance(o, ops.MbarrierWait) for o in walk(region))
 
 
 # --- whole warps ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
-from tilec.ir.verify import allowed, needs_all
+from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.target import Target
@@ -142,6 +142,12 @@ class _State:
             if _within(g, group):
                 known.fence()
 
+    def land(self, group: Group, pending: int = 1) -> None:
+        """Each thread of `group` has waited, or may have, for cp.async copies."""
+        for g, known in self.groups.items():
+            if _within(g, group):
+                known.land(pending)
+
     def become(self, other: _State) -> None:
         self.groups = other.groups
 
@@ -164,6 +170,7 @@ class _Effects(_Known):
     """What one op does."""
 
     engine_reads: set[Span] = field(default_factory=set)
+    there: set[Span] = field(default_factory=set)  # written when it is done, if the author waits
     refills: set[Value] = field(default_factory=set)  # by TMA, as the author says
     waited: bool = False  # for its reads, by all threads, each itself
 
@@ -223,6 +230,12 @@ class _Placer:
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
+        arrivals = func.body.every(ops.MbarrierArrive)
+        self.told_by_copies = {o.barrier for o in arrivals if o.copies}
+        by_copies = (
+            e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes
+        )
+        self.copied = {self.spans[v] for v in by_copies if v in self.spans}
         self.by_threads = self._by_threads(func) if self.numbered else set()
 
     def _by_threads(self, func: Func) -> set[Span]:
@@ -259,6 +272,10 @@ class _Placer:
                     e.engine_reads |= span
             if done.writes:
                 e.writes |= span
+                if self.by_hand and done.engine == "cp_async":
+                    e.flying |= span
+                elif not isinstance(x, ops.TmaCopy):
+                    e.there |= span
                 e.stored |= self.stored(v, x.loc)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
@@ -306,6 +323,9 @@ class _Placer:
                 case ops.For() | ops.While() | ops.If() if not together(o, self.uniformity):
                     self._before(o, state, statements)
                     statements.append(o)
+                case ops.For(kind="vectorized") if not meets(o.body):
+                    self._before(o, state, statements)  # a thread's iterations are done at once
+                    statements.append(o)
                 case ops.For():
                     statements.append(self._loop(o, state, statements))
                 case ops.While():
@@ -338,10 +358,12 @@ class _Placer:
                     state.fence(self.group)
                     if isinstance(o, ops.ClusterBarrier) and not o.part:
                         state.meet()
+                case ops.MbarrierWait() if o.barrier in self.told_by_copies:
+                    # Who started the copies could not fence them.
+                    state.add(self.group, _Known(unfenced=self.copied & self.engine_reads))
+                    statements.append(o)
                 case ops.CpAsyncWait() if self.by_hand:
-                    for g, known in state.groups.items():
-                        if _within(g, self.group):
-                            known.land(o.pending)
+                    state.land(self.group, o.pending)
                     statements.append(o)
                 case ops.ClusterBarrier(part="") if self.by_hand:
                     state.meet()
@@ -462,6 +484,8 @@ class _Placer:
         if _conflict(e, known):
             statements.append(self.meeting(o.loc))
             state.meet(self.group)
+        if self.by_hand and any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+            state.land(self.group)
         state.add(self.group, left)
 
     def _left(self, o: Op, e: _Effects) -> _Known:
@@ -470,13 +494,10 @@ class _Placer:
         if e.waited:
             left.ended |= left.reads
             left.reads.clear()
-        flying = self.by_hand and any(x.engine == "cp_async" for x in o.effects())
-        if flying:
-            left.flying |= left.writes
-        if flying or e.refills:
-            # Who has waited for them may read them; no barrier lets them arrive.
-            left.writes.clear()
-            left.unfenced.clear()
+        if not any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+            # Who has waited for the others may read them; no barrier lets them arrive.
+            left.writes &= e.there
+            left.unfenced &= e.there
         return left
 
 
