@@ -169,14 +169,15 @@ def test_copies_that_arrive_by_themselves(told: str, rng: np.random.Generator) -
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((64, 256), (300, 64)))
     at = rng.integers(0, 310, 256).astype(np.int32)  # some rows are none: zeros
     c = np.full((64, 64), np.nan, np.float32)
-    report = tilec.simulate(gathered(told), a, b, at, c, target="cuda:sm_90a")
+    kernel = gathered(told)
+    report = tilec.simulate(kernel, a, b, at, c, target="cuda:sm_90a")
     assert report.ok == (told != "too early")
     if told == "too early":
         assert "read before wait" in str(report)
         return
     rows = np.concatenate([b.astype(np.float32), np.zeros((10, 64), np.float32)])[at]
     np.testing.assert_allclose(c, a.astype(np.float32) @ rows, rtol=1e-3, atol=1e-3)
-    made = gathered(told).compile(a, b, at, c, target="cuda:sm_90a")
+    made = kernel.compile(a, b, at, c, target="cuda:sm_90a")
     assert ("cp.async.mbarrier.arrive.noinc" in made.stages["ptx"]) == (told == "copies")
     kinds = [
         type(o).__name__

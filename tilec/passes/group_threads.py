@@ -4,7 +4,8 @@ Before: TILE, as the user wrote it. After: no tile op stands under a condition t
 threads, where that condition is the same for all threads of each warp and holds for warps that
 follow one another: it is a `scope` of these warps, and its else branch one of the others. What such
 branches hand on lies in variables. Loops whose copies or barriers are ordered by hand are "serial":
-nothing runs ahead there but what the author starts."""
+nothing runs ahead there but what the author starts, in the stages that he asks for
+(`stages_by_hand`)."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
 from tilec.ir.verify import meets, needs_all, spelled
 from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.stages_by_hand import with_stages_by_hand
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
 from tilec.target import TARGETS, Target
@@ -33,7 +35,7 @@ _BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.M
 
 def group_threads(func: Func, target: Target) -> Func:
     """Raises CompileError for a group that is no run of whole warps."""
-    func = whole_warps(func, target)
+    func = with_stages_by_hand(whole_warps(func, target), target)
     asks = any(
         isinstance(o, ops.ThreadIndex | ops.WarpMma | ops.LoadMatrices) for o in walk(func.body)
     )
