@@ -24,6 +24,7 @@ wait for the product tells each of them that all have read the operands."""
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -38,6 +39,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
+from tilec.passes.utils.own_elements import own_elements
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.target import Target
 
@@ -227,6 +229,10 @@ class _Placer:
                 self.sent.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
+        self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
+        alike = Counter(self.spans[v] for v in self.spans if v not in self.root)
+        own = own_elements(func, self.root, self.uniformity)
+        self.owned = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
@@ -263,6 +269,13 @@ class _Placer:
                 e.refills.add(v)
             if isinstance(x, ops.ClusterCopy) and done.writes:
                 continue  # that is in another block, which knows of it by other ways
+            own = isinstance(x, ops.ElementAccess) and self.root.get(v, v) in self.owned
+            if own and x not in self.in_loops:
+                e.private |= span
+                if done.writes:
+                    e.unfenced |= {s for s in span if s[0] == "shared"}
+                    e.there |= span
+                continue
             if done.private:
                 e.private |= span
                 continue
@@ -277,7 +290,7 @@ class _Placer:
                 elif not isinstance(x, ops.TmaCopy):
                     e.there |= span
                 e.stored |= self.stored(v, x.loc)
-        e.unfenced = {s for s in e.writes if s[0] == "shared"}
+        e.unfenced |= {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
             self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous

@@ -144,7 +144,8 @@ class Lowering:
             any(v.buffer.space == "global" for v in s) for s in (read, stored)
         ):
             return None
-        if read & {*stored} or len({*stored}) < len(stored):
+        several = {v for v in stored if v in read or stored.count(v) > 1}
+        if not all(self._by_iteration(v, plain, arg, count) for v in several):
             return None
         found = [self.known.memory(x, arg, count) for x in plain if in_memory(x)]
         if max((m.width for m in found), default=1) == 1:
@@ -155,6 +156,16 @@ class Lowering:
         for x in o.body.ops:
             body.op(x, envs)
         return b.ops
+
+    def _by_iteration(
+        self, buffer: Value, accesses: list[ops.Load | ops.Store], arg: Value, count: int
+    ) -> bool:
+        """Whether each iteration accesses an element of a buffer that no other one does."""
+        indices = {x.indices for x in accesses if x.buffer is buffer}
+        near = self.known.neighbours(arg, count)
+        return len(indices) == 1 and all(
+            near.counts_up(last) and all(map(near.same, outer)) for *outer, last in indices
+        )
 
     def past_registers(self, o: ops.For, indices: range) -> None | list[Op]:
         """A thread's own copy of neighbours that goes past its registers; None where their places
