@@ -253,5 +253,10 @@ class _Staged:
 
         body = rewrite(self.loop.body, visit)
         return replace(
-            self.loop, body=body.with_ops([*top.ops, *body.ops]), kind="serial", num_stages=0
+            self.loop,
+            kind="serial",
+            num_stages=0,
+            order=(),
+            stage=(),
+            body=body.with_ops([*top.ops, *body.ops]),
         )
