@@ -69,6 +69,8 @@ class _Known:
     stored: set[Stored] = field(default_factory=set)
     flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
     ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
+    lanes_read: set[Span] = field(default_factory=set)  # of the private ones, since lanes met
+    lanes_wrote: set[Span] = field(default_factory=set)
 
     def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
@@ -85,6 +87,12 @@ class _Known:
             spans -= {s for s in spans if only is None or s in only}
         if only is None:
             self.stored.clear()
+            self.meet_lanes()
+
+    def meet_lanes(self) -> None:
+        """The lanes of each warp have met."""
+        self.lanes_read.clear()
+        self.lanes_wrote.clear()
 
     def land(self, pending: int) -> None:
         """Each of the threads has waited for its own cp.async copies, for all that the others may
@@ -137,6 +145,12 @@ class _State:
         for g, known in self.groups.items():
             if _within(g, group):
                 known.meet(only)
+
+    def meet_lanes(self, group: Group) -> None:
+        """The lanes of each warp of `group` have met."""
+        for g, known in self.groups.items():
+            if _within(g, group):
+                known.meet_lanes()
 
     def fence(self, group: Group = ALL) -> None:
         """Each thread of `group` has executed a proxy fence."""
@@ -231,8 +245,9 @@ class _Placer:
             self.spans[v] = (v, 0, 1)
         self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
         alike = Counter(self.spans[v] for v in self.spans if v not in self.root)
-        own = own_elements(func, self.root, self.uniformity)
-        self.owned = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
+        own = own_elements(func, self.root, self.uniformity, self.size)
+        single = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
+        self.owned = {v: own[v] for v in single}
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
@@ -272,6 +287,9 @@ class _Placer:
             own = isinstance(x, ops.ElementAccess) and self.root.get(v, v) in self.owned
             if own and x not in self.in_loops:
                 e.private |= span
+                if self.owned[self.root.get(v, v)] > 1:
+                    e.lanes_read |= span if done.reads else set()
+                    e.lanes_wrote |= span if done.writes else set()
                 if done.writes:
                     e.unfenced |= {s for s in span if s[0] == "shared"}
                     e.there |= span
@@ -371,6 +389,11 @@ class _Placer:
                     state.fence(self.group)
                     if isinstance(o, ops.ClusterBarrier) and not o.part:
                         state.meet()
+                    if isinstance(o, ops.WarpSync):
+                        state.meet_lanes(self.group)
+                case ops.WarpSync():
+                    state.meet_lanes(self.group)
+                    statements.append(o)
                 case ops.MbarrierWait() if o.barrier in self.told_by_copies:
                     # Who started the copies could not fence them.
                     state.add(self.group, _Known(unfenced=self.copied & self.engine_reads))
@@ -497,6 +520,12 @@ class _Placer:
         if _conflict(e, known):
             statements.append(self.meeting(o.loc))
             state.meet(self.group)
+        known = state.near(self.group)
+        if _overlap(e.lanes_wrote, known.lanes_read | known.lanes_wrote) or _overlap(
+            e.lanes_read, known.lanes_wrote
+        ):
+            statements.append(ops.WarpSync(loc=o.loc))
+            state.meet_lanes(self.group)
         if self.by_hand and any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
             state.land(self.group)
         state.add(self.group, left)

@@ -172,12 +172,12 @@ class Lowering:
         are not known to suit that: it is made by loads and stores then, and done at once."""
         (arg,), count = o.body.args, len(indices)
         moved = [x for x in o.body.ops if isinstance(x, ops.Load | ops.Store)]
-        sides = [x.buffer.buffer.space for x in moved]
-        if sides != ["global", "shared"] or moved[0].buffer in self.known.tensors.safe:
+        if len(moved) != 2 or not isinstance(moved[1], ops.Store):
             return None
-        value = moved[1].value
-        masked = {x.result for x in masked_loads(o.body.ops, self.known)}
-        if value is not moved[0].result and value not in masked:
+        (source, value), masked = (moved[0], moved[1].value), masked_loads(o.body.ops, self.known)
+        if source.buffer.buffer.space != "global" or source.buffer in self.known.tensors.safe:
+            return None
+        if value not in source.results and value not in {x.result for x in masked}:
             return None
         width = min(self.known.memory(x, arg, count).width for x in moved)
         if width * value.dtype.bits // 8 not in CP_ASYNC_BYTES or count % width:

@@ -1,4 +1,4 @@
-"""Shared buffers of which each thread reads and writes elements of its own."""
+"""Shared buffers of which each thread, or each warp, reads and writes elements of its own."""
 
 from __future__ import annotations
 
@@ -18,86 +18,103 @@ MOST_ELEMENTS = 1 << 20
 MOST_DIMENSIONS = 3
 """Of those that say whose an element is: their indices, of 20 bits each, make one number."""
 
-Loops = tuple[ops.For, ...]
-Access = tuple[ops.ElementAccess, Loops]
+Around = tuple[ops.For | ops.Scope, ...]
+Access = tuple[ops.ElementAccess, Around]
 
 
 def own_elements(
-    func: Func, roots: Mapping[Value, Value], uniformity: Uniformity
-) -> frozenset[Value]:
+    func: Func, roots: Mapping[Value, Value], uniformity: Uniformity, lanes: int
+) -> dict[Value, int]:
     """The shared buffers of which no element is accessed by the statements of two threads (tile ops
     and loops over tiles aside), whatever they do it for, and in whatever iteration: threads need
-    not meet for them. `roots`: the ring that a stage belongs to."""
-    found: dict[Value, list[Access]] = {}
-    for o, loops in _accesses(func.body, ()):
-        found.setdefault(roots.get(o.buffer, o.buffer), []).append((o, loops))
-    table = _Table(func, uniformity)
-    return frozenset(v for v, accesses in found.items() if table.is_owned(accesses))
+    not meet for them; or only of two that are `lanes` of one warp. With how many threads share an
+    element at most: 1 or `lanes`. `roots`: the ring that a stage belongs to."""
+    accesses: dict[Value, list[Access]] = {}
+    for o, around in _accesses(func.body, ()):
+        accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, around))
+    table = _Table(func, uniformity, lanes)
+    found = {v: table.owners(each) for v, each in accesses.items()}
+    return {v: owners for v, owners in found.items() if owners}
 
 
-def _accesses(block: Block, loops: Loops) -> Iterator[Access]:
+def _accesses(block: Block, around: Around) -> Iterator[Access]:
+    """What threads do outside of loops over tiles, and the loops and groups that it stands in."""
     for o in block.ops:
         if isinstance(o, ops.ElementAccess):
             if o.buffer.buffer.space == "shared":
-                yield o, loops
+                yield o, around
         elif not isinstance(o, ops.Parallel):
-            around = (*loops, o) if isinstance(o, ops.For) else loops
+            within = (*around, o) if isinstance(o, ops.For | ops.Scope) else around
             for region in o.regions:
-                yield from _accesses(region, around)
+                yield from _accesses(region, within)
 
 
 class _Table:
-    def __init__(self, func: Func, uniformity: Uniformity) -> None:
-        self.func, self.uniformity = func, uniformity
+    def __init__(self, func: Func, uniformity: Uniformity, lanes: int) -> None:
+        self.func, self.uniformity, self.lanes = func, uniformity, lanes
         self.constant = facts_of(func).constant
         self.threads = [o.result for o in func.body.every(ops.ThreadIndex)]
 
-    def is_owned(self, accesses: Sequence[Access]) -> bool:
-        """Whether each element is accessed by one thread. Where all threads have the same index in
-        a dimension it says nothing."""
+    def owners(self, accesses: Sequence[Access]) -> int:
+        """Whether each element is accessed by one thread (1), or one warp (`lanes`); 0 where it may
+        be by others. Where all threads have the same index in a dimension it says nothing."""
         if not self.threads or any(isinstance(o, ops.Atomic) for o, _ in accesses):
-            return False
+            return 0
         rank = len(accesses[0][0].indices)
         told = [
             d for d in range(rank) if not all(self._is_uniform(o.indices[d]) for o, _ in accesses)
         ]
         if not told or len(told) > MOST_DIMENSIONS:
-            return False
+            return 0
         places, owners = [], []
-        for o, loops in accesses:
-            found = self._elements(o, loops, told)
+        for o, around in accesses:
+            found = self._elements(o, around, told)
             if found is None:
-                return False
+                return 0
             places.append(found[0])
             owners.append(found[1])
         at, who = np.concatenate(places), np.concatenate(owners)
         order = np.argsort(at, kind="stable")
         at, who = at[order], who[order]
-        return not ((at[1:] == at[:-1]) & (who[1:] != who[:-1])).any()
+        for several in (1, self.lanes):
+            owner = who // several
+            if not ((at[1:] == at[:-1]) & (owner[1:] != owner[:-1])).any():
+                return several
+        return 0
 
     def _is_uniform(self, v: Value) -> bool:
         return self.uniformity.level(v) == Level.BLOCK
 
     def _elements(
-        self, o: ops.ElementAccess, loops: Loops, dims: Sequence[int]
+        self, o: ops.ElementAccess, around: Around, dims: Sequence[int]
     ) -> tuple[Any, Any] | None:
         """The elements that are accessed, and by which threads; None where that is not known."""
         values = ThreadMasks(self.func)
-        counted = [(x.body.args[0], x.indices(self.constant)) for x in loops]
-        axes = [(v, each) for v, each in counted if each is not None]
-        if values.threads * np.prod([len(each) for _, each in axes], dtype=float) > MOST_ELEMENTS:
+        threads = range(values.threads)
+        axes: list[tuple[Value, range]] = []
+        for x in around:
+            if isinstance(x, ops.For):
+                each = x.indices(self.constant)
+                axes += [] if each is None else [(x.body.args[0], each)]
+            elif x.name not in ("consumer", "producer"):
+                threads = range(self.lanes * x.first_warp, self.lanes * (x.first_warp + x.warps))
+        shape = (len(threads), *(len(each) for _, each in axes))
+        if np.prod(shape, dtype=float) > MOST_ELEMENTS:
             return None
-        shape = (values.threads, *(len(each) for _, each in axes))
-        thread = np.arange(values.threads, dtype=np.int32).reshape(-1, *[1] * len(axes))
+
+        def along(numbers: range, axis: int) -> Any:
+            found = np.array(numbers, np.int32)
+            return found.reshape([-1 if d == axis else 1 for d in range(len(shape))])
+
+        thread = along(threads, 0)
         values.known = dict.fromkeys(self.threads, thread)
-        for n, (v, each) in enumerate(axes, 1):
-            values.known[v] = np.array(each).reshape(
-                [-1 if d == n else 1 for d in range(len(shape))]
-            )
+        values.known |= {v: along(each, n) for n, (v, each) in enumerate(axes, 1)}
         number: Any = np.zeros(shape, np.int64)
+        inside: Any = np.ones(shape, bool)
         for d in dims:
             at = values.evaluate(o.indices[d])
             if at is None:
                 return None
+            inside &= (at >= 0) & (at < o.buffer.buffer.static_shape[d])
             number = number * (1 << 20) + at
-        return number.ravel(), np.broadcast_to(thread, shape).ravel()
+        return number[inside], np.broadcast_to(thread, shape)[inside]
