@@ -18,7 +18,7 @@ __all__ = [
     "ptx_wait_group", "set_max_nreg", "tma_copy", "tma_store_arrive", "tma_store_wait",
     "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand",
     "warpgroup_wait", "ws", "alloc_cluster_barrier", "block_rank_in_cluster", "cluster_arrive",
-    "cluster_sync", "cluster_wait", "copy_cluster",
+    "cluster_sync", "cluster_wait", "copy_cluster", "cp_async_barrier_noinc",
 ]  # fmt: skip
 
 
@@ -40,6 +40,12 @@ def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """As `barrier_arrive`; at the barrier of block number `cta_id` of the cluster, one's own
     too."""
+
+
+def cp_async_barrier_noinc(barrier: Any) -> None:
+    """Arrive, as `barrier_arrive`, when the asynchronous copies that this thread has started
+    (`ptx_cp_async`, `async_copy`) are done. The thread goes on at once; who has waited for the
+    phase may read what they brought."""
 
 
 def barrier_wait(mbarrier: Any, parity: Any) -> None:

@@ -84,9 +84,11 @@ def ptx_cp_async(dst: Any, src: Any, num_elems: Any, predicate: Any = None) -> N
     memory, by each thread; zeros where `predicate` is False, and for what is out of bounds.
     Elements of four bits are counted one by one, too, and unpacked on the way.
 
-    The copy is made by ordinary loads and stores, so that it is done when the statement is:
-    `T.ptx_wait_group` and barriers behind it order more than needed. Raises CompileError for places
-    of different dtypes, or anywhere else.
+    Where 4, 8 or 16 bytes divide the places, as far as is known, the copy goes past the thread's
+    registers (cp.async), and is done when the thread has waited: `T.ptx_commit_group()` and
+    `T.ptx_wait_group(n)`, or `T.cp_async_barrier_noinc(bar)`. Elsewhere, in T.Parallel, and on
+    targets without cp.async it is made by loads and stores, and done when the statement is. Raises
+    CompileError for places of different dtypes, or anywhere else.
     """
 
 

@@ -266,7 +266,8 @@ class NvptxEmitter(PrintingEmitter):
             guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
             self.execute(instr, at, self.get(o.block), self.f.cast("zext", guard, "i32"))
         elif o.guard is None:
-            self.execute(sync.MBARRIER_ARRIVE, at)
+            instr = sync.MBARRIER_ARRIVE_COPIES if o.copies else sync.MBARRIER_ARRIVE
+            self.execute(instr, at)
         else:
             guard = self.f.cast("zext", self.get(o.guard), "i32")
             self.execute(sync.MBARRIER_ARRIVE_IF, at, guard)

@@ -98,6 +98,11 @@ def _arrive(t: Expressions, c: Call) -> None:
     t.emit(ops.MbarrierArrive, *_barrier(t, c), None, _block(t, c, "cta_id"), publish=True)
 
 
+@builtin(T.cp_async_barrier_noinc, of="threads")
+def arrive_with_copies(t: Expressions, c: Call) -> None:
+    t.emit(ops.MbarrierArrive, *_barrier(t, c, "barrier"), copies=True)
+
+
 builtin(T.barrier_arrive, of="threads")(_arrive)
 builtin(T.mbarrier_arrive, of="threads")(_arrive)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_views import extent_of
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.index import Reach
 from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import (
     Address,
@@ -25,8 +27,18 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.core import Value
-from tilec.ir.ops import Bitcast, View
-from tilec.ir.types import FLOAT32, INT64, UINT32, UINT64, BufferType, DType, Extent, find_dtype
+from tilec.ir.ops import Bitcast, For, View, Yield
+from tilec.ir.types import (
+    FLOAT32,
+    INT64,
+    UINT32,
+    UINT64,
+    BufferType,
+    DType,
+    Extent,
+    ScalarType,
+    find_dtype,
+)
 
 _WORD = 32
 
@@ -199,11 +211,35 @@ def ptx_cp_async(t: Expressions, c: Call) -> None:
             "use places of one dtype, or T.copy, which converts",
         )
     pred = None if c["predicate"] is None else _condition(t, c, "predicate")
-    for n in range(count):
-        value = t.load(moved(t, src, n, count))
+
+    def copy(source: Region, dest: Region, engine: str = "cp_async") -> None:
+        value = t.load(source)
         if pred is not None:
             value = t.select(pred, value, t.constant(0, value.dtype))
-        t.store(moved(t, dst, n, count), value)
+        t.store(dest, value, engine)
+
+    sides = [x.buffer for x in (src, dst)]
+    rows = [static_int(b.shape[-1]) for b in sides]
+    apart = any(b.packed is not None for b in sides) or t.parallel is not None
+    if apart or any(n is not None and n < count for n in rows):
+        for at in range(count):
+            copy(moved(t, src, at, count), moved(t, dst, at, count), "threads")
+    elif count == 1:
+        copy(src, dst)
+    else:
+        with _neighbours(t, count) as index:
+            copy(t.neighbour(src, index), t.neighbour(dst, index))
+
+
+@contextmanager
+def _neighbours(t: Expressions, count: int) -> Iterator[Scalar]:
+    """The index of a thread's own loop over elements that lie side by side."""
+    index = Value(ScalarType(t.index_dtype), "n")
+    with t.inside() as body:
+        yield t.scalar(index, Reach(0, count - 1, True, t.depth, dense=True))
+        t.emit(Yield, ())
+    lo, hi, step = map(t.index_value, (0, count, 1))
+    t.emit(For, "vectorized", lo, hi, step, (), body.block((index,)))
 
 
 def _condition(t: Expressions, c: Call, name: str) -> Scalar:

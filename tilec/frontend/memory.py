@@ -190,7 +190,7 @@ class Memory(Arithmetic):
 
     # --- elements ---------------------------------------------------------------------------------
 
-    def neighbour(self, element: Region, n: int) -> Region:
+    def neighbour(self, element: Region, n: Number) -> Region:
         """The element `n` behind another along the last dimension."""
         *outer, last = element.offsets
         there = self.binary("add", last, n)
@@ -208,8 +208,8 @@ class Memory(Arithmetic):
             indices = self.indices_at(element)
             return self.scalar(self.emit(Load, buffer.value, indices).result)
 
-    def store(self, element: Region, value: Number) -> None:
-        """Write one element, converting to the buffer's dtype."""
+    def store(self, element: Region, value: Number, engine: str = "threads") -> None:
+        """Write one element, converting to the buffer's dtype. `engine` as of the op."""
         buffer = element.buffer
         if buffer.type.space == "barrier":
             hint = "arrive at it with T.barrier_arrive, wait for it with T.barrier_wait"
@@ -221,7 +221,7 @@ class Memory(Arithmetic):
         with self.at(element.loc):
             self._check_indices(element, "writes")
             indices = self.indices_at(element)
-        self.emit(Store, buffer.value, indices, converted.value)
+        self.emit(Store, buffer.value, indices, converted.value, engine)
 
     def indices_at(self, element: Region) -> tuple[Value, ...]:
         """The indices of an element as an op takes them: where it is in a tensor's memory."""

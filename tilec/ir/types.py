@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type, of which there is one object each. `kind` is "bool", "int", "uint" or
-    "float"; `bits` its width in memory."""
+    """An element type, of which there is one object each; it equals its name. `kind` is "bool",
+    "int", "uint" or "float"; `bits` its width in memory."""
 
     name: str
     kind: str
@@ -41,6 +41,12 @@ class DType:
 
     def __str__(self) -> str:
         return self.short
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, str) and self.name == other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
         return _named, (self.name,)  # also of copies

@@ -56,7 +56,8 @@ def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
     plane = any(o.dim == 1 for o in func.body.every(ops.BlockIndex))
-    return plane and can_persist(func)
+    by_hand = any(any(o.every(ops.TmaCopy)) for o in func.body.every(ops.For))
+    return plane and (can_persist(func) or by_hand)
 
 
 def can_persist(func: Func) -> bool:

@@ -4,7 +4,8 @@ Before: TILE, as the user wrote it. After: no tile op stands under a condition t
 threads, where that condition is the same for all threads of each warp and holds for warps that
 follow one another: it is a `scope` of these warps, and its else branch one of the others. What such
 branches hand on lies in variables. Loops whose copies or barriers are ordered by hand are "serial":
-nothing runs ahead there but what the author starts."""
+nothing runs ahead there but what the author starts, in the stages that he asks for
+(`stages_by_hand`)."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
 from tilec.ir.verify import meets, needs_all, spelled
 from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.stages_by_hand import with_stages_by_hand
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
 from tilec.target import TARGETS, Target
@@ -33,7 +35,7 @@ _BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.M
 
 def group_threads(func: Func, target: Target) -> Func:
     """Raises CompileError for a group that is no run of whole warps."""
-    func = whole_warps(func, target)
+    func = with_stages_by_hand(whole_warps(func, target), target)
     asks = any(
         isinstance(o, ops.ThreadIndex | ops.WarpMma | ops.LoadMatrices) for o in walk(func.body)
     )
@@ -69,6 +71,8 @@ def group_threads(func: Func, target: Target) -> Func:
                 return [copy, ops.Barrier(loc=o.loc)]
             case ops.Copy(engine="cp_async") if not target.has("cp_async"):
                 return replace(o, engine="")
+            case ops.Store(engine="cp_async") if not target.has("cp_async"):
+                return replace(o, engine="threads")
             case ops.Copy(engine="tma_store") if not target.has("tma"):
                 return replace(o, engine="")
             case ops.Gemm(asynchronous=True) if not target.has("wgmma"):
@@ -156,7 +160,7 @@ class _Groups:
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)
-            if meets(region):
+            if meets(region) or (_waits(region) and self.is_run(who)):
                 first, warps = self.warps(o, who)
                 name = f"threads_{first * self.size}"
                 b.emit(ops.Scope, name, first, warps, inner.block())
@@ -168,11 +172,17 @@ class _Groups:
             b.ops.append(ops.Load(place, (zero,), results=(r,), loc=o.loc))
         return b.ops
 
+    def is_run(self, who: Any) -> bool:
+        """Whether the threads `who` are whole warps that follow one another."""
+        found = np.flatnonzero(who)
+        first, last = int(found[0]), int(found[-1]) + 1
+        return not (len(found) != last - first or first % self.size or last % self.size)
+
     def warps(self, o: ops.If, who: Any) -> tuple[int, int]:
         """First warp and number of warps of the threads `who`."""
         found = np.flatnonzero(who)
         first, last = int(found[0]), int(found[-1]) + 1
-        if len(found) != last - first or first % self.size or last % self.size:
+        if not self.is_run(who):
             inside = next(x for r in (o.then, o.orelse) for x in walk(r) if needs_all(x))
             what = spelled(inside)
             runs = "threads that do not follow one another"
@@ -186,6 +196,11 @@ class _Groups:
                 f"{what} (line {inside.loc.line}) out of it",
             )
         return first // self.size, (last - first) // self.size
+
+
+def _waits(region: Block) -> bool:
+    """Whether threads wait at barriers of the author's there: they are a group of their own."""
+    return any(isinstance(o, ops.MbarrierWait) for o in walk(region))
 
 
 # --- whole warps ----------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ wait for the product tells each of them that all have read the operands."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
@@ -36,136 +36,29 @@ from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
-from tilec.ir.verify import allowed, needs_all
+from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
+from tilec.passes.utils.own_elements import own_elements
 from tilec.passes.utils.rings import meeting, waited_by_all
+from tilec.passes.utils.sync_state import (
+    ALL,
+    Effects,
+    Group,
+    Known,
+    Span,
+    State,
+    Stored,
+    conflict,
+    meet_one_another,
+    overlap,
+)
 from tilec.target import Target
 
-Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
-
 _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
-Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
 
 
 def insert_sync(func: Func, target: Target) -> Func:
-    return func.with_body(_Placer(func, target).block(func.body, _State()))
-
-
-Group = tuple[int, int]  # first warp and warps of a group of threads; all are (0, 0)
-ALL: Group = (0, 0)
-
-
-@dataclass
-class _Known:
-    """What a group of threads did since it last met."""
-
-    reads: set[Span] = field(default_factory=set)
-    writes: set[Span] = field(default_factory=set)
-    private: set[Span] = field(default_factory=set)  # used by each warp for itself
-    unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
-    touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
-    stored: set[Stored] = field(default_factory=set)
-    flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
-    ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
-
-    def merge(self, other: _Known) -> bool:
-        """Either may be so; returns whether that is more than this was."""
-        grown = False
-        for mine, more in zip(_sets(self), _sets(other)):
-            if more:
-                grown = grown or not more <= mine
-                mine |= more
-        return grown
-
-    def meet(self, only: Container[Span] | None = None) -> None:
-        """All have met, or some, whose accesses `only` to this memory are in order by that."""
-        for spans in (self.reads, self.writes, self.private, self.ended):
-            spans -= {s for s in spans if only is None or s in only}
-        if only is None:
-            self.stored.clear()
-
-    def land(self, pending: int) -> None:
-        """Each of the threads has waited for its own cp.async copies, for all that the others may
-        read behind a barrier only."""
-        self.writes |= self.flying
-        self.unfenced |= self.flying
-        if pending == 0:
-            self.flying.clear()
-
-    def fence(self) -> None:
-        """Each of the threads has executed a proxy fence."""
-        self.unfenced.clear()
-        self.touched.clear()
-
-    def copy(self) -> _Known:
-        return _Known(*map(set, _sets(self)))
-
-
-_sets = operator.attrgetter(*(f.name for f in fields(_Known)))
-
-
-@dataclass
-class _State:
-    """What happened since the last barrier, by each group of threads."""
-
-    groups: dict[Group, _Known] = field(default_factory=dict)
-
-    def merge(self, other: _State) -> bool:
-        """Either may be so; returns whether that is more than this was."""
-        grown = [self.groups.setdefault(g, _Known()).merge(k) for g, k in other.groups.items()]
-        return any(grown)
-
-    def add(self, group: Group, known: _Known) -> None:
-        self.groups.setdefault(group, _Known()).merge(known)
-
-    def near(self, group: Group) -> _Known:
-        """What threads of `group` may have done, together with whoever: to be read only."""
-        if [*self.groups] == [group]:
-            return self.groups[group]
-        found = _Known()
-        for g, known in self.groups.items():
-            if _meet(g, group):
-                found.merge(known)
-                if g != group:  # who has not waited with them
-                    found.reads |= known.ended
-        return found
-
-    def meet(self, group: Group = ALL, only: Container[Span] | None = None) -> None:
-        """All threads of `group` have been at a barrier; `only` as of `_Known.meet`."""
-        for g, known in self.groups.items():
-            if _within(g, group):
-                known.meet(only)
-
-    def fence(self, group: Group = ALL) -> None:
-        """Each thread of `group` has executed a proxy fence."""
-        for g, known in self.groups.items():
-            if _within(g, group):
-                known.fence()
-
-    def become(self, other: _State) -> None:
-        self.groups = other.groups
-
-    def copy(self) -> _State:
-        return _State({g: known.copy() for g, known in self.groups.items()})
-
-
-def _within(inner: Group, outer: Group) -> bool:
-    if outer == ALL or inner == outer:
-        return True
-    return inner != ALL and outer[0] <= inner[0] and sum(inner) <= sum(outer)
-
-
-def _meet(a: Group, b: Group) -> bool:
-    return ALL in (a, b) or (a[0] < sum(b) and b[0] < sum(a))
-
-
-@dataclass
-class _Effects(_Known):
-    """What one op does."""
-
-    engine_reads: set[Span] = field(default_factory=set)
-    refills: set[Value] = field(default_factory=set)  # by TMA, as the author says
-    waited: bool = False  # for its reads, by all threads, each itself
+    return func.with_body(_Placer(func, target).block(func.body, State()))
 
 
 def _syncs(blocks: Sequence[Block]) -> int:
@@ -173,10 +66,6 @@ def _syncs(blocks: Sequence[Block]) -> int:
     return sum(
         isinstance(o, (ops.Barrier, ops.ProxyFence)) for block in blocks for o in walk(block)
     )
-
-
-def _overlap(xs: set[Span], ys: set[Span]) -> bool:
-    return any(a[0] is b[0] and a[1] < b[2] and b[1] < a[2] for a in xs for b in ys)
 
 
 class _Placer:
@@ -194,7 +83,7 @@ class _Placer:
         self.refilled: set[Value] = set()  # rings that TMA writes to
         self.sent: set[Value] = set()  # buffers that other blocks fill by asynchronous copies
         self.numbers = ops.constants(func.body)
-        self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[_Effects, _Known]] = {}
+        self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[Effects, Known]] = {}
         read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
             if isinstance(o, ops.Alloc) and o.type.space == "shared":
@@ -220,9 +109,20 @@ class _Placer:
                 self.sent.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
+        self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
+        alike = Counter(self.spans[v] for v in self.spans if v not in self.root)
+        own = own_elements(func, self.root, self.uniformity, self.size)
+        single = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
+        self.owned = {v: own[v] for v in single}
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
         used = {e.region.buffer for e in by_engine if e.region}
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
+        arrivals = func.body.every(ops.MbarrierArrive)
+        self.told_by_copies = {o.barrier for o in arrivals if o.copies}
+        by_copies = (
+            e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes
+        )
+        self.copied = {self.spans[v] for v in by_copies if v in self.spans}
         self.by_threads = self._by_threads(func) if self.numbered else set()
 
     def _by_threads(self, func: Func) -> set[Span]:
@@ -239,8 +139,8 @@ class _Placer:
         own = self.root.get(v, v) in self.own_rings
         return {self.spans[v]} if v in self.spans and not own else set()
 
-    def effects(self, o: Op) -> _Effects:
-        e = _Effects()
+    def effects(self, o: Op) -> Effects:
+        e = Effects()
         for x, done in effects_in(o):
             if done.region is None or not allowed(type(x), "TILE"):
                 continue  # ops of single threads are in order by who made them
@@ -250,6 +150,17 @@ class _Placer:
                 e.refills.add(v)
             if isinstance(x, ops.ClusterCopy) and done.writes:
                 continue  # that is in another block, which knows of it by other ways
+            by_thread = isinstance(x, ops.ElementAccess) and x not in self.in_loops
+            own = by_thread and done.engine == "threads" and self.root.get(v, v) in self.owned
+            if own:
+                e.private |= span
+                if self.owned[self.root.get(v, v)] > 1:
+                    e.lanes_read |= span if done.reads else set()
+                    e.lanes_wrote |= span if done.writes else set()
+                if done.writes:
+                    e.unfenced |= {s for s in span if s[0] == "shared"}
+                    e.there |= span
+                continue
             if done.private:
                 e.private |= span
                 continue
@@ -259,8 +170,12 @@ class _Placer:
                     e.engine_reads |= span
             if done.writes:
                 e.writes |= span
+                if self.by_hand and done.engine == "cp_async":
+                    e.flying |= span
+                elif not isinstance(x, ops.TmaCopy):
+                    e.there |= span
                 e.stored |= self.stored(v, x.loc)
-        e.unfenced = {s for s in e.writes if s[0] == "shared"}
+        e.unfenced |= {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
             self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous
@@ -288,7 +203,7 @@ class _Placer:
         known = v.buffer.space != "global" or v in self.spans
         return set() if known else {(v, loc)}
 
-    def block(self, block: Block, state: _State) -> Block:
+    def block(self, block: Block, state: State) -> Block:
         statements: list[Op] = []
         for o in block.ops:
             match o:
@@ -296,7 +211,7 @@ class _Placer:
                     statements.append(o)
                 case ops.Scope() if o.name in ("consumer", "producer"):
                     self.in_role = True  # a barrier by hand is one of its threads
-                    statements.append(replace(o, body=self.block(o.body, _State())))
+                    statements.append(replace(o, body=self.block(o.body, State())))
                     self.in_role = False
                 case ops.Scope():
                     self._enter(o, state, statements)
@@ -305,6 +220,9 @@ class _Placer:
                     self.group = outer
                 case ops.For() | ops.While() | ops.If() if not together(o, self.uniformity):
                     self._before(o, state, statements)
+                    statements.append(o)
+                case ops.For(kind="vectorized") if not meets(o.body):
+                    self._before(o, state, statements)  # a thread's iterations are done at once
                     statements.append(o)
                 case ops.For():
                     statements.append(self._loop(o, state, statements))
@@ -338,10 +256,17 @@ class _Placer:
                     state.fence(self.group)
                     if isinstance(o, ops.ClusterBarrier) and not o.part:
                         state.meet()
+                    if isinstance(o, ops.WarpSync):
+                        state.meet_lanes(self.group)
+                case ops.WarpSync():
+                    state.meet_lanes(self.group)
+                    statements.append(o)
+                case ops.MbarrierWait() if o.barrier in self.told_by_copies:
+                    # Who started the copies could not fence them.
+                    state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
+                    statements.append(o)
                 case ops.CpAsyncWait() if self.by_hand:
-                    for g, known in state.groups.items():
-                        if _within(g, self.group):
-                            known.land(o.pending)
+                    state.land(self.group, o.pending)
                     statements.append(o)
                 case ops.ClusterBarrier(part="") if self.by_hand:
                     state.meet()
@@ -374,32 +299,32 @@ class _Placer:
             )
         return ops.Barrier(number, self.group[1] * self.size, loc=loc)
 
-    def _must_fence(self, o: Op, state: _State) -> bool:
+    def _must_fence(self, o: Op, state: State) -> bool:
         """Whether what these threads did must be before what asynchronous engines do for those who
         learn of it by `o`."""
         known = state.near(self.group)
         if isinstance(o, ops.ClusterBarrier):  # others learn that their copies may come
             return o.part != "wait" and not known.touched.isdisjoint(self.sent)
         by_hand = isinstance(o, ops.MbarrierArrive) and o.guard is None
-        return bool(known.touched) or (by_hand and _overlap(known.unfenced, self.engine_reads))
+        return bool(known.touched) or (by_hand and overlap(known.unfenced, self.engine_reads))
 
-    def _enter(self, o: ops.Scope, state: _State, statements: list[Op]) -> None:
+    def _enter(self, o: ops.Scope, state: State, statements: list[Op]) -> None:
         """Let all threads meet in front of a group's code, where it touches what others than the
         group, be they more or fewer of its threads, have left."""
         group = o.first_warp, o.warps
-        e, others = self.effects(o), _Known()
+        e, others = self.effects(o), Known()
         for g, known in state.groups.items():
-            if g != group and _meet(g, group):
+            if g != group and meet_one_another(g, group):
                 others.merge(known)
                 others.reads |= known.ended
-        if _overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
+        if overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
             statements.append(ops.ProxyFence(loc=o.loc))
             state.fence(self.group)
-        if _conflict(e, others):
+        if conflict(e, others):
             statements.append(self.meeting(o.loc))
             state.meet(self.group)
 
-    def _loop(self, o: ops.For, state: _State, statements: list[Op]) -> ops.For:
+    def _loop(self, o: ops.For, state: State, statements: list[Op]) -> ops.For:
         rings = set()
         if o.kind == "pipelined":
             rings = {x.root for x in o.body.every(ops.RingStage)} - self.own_rings
@@ -412,11 +337,11 @@ class _Placer:
         if runs(o, self.numbers):
             self.block(o.body, state)
         self.own_rings -= rings
-        state.add(self.group, _Known(reads=set(ring_spans), writes=written))
+        state.add(self.group, Known(reads=set(ring_spans), writes=written))
         return replace(o, body=body)
 
     def _repeated(
-        self, regions: tuple[Block, ...], state: _State, statements: list[Op]
+        self, regions: tuple[Block, ...], state: State, statements: list[Op]
     ) -> Sequence[Block]:
         """The regions of a loop, one behind the other. `state` becomes what may be so whenever they
         begin. What no iteration needs but the first stands in front of the loop, in `ops`."""
@@ -438,7 +363,7 @@ class _Placer:
         state.become(after)
         return done
 
-    def _fixed(self, regions: Sequence[Block], state: _State) -> tuple[list[Block], _State]:
+    def _fixed(self, regions: Sequence[Block], state: State) -> tuple[list[Block], State]:
         """The regions, where each may follow what is so at the loop's beginning, or the last one;
         and what may be so whenever they begin."""
         state = state.copy()
@@ -448,7 +373,7 @@ class _Placer:
             if not state.merge(after):
                 return done, state
 
-    def _before(self, o: Op, state: _State, statements: list[Op]) -> None:
+    def _before(self, o: Op, state: State, statements: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
         key = o, self.group, frozenset(self.own_rings)
         if key not in self.done:  # loops are walked until nothing is new
@@ -456,39 +381,33 @@ class _Placer:
             self.done[key] = e, self._left(o, e)
         e, left = self.done[key]
         known = state.near(self.group)
-        if _overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
+        if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
             statements.append(ops.ProxyFence(loc=o.loc))
             state.fence(self.group)
-        if _conflict(e, known):
+        if conflict(e, known):
             statements.append(self.meeting(o.loc))
             state.meet(self.group)
+        known = state.near(self.group)
+        if overlap(e.lanes_wrote, known.lanes_read | known.lanes_wrote) or overlap(
+            e.lanes_read, known.lanes_wrote
+        ):
+            statements.append(ops.WarpSync(loc=o.loc))
+            state.meet_lanes(self.group)
+        if self.by_hand and any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+            state.land(self.group)
         state.add(self.group, left)
 
-    def _left(self, o: Op, e: _Effects) -> _Known:
+    def _left(self, o: Op, e: Effects) -> Known:
         """What of the effects of `o` others must know of behind it."""
         left = e.copy()
         if e.waited:
             left.ended |= left.reads
             left.reads.clear()
-        flying = self.by_hand and any(x.engine == "cp_async" for x in o.effects())
-        if flying:
-            left.flying |= left.writes
-        if flying or e.refills:
-            # Who has waited for them may read them; no barrier lets them arrive.
-            left.writes.clear()
-            left.unfenced.clear()
+        if not any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+            # Who has waited for the others may read them; no barrier lets them arrive.
+            left.writes &= e.there
+            left.unfenced &= e.there
         return left
-
-
-def _conflict(e: _Effects, known: _Known) -> bool:
-    """Whether the threads that did what is `known` must have met before `e`."""
-    busy = known.writes | known.reads
-    return (
-        _overlap(e.reads, known.writes | known.private)
-        or _overlap(e.writes, busy | known.private)
-        or _overlap(e.private, busy | (known.private - e.private))
-        or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
-    )
 
 
 def _numbered(func: Func) -> ops.Barrier | None:

@@ -25,12 +25,14 @@ from collections.abc import Iterable
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
+from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.loop_body import LoopBody
+from tilec.passes.utils.masked_loads import masked_loads
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
@@ -50,6 +52,7 @@ MOST_TOGETHER = 8
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
+    func = func.with_body(_as_loops(func))
     lowering = Lowering(func, target)
 
     def loops(o: Op) -> None | list[Op]:
@@ -72,6 +75,30 @@ def lower_parallel(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
 
 
+def _as_loops(func: Func) -> Block:
+    """The body where a thread's copy of a single element past its registers, too, is a loop."""
+    made = {r: o for o in walk(func.body) for r in o.results}
+    loops = (o for o in func.body.every(ops.For) if o.kind == "vectorized")
+    inside = {x for o in loops for x in o.body.ops}
+
+    def visit(o: ops.Store) -> None | list[Op]:
+        if o.engine != "cp_async" or o in inside:
+            return None
+        copied = [x] if (x := made.get(o.value)) else []
+        if isinstance(x, ops.Select):
+            copied = [y, x] if (y := made.get(x.on_true)) else []
+        if not copied or not isinstance(copied[0], ops.Load):
+            return None
+        own: Substitution = {}
+        one = tuple(clone(x, own) for x in (*copied, o, ops.Yield(loc=o.loc)))
+        b = Builder(o.loc)
+        lo, hi, step = (b.const(n) for n in (0, 1, 1))
+        b.emit(ops.For, "vectorized", lo, hi, step, (), Block((Value(lo.type, "n"),), one))
+        return b.ops
+
+    return func.body.rewrite(ops.Store, visit)
+
+
 class Lowering:
     """The lowering of one function's loops."""
 
@@ -90,32 +117,79 @@ class Lowering:
         return b.ops
 
     def vectorized(self, o: ops.For) -> None | list[Op]:
-        """A loop of a thread over neighbours, with accesses as wide as they may be; None where no
-        access is wider than an element, one may leave its tensor, or an iteration may see what
+        """A loop of a thread over neighbours, with accesses as wide as they may be, also under
+        conditions; None where no access is wider than an element, or an iteration may see what
         another does."""
         indices = o.indices(self.known.facts.constant)
-        if not indices or indices.step != 1 or not 1 < len(indices) <= MOST_NEIGHBOURS:
+        if not indices or indices.step != 1 or len(indices) > MOST_NEIGHBOURS:
             return None
+        if any(isinstance(x, ops.Store) and x.engine == "cp_async" for x in o.body.ops):
+            return self.past_registers(o, indices)
         count = len(indices)
-        (arg,), every = o.body.args, o.body.ops
+        if count == 1:
+            return None
+        (arg,), every = o.body.args, [*walk(o.body)]
         plain = [x for x in every if isinstance(x, ops.Load | ops.Store)]
         known = (
-            x.pure or isinstance(x, ops.Assume | ops.Load | ops.Store | ops.Yield) for x in every
+            x.pure
+            or isinstance(x, ops.Assume | ops.Load | ops.Store | ops.Yield)
+            or (isinstance(x, ops.If) and self.known.one_branch(x, arg))
+            for x in every
         )
-        if self.may_alias or not all(known):
+        if not all(known):
             return None
         read = {x.source for x in plain if isinstance(x, ops.Load)}
         stored = [x.dest for x in plain if isinstance(x, ops.Store)]
-        if read & {*stored} or len({*stored}) < len(stored):
+        if self.may_alias and all(
+            any(v.buffer.space == "global" for v in s) for s in (read, stored)
+        ):
+            return None
+        several = {v for v in stored if v in read or stored.count(v) > 1}
+        if not all(self._by_iteration(v, plain, arg, count) for v in several):
             return None
         found = [self.known.memory(x, arg, count) for x in plain if in_memory(x)]
-        if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
+        if max((m.width for m in found), default=1) == 1:
             return None
         b = Builder(o.loc)
         envs: list[Substitution] = [{arg: b.const(n, o.lo.dtype)} for n in indices]
-        body = LoopBody(self.known, b, None, count, False, None, arg)
-        for x in every:
+        body = LoopBody(self.known, b, None, count, True, None, arg)
+        for x in o.body.ops:
             body.op(x, envs)
+        return b.ops
+
+    def _by_iteration(
+        self, buffer: Value, accesses: list[ops.Load | ops.Store], arg: Value, count: int
+    ) -> bool:
+        """Whether each iteration accesses an element of a buffer that no other one does."""
+        indices = {x.indices for x in accesses if x.buffer is buffer}
+        near = self.known.neighbours(arg, count)
+        return len(indices) == 1 and all(
+            near.counts_up(last) and all(map(near.same, outer)) for *outer, last in indices
+        )
+
+    def past_registers(self, o: ops.For, indices: range) -> None | list[Op]:
+        """A thread's own copy of neighbours that goes past its registers; None where their places
+        are not known to suit that: it is made by loads and stores then, and done at once."""
+        (arg,), count = o.body.args, len(indices)
+        moved = [x for x in o.body.ops if isinstance(x, ops.Load | ops.Store)]
+        if len(moved) != 2 or not isinstance(moved[1], ops.Store):
+            return None
+        (source, value), masked = (moved[0], moved[1].value), masked_loads(o.body.ops, self.known)
+        if source.buffer.buffer.space != "global" or source.buffer in self.known.tensors.safe:
+            return None
+        if value not in source.results and value not in {x.result for x in masked}:
+            return None
+        width = min(self.known.memory(x, arg, count).width for x in moved)
+        if width * value.dtype.bits // 8 not in CP_ASYNC_BYTES or count % width:
+            return None
+        b = Builder(o.loc)
+        body = LoopBody(self.known, b, None, width, True, None, arg, past=o.body)
+        for start in range(0, count, width):
+            envs: list[Substitution] = [
+                {arg: b.const(n, o.lo.dtype)} for n in indices[start : start + width]
+            ]
+            for x in o.body.ops:
+                body.op(x, envs)
         return b.ops
 
     def matrices(self, o: ops.LoadMatrices, subst: Substitution) -> list[Op]:

@@ -133,8 +133,11 @@ class Barriers:
         block: Any = None,
         cluster_scope: bool = False,
         where: Any = None,
+        copies: bool = False,
     ) -> None:
-        """Threads arrive, each at its address, here or in the block of this rank."""
+        """Threads arrive, each at its address, here or in the block of this rank. With `copies` is
+        behind the phase's end, too, what the engine of each has copied, though it is not behind the
+        thread."""
         lanes, columns = active.lanes, [active.full(address)]
         if block is not None:
             columns.append(active.full(block))
@@ -166,6 +169,11 @@ class Barriers:
                 counted = who[len(who) - left :][:part]  # only these are behind the phase's end
                 left -= part
                 clock = order.release(counted)
+                if copies:
+                    engines = [
+                        order.engine(("cp.async", n), generic=True) for n in counted.tolist()
+                    ]
+                    clock = order.completion(np.array(engines)).join(clock)
                 rows = (counted + order.base).tolist()
                 b.note(clock, {row: int(clock.seen[row]) for row in rows})
                 b.arrive(part)

@@ -253,12 +253,14 @@ class Order:
         """A time: what was done so far was done before it."""
         return self.clocks.tick(None)
 
-    def completion(self, column: int) -> Clock:
-        """What an engine did until now, for those who learn of its completion."""
+    def completion(self, column: Any) -> Clock:
+        """What an engine, or several of one kind, did until now, for those who learn of its
+        completion."""
         clocks = self.clocks
         seen = np.zeros(clocks.width, np.int32)
         seen[column] = self.mark()
-        return Clock(seen, np.zeros(0, np.int32) if clocks.generic[column] else seen)
+        generic = np.all(clocks.generic[column])
+        return Clock(seen, np.zeros(0, np.int32) if generic else seen)
 
     def learn(self, lanes: Any, columns: Any, times: Any) -> None:
         """These threads have behind them what the columns (one, or one each) did before `times`."""

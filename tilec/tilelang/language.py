@@ -11,7 +11,7 @@ from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
     "PersistentTileScheduler", "align_up", "alloc_buffer", "annotate_compile_flags",
-    "annotate_pass_configs", "c2d_im2col", "cp_async_barrier_noinc", "dtype", "handle",
+    "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
     "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
     "tvm_warp_shuffle",
 ]  # fmt: skip
@@ -105,14 +105,6 @@ def launch_thread(tag, extent):  # type: ignore[no-untyped-def]
         return language.get_block_binding(_AXES[tag])
     assert language.get_thread_extent(_AXES[tag]) == extent, "T.Kernel has other threads"
     return language.get_thread_binding(_AXES[tag])
-
-
-@language.macro
-def cp_async_barrier_noinc(barrier):  # type: ignore[no-untyped-def]
-    """Arrive at a barrier once this thread's asynchronous copies are done, for which it waits."""
-    language.ptx_commit_group()
-    language.ptx_wait_group(0)
-    language.barrier_arrive(barrier)
 
 
 def annotate_pass_configs(configs: Any) -> None:

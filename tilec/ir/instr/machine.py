@@ -54,10 +54,13 @@ class Machine(Protocol):
         block: Word | None = None,
         cluster_scope: bool = False,
         where: Where = None,
+        copies: bool = False,
     ) -> None:
         """`mbarrier.arrive`, of every thread, with release semantics: at the scope of the block, or
-        of the cluster. `expect`: bytes that the phase waits for before it completes (`expect_tx`).
-        `block`: rank in the cluster of the block whose barrier it is, None for one's own."""
+        of the cluster. `copies`: when its cp.async copies are done, which are behind it, too
+        (`cp.async.mbarrier.arrive.noinc`). `expect`: bytes that the phase waits for before it
+        completes (`expect_tx`). `block`: rank in the cluster of the block whose barrier it is,
+        None for one's own."""
 
     def mbarrier_expect_tx(self, address: Word, bytes: int) -> None:
         """`mbarrier.expect_tx`, of every thread: the running phase also waits for so many bytes."""

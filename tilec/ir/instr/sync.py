@@ -77,6 +77,18 @@ MBARRIER_ARRIVE_IF = Instruction(
 )
 """Arguments: address, and an i32: 0 for those who do not arrive (no branch)."""
 
+MBARRIER_ARRIVE_COPIES = Instruction(
+    "mbarrier.arrive_copies",
+    "mbarrier",
+    spelled(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];",
+        lambda m, at: m.mbarrier_arrive(at, copies=True),
+        "r",
+    ),
+)
+"""Argument: address. One of the arrivals that the barrier was initialised with, when this thread's
+cp.async copies so far are done. PTX ISA, "cp.async.mbarrier.arrive"."""
+
 MBARRIER_WAIT = Instruction(
     "mbarrier.wait",
     "mbarrier",

@@ -150,16 +150,20 @@ class MbarrierArrive(Op):
     `block` (i32): at the barrier of the block with this number in the cluster (see
     `cluster_index`). `publish`: what this thread wrote, or saw written, is known to those of the
     cluster who wait for the phase with `acquire`; without it only accesses by asynchronous engines
-    are in order, as a ring needs it."""
+    are in order, as a ring needs it. `copies`: the arrival comes when the cp.async copies that this
+    thread has started are done; it does not wait for that itself."""
 
     barrier: Value
     stage: Value
     guard: Value | None = None
     block: Value | None = None
     publish: bool = False
+    copies: bool = False
 
     def verify(self) -> None:
         check_barrier(self, self.barrier)
+        if self.copies and (self.guard or self.block):
+            raise InternalError("an arrival of copies is this block's, of each thread", self.loc)
         if self.publish and self.block is None:
             raise InternalError("an arrival that publishes names its block", self.loc)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.ir import semantics
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
-from tilec.ir.effects import DESCRIBE, OUTPUT, read
+from tilec.ir.effects import DESCRIBE, OUTPUT, read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.atomic import ElementAccess
 from tilec.ir.ops.scalar import COMPARE_KINDS
@@ -85,14 +85,19 @@ class Load(ElementAccess):
     indices: tuple[Value, ...]
 
 
-@op("store", writes="dest")
+@op("store")
 class Store(ElementAccess):
-    """Write one element, already of the buffer's dtype. Out of a global tensor's bounds:
-    nothing."""
+    """Write one element, already of the buffer's dtype. Out of a global tensor's bounds: nothing.
+    `engine` "cp_async": it is an element of a global tensor, or 0, on its way to shared memory
+    until the thread waits for it."""
 
     dest: Value
     indices: tuple[Value, ...]
     value: Value
+    engine: str = "threads"
+
+    def effects(self) -> Effects:
+        return (write(self.dest, self.indices, (1,) * len(self.indices), engine=self.engine),)
 
     def verify(self) -> None:
         if self.value.type != scalar_type(self.dest.dtype):

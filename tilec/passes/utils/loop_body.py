@@ -34,8 +34,10 @@ class LoopBody:
         guarded: bool,
         replica: Value | None,
         arg: Value | None = None,
+        past: Block | None = None,
     ) -> None:
-        """`arg`: the index along which the elements are neighbours, where it is not the loop's."""
+        """`arg`: the index along which the elements are neighbours, where it is not the loop's.
+        `past`: one load and one store, done past the registers."""
         self.known = known
         self.b = b
         self.loop = loop
@@ -48,8 +50,10 @@ class LoopBody:
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
         self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
-        self.masked = masked_loads(loop.body.ops, known) if loop else {}
-        self.past = self._past_registers() if loop and loop.engine == "cp_async" else ()
+        block = loop.body if loop else past
+        self.masked = masked_loads(block.ops, known) if block else {}
+        copies = block if loop is None or loop.engine == "cp_async" else None
+        self.past = self._past_registers(copies) if copies else ()
         self._pending: tuple[ops.Load, VectorAccess]
 
     def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
@@ -372,11 +376,10 @@ class LoopBody:
         at, size = self._offset(o, group[0]), known.bytes or self._bytes(o, len(group))
         b.emit(ops.MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
 
-    def _past_registers(self) -> tuple[Op, ...]:
+    def _past_registers(self, block: Block) -> tuple[Op, ...]:
         """The store of a loop, and the load of what it stores: other loads say from where."""
-        assert self.loop is not None
-        made = {r: o for o in self.loop.body.ops for r in o.results}
-        (store,) = (o for o in self.loop.body.ops if isinstance(o, ops.Store))
+        made = {r: o for o in block.ops for r in o.results}
+        (store,) = (o for o in block.ops if isinstance(o, ops.Store))
         value = made[store.value]
         if isinstance(value, ops.Select):
             value = self.masked[value].load

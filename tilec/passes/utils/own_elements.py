@@ -1,0 +1,120 @@
+"""Shared buffers of which each thread, or each warp, reads and writes elements of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilec.ir import ops
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Block, Func, Value
+from tilec.ir.uniformity import Level, Uniformity
+from tilec.passes.utils.thread_masks import ThreadMasks
+
+MOST_ELEMENTS = 1 << 20
+"""Accesses of all threads that are looked at for one statement."""
+MOST_DIMENSIONS = 3
+"""Of those that say whose an element is: their indices, of 20 bits each, make one number."""
+
+Around = tuple[ops.For | ops.Scope, ...]
+Access = tuple[ops.ElementAccess, Around]
+
+
+def own_elements(
+    func: Func, roots: Mapping[Value, Value], uniformity: Uniformity, lanes: int
+) -> dict[Value, int]:
+    """The shared buffers of which no element is accessed by the statements of two threads (tile ops
+    and loops over tiles aside), whatever they do it for, and in whatever iteration: threads need
+    not meet for them; or only of two that are `lanes` of one warp. With how many threads share an
+    element at most: 1 or `lanes`. `roots`: the ring that a stage belongs to."""
+    accesses: dict[Value, list[Access]] = {}
+    for o, around in _accesses(func.body, ()):
+        accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, around))
+    table = _Table(func, uniformity, lanes)
+    found = {v: table.owners(each) for v, each in accesses.items()}
+    return {v: owners for v, owners in found.items() if owners}
+
+
+def _accesses(block: Block, around: Around) -> Iterator[Access]:
+    """What threads do outside of loops over tiles, and the loops and groups that it stands in."""
+    for o in block.ops:
+        if isinstance(o, ops.ElementAccess):
+            if o.buffer.buffer.space == "shared":
+                yield o, around
+        elif not isinstance(o, ops.Parallel):
+            within = (*around, o) if isinstance(o, ops.For | ops.Scope) else around
+            for region in o.regions:
+                yield from _accesses(region, within)
+
+
+class _Table:
+    def __init__(self, func: Func, uniformity: Uniformity, lanes: int) -> None:
+        self.func, self.uniformity, self.lanes = func, uniformity, lanes
+        self.constant = facts_of(func).constant
+        self.threads = [o.result for o in func.body.every(ops.ThreadIndex)]
+
+    def owners(self, accesses: Sequence[Access]) -> int:
+        """Whether each element is accessed by one thread (1), or one warp (`lanes`); 0 where it may
+        be by others. Where all threads have the same index in a dimension it says nothing."""
+        if not self.threads or any(isinstance(o, ops.Atomic) for o, _ in accesses):
+            return 0
+        rank = len(accesses[0][0].indices)
+        told = [
+            d for d in range(rank) if not all(self._is_uniform(o.indices[d]) for o, _ in accesses)
+        ]
+        if not told or len(told) > MOST_DIMENSIONS:
+            return 0
+        places, owners = [], []
+        for o, around in accesses:
+            found = self._elements(o, around, told)
+            if found is None:
+                return 0
+            places.append(found[0])
+            owners.append(found[1])
+        at, who = np.concatenate(places), np.concatenate(owners)
+        order = np.argsort(at, kind="stable")
+        at, who = at[order], who[order]
+        for several in (1, self.lanes):
+            owner = who // several
+            if not ((at[1:] == at[:-1]) & (owner[1:] != owner[:-1])).any():
+                return several
+        return 0
+
+    def _is_uniform(self, v: Value) -> bool:
+        return self.uniformity.level(v) == Level.BLOCK
+
+    def _elements(
+        self, o: ops.ElementAccess, around: Around, dims: Sequence[int]
+    ) -> tuple[Any, Any] | None:
+        """The elements that are accessed, and by which threads; None where that is not known."""
+        values = ThreadMasks(self.func)
+        threads = range(values.threads)
+        axes: list[tuple[Value, range]] = []
+        for x in around:
+            if isinstance(x, ops.For):
+                each = x.indices(self.constant)
+                axes += [] if each is None else [(x.body.args[0], each)]
+            elif x.name not in ("consumer", "producer"):
+                threads = range(self.lanes * x.first_warp, self.lanes * (x.first_warp + x.warps))
+        shape = (len(threads), *(len(each) for _, each in axes))
+        if np.prod(shape, dtype=float) > MOST_ELEMENTS:
+            return None
+
+        def along(numbers: range, axis: int) -> Any:
+            found = np.array(numbers, np.int32)
+            return found.reshape([-1 if d == axis else 1 for d in range(len(shape))])
+
+        thread = along(threads, 0)
+        values.known = dict.fromkeys(self.threads, thread)
+        values.known |= {v: along(each, n) for n, (v, each) in enumerate(axes, 1)}
+        number: Any = np.zeros(shape, np.int64)
+        inside: Any = np.ones(shape, bool)
+        for d in dims:
+            at = values.evaluate(o.indices[d])
+            if at is None:
+                return None
+            inside &= (at >= 0) & (at < o.buffer.buffer.static_shape[d])
+            number = number * (1 << 20) + at
+        return number[inside], np.broadcast_to(thread, shape)[inside]

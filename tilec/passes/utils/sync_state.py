@@ -1,0 +1,165 @@
+"""What threads did since they last met, as `insert_sync` keeps it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container
+from dataclasses import dataclass, field, fields
+
+from tilec.ir.core import Value
+from tilec.ir.loc import Loc
+
+Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
+Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
+
+Group = tuple[int, int]  # first warp and warps of a group of threads; all are (0, 0)
+ALL: Group = (0, 0)
+
+
+def overlap(xs: set[Span], ys: set[Span]) -> bool:
+    return any(a[0] is b[0] and a[1] < b[2] and b[1] < a[2] for a in xs for b in ys)
+
+
+def within(inner: Group, outer: Group) -> bool:
+    if outer == ALL or inner == outer:
+        return True
+    return inner != ALL and outer[0] <= inner[0] and sum(inner) <= sum(outer)
+
+
+def meet_one_another(a: Group, b: Group) -> bool:
+    return ALL in (a, b) or (a[0] < sum(b) and b[0] < sum(a))
+
+
+@dataclass
+class Known:
+    """What a group of threads did since it last met."""
+
+    reads: set[Span] = field(default_factory=set)
+    writes: set[Span] = field(default_factory=set)
+    private: set[Span] = field(default_factory=set)  # used by each warp for itself
+    unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
+    touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
+    stored: set[Stored] = field(default_factory=set)
+    flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
+    ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
+    lanes_read: set[Span] = field(default_factory=set)  # of the private ones, since lanes met
+    lanes_wrote: set[Span] = field(default_factory=set)
+
+    def merge(self, other: Known) -> bool:
+        """Either may be so; returns whether that is more than this was."""
+        grown = False
+        for mine, more in zip(_sets(self), _sets(other)):
+            if more:
+                grown = grown or not more <= mine
+                mine |= more
+        return grown
+
+    def meet(self, only: Container[Span] | None = None) -> None:
+        """All have met, or some, whose accesses `only` to this memory are in order by that."""
+        for spans in (self.reads, self.writes, self.private, self.ended):
+            spans -= {s for s in spans if only is None or s in only}
+        if only is None:
+            self.stored.clear()
+            self.meet_lanes()
+
+    def meet_lanes(self) -> None:
+        """The lanes of each warp have met."""
+        self.lanes_read.clear()
+        self.lanes_wrote.clear()
+
+    def land(self, pending: int) -> None:
+        """Each of the threads has waited for its own cp.async copies, for all that the others may
+        read behind a barrier only."""
+        self.writes |= self.flying
+        self.unfenced |= self.flying
+        if pending == 0:
+            self.flying.clear()
+
+    def fence(self) -> None:
+        """Each of the threads has executed a proxy fence."""
+        self.unfenced.clear()
+        self.touched.clear()
+
+    def copy(self) -> Known:
+        return Known(*map(set, _sets(self)))
+
+
+_sets = operator.attrgetter(*(f.name for f in fields(Known)))
+
+
+@dataclass
+class State:
+    """What happened since the last barrier, by each group of threads."""
+
+    groups: dict[Group, Known] = field(default_factory=dict)
+
+    def merge(self, other: State) -> bool:
+        """Either may be so; returns whether that is more than this was."""
+        grown = [self.groups.setdefault(g, Known()).merge(k) for g, k in other.groups.items()]
+        return any(grown)
+
+    def add(self, group: Group, known: Known) -> None:
+        self.groups.setdefault(group, Known()).merge(known)
+
+    def near(self, group: Group) -> Known:
+        """What threads of `group` may have done, together with whoever: to be read only."""
+        if [*self.groups] == [group]:
+            return self.groups[group]
+        found = Known()
+        for g, known in self.groups.items():
+            if meet_one_another(g, group):
+                found.merge(known)
+                if g != group:  # who has not waited with them
+                    found.reads |= known.ended
+        return found
+
+    def meet(self, group: Group = ALL, only: Container[Span] | None = None) -> None:
+        """All threads of `group` have been at a barrier; `only` as of `Known.meet`."""
+        for g, known in self.groups.items():
+            if within(g, group):
+                known.meet(only)
+
+    def meet_lanes(self, group: Group) -> None:
+        """The lanes of each warp of `group` have met."""
+        for g, known in self.groups.items():
+            if within(g, group):
+                known.meet_lanes()
+
+    def fence(self, group: Group = ALL) -> None:
+        """Each thread of `group` has executed a proxy fence."""
+        for g, known in self.groups.items():
+            if within(g, group):
+                known.fence()
+
+    def land(self, group: Group, pending: int = 1) -> None:
+        """Each thread of `group` has waited, or may have, for cp.async copies."""
+        for g, known in self.groups.items():
+            if within(g, group):
+                known.land(pending)
+
+    def become(self, other: State) -> None:
+        self.groups = other.groups
+
+    def copy(self) -> State:
+        return State({g: known.copy() for g, known in self.groups.items()})
+
+
+@dataclass
+class Effects(Known):
+    """What one op does."""
+
+    engine_reads: set[Span] = field(default_factory=set)
+    there: set[Span] = field(default_factory=set)  # written when it is done, if the author waits
+    refills: set[Value] = field(default_factory=set)  # by TMA, as the author says
+    waited: bool = False  # for its reads, by all threads, each itself
+
+
+def conflict(e: Effects, known: Known) -> bool:
+    """Whether the threads that did what is `known` must have met before `e`."""
+    busy = known.writes | known.reads
+    return (
+        overlap(e.reads, known.writes | known.private)
+        or overlap(e.writes, busy | known.private)
+        or overlap(e.private, busy | (known.private - e.private))
+        or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
+    )
