@@ -57,6 +57,7 @@ REASONS = {
     "passes/hoist_accesses.py": LOWERING,
     "passes/infer_layouts.py": SELECTION,
     "passes/hold_operands.py": SELECTION,
+    "passes/join_iterations.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,
     "passes/lower_copies.py": LOWERING,
     "passes/lower_parallel.py": LOWERING,

@@ -47,6 +47,7 @@ from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
 from tilec.jit.performance import Watch
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.join_iterations import join_iterations
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
@@ -106,7 +107,15 @@ def trace_variant(
         func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
-    return func.with_attrs(may_alias=True) if key.may_alias else func
+    if key.may_alias:
+        func = func.with_attrs(may_alias=True)
+    # (Sizes left to tilec are chosen by what lines of memory take.)
+    return func if _leaves_sizes(signature) else join_iterations(func, target)
+
+
+def _leaves_sizes(signature: Signature) -> bool:
+    """Whether the author leaves a size to tilec."""
+    return any(isinstance(p.default, Auto) for p in signature.parameters)
 
 
 def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
@@ -279,9 +288,7 @@ def _first_good(
 def _can_choose(signature: Signature, func: Func) -> bool:
     """Whether something but the author's own sizes makes a kernel as large as it is: a size left to
     tilec, a schedule that he asks for."""
-    return any(isinstance(p.default, Auto) for p in signature.parameters) or any(
-        isinstance(o, AnnotateSchedule) for o in walk(func.body)
-    )
+    return _leaves_sizes(signature) or any(func.body.every(AnnotateSchedule))
 
 
 def _spread(
