@@ -12,10 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
+from tilec.ir.ops import (
+    Copy,
+    For,
+    Gemm,
+    Load,
+    Parallel,
+    ThreadIndex,
+    Yield,
+    is_by_hand,
+    yielded,
+)
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
@@ -203,6 +213,19 @@ def has_pipelined_product(func: Func) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
+def _only_multiplies(func: Func) -> bool:
+    """Whether threads do nothing in loops with tile products but to start these: what else they do,
+    for each tile, all blocks of a cluster wait for (uint8 less a zero point: 456 us, 621 then)."""
+    loops = [o for o in func.body.every(For) if o.kind == "pipelined" and any(o.body.every(Gemm))]
+    acts = [x for o in loops for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+    return bool(loops) and all(isinstance(x, Gemm) or _brings(x) for x in acts)
+
+
+def _brings(o: Op) -> bool:
+    return isinstance(o, Copy) and (o.source.type.space, o.dest.type.space) == ("global", "shared")
+
+
+@functools.lru_cache(maxsize=8)
 def may_overlap(func: Func) -> bool:
     """Whether a pipelined loop holds several tile products, and threads compute there with what one
     of them gives."""
@@ -219,7 +242,8 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     """Numbers of threads worth trying: None is what the user wrote, or the default where the
     kernel counts its threads by itself."""
     if func.attrs.get("threads") is not None:
-        return (None,)
+        more = func.attrs.get("more_threads")
+        return (None, more) if more else (None,)
     if any(func.body.every(ThreadIndex)):
         return (None,)
     largest = _largest_product(func)
@@ -231,7 +255,7 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
 def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
     """Threads of three and four warpgroups, where rows of every product divide over them."""
     rows = [o.shape[0] for o in func.body.every(Gemm)]
-    if len(choices) < 2:
+    if None in choices:
         return []  # the author's number
     loops = (o for o in func.body.every(For) if o.kind == "pipelined")
     work = (p for o in loops for p in o.body.every(Parallel))
@@ -301,7 +325,7 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         if func.attrs.get("threads") in (None, ROLE_THREADS) and not refusal(func, target):
             made.append(_plan(roles=True, threads=ROLE_THREADS))
     made += [_plan(threads=t) for t in choices]
-    if MOST_THREADS_FROM <= _largest_product(func) and len(choices) > 1:
+    if MOST_THREADS_FROM <= _largest_product(func) and None not in choices:
         if any(r.others for r in space.rings):
             made.append(_plan(threads=512))  # more of them hide how long their loads take
     return made + _sharing(func, target, choices, space)
@@ -336,6 +360,9 @@ def _sharing(
 def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
     """How the blocks of a cluster do the rest of their work."""
     ways: list[dict[str, Any]] = [{"staged_store": True}]
+    if func.attrs.get("threads") == GROUP_THREADS and threads is None and _only_multiplies(func):
+        # Of tiles that the author has chosen (128x64: 387 to 297 us). tilec takes larger ones.
+        ways += [{"consumer_groups": 2, "staged_store": s} for s in (True, False)]
     if may_overlap(func):
         blocks = (1, *RESIDENTS) if _may_share(func, threads) else (1,)
         ways += [{"overlap": True, "residents": n} for n in blocks]
