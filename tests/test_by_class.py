@@ -80,6 +80,7 @@ REASONS = {
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
+    "passes/utils/owners.py": VALUES,
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
     "passes/utils/schedule_program.py": VALUES,

@@ -38,6 +38,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, needs_all
 from tilec.passes.utils.accesses import together
+from tilec.passes.utils.owners import Owners
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.target import Target
 
@@ -61,12 +62,19 @@ class _Known:
 
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
+    owned: set[tuple[Span, Op]] = field(
+        default_factory=set
+    )  # by ops that need no order of their own
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
     stored: set[Stored] = field(default_factory=set)
     flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
     ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
+
+    @property
+    def owned_spans(self) -> set[Span]:
+        return {span for span, _ in self.owned}
 
     def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
@@ -81,6 +89,7 @@ class _Known:
         """All have met, or some, whose accesses `only` to this memory are in order by that."""
         for spans in (self.reads, self.writes, self.private, self.ended):
             spans -= {s for s in spans if only is None or s in only}
+        self.owned = {x for x in self.owned if only is not None and x[0] not in only}
         if only is None:
             self.stored.clear()
 
@@ -188,6 +197,7 @@ class _Placer:
         self.group = ALL  # whose code is walked
         self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
         self.uniformity = uniformity_of(func)
+        self.owners = Owners(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
@@ -253,6 +263,10 @@ class _Placer:
             if done.private:
                 e.private |= span
                 continue
+            if self.owners.unordered(x):
+                e.owned |= {(s, x) for s in span}
+                e.stored |= self.stored(v, x.loc)
+                continue
             if done.reads:
                 e.reads |= span
                 if done.engine in _PROXY:
@@ -260,13 +274,22 @@ class _Placer:
             if done.writes:
                 e.writes |= span
                 e.stored |= self.stored(v, x.loc)
-        e.unfenced = {s for s in e.writes if s[0] == "shared"}
+        e.unfenced = {s for s in e.writes | e.owned_spans if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
             self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous
         )  # waited for by its author
         e.waited = not own and waited_by_all(o, self.group[1] * self.size or self.threads)
         return e
+
+    def at_once(self, o: ops.For) -> bool:
+        """Whether iterations are elements of a vector, of which none sees what another does."""
+        if o.kind != "vectorized" or any(x.regions for x in o.body.ops):
+            return False
+        seen = {e.region.buffer for _, e in effects_in(o.body) if e.region and e.reads}
+        written = {e.region.buffer for _, e in effects_in(o.body) if e.region and e.writes}
+        each = all(x.pure or isinstance(x, ops.ElementAccess | ops.Yield) for x in o.body.ops)
+        return each and not seen & written
 
     def touched(self, o: Op) -> set[Value]:
         """The rings that TMA fills in whose stages threads read or write in `o`."""
@@ -303,6 +326,9 @@ class _Placer:
                     outer, self.group = self.group, (o.first_warp, o.warps)
                     statements.append(replace(o, body=self.block(o.body, state)))
                     self.group = outer
+                case ops.For() if self.at_once(o):
+                    self._before(o, state, statements)
+                    statements.append(o)
                 case ops.For() | ops.While() | ops.If() if not together(o, self.uniformity):
                     self._before(o, state, statements)
                     statements.append(o)
@@ -482,10 +508,14 @@ class _Placer:
 
 def _conflict(e: _Effects, known: _Known) -> bool:
     """Whether the threads that did what is `known` must have met before `e`."""
-    busy = known.writes | known.reads
+    written = known.writes | known.owned_spans
+    busy = written | known.reads
+    others = known.writes | known.reads | known.private
     return (
-        _overlap(e.reads, known.writes | known.private)
+        _overlap(e.reads, written | known.private)
         or _overlap(e.writes, busy | known.private)
+        or _overlap(e.owned_spans, others)
+        or any(x is not y and _overlap({a}, {b}) for a, x in e.owned for b, y in known.owned)
         or _overlap(e.private, busy | (known.private - e.private))
         or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
     )
