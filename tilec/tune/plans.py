@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir.core import Func, Op, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
-    Copy,
     For,
     Gemm,
     Load,
@@ -213,16 +213,25 @@ def has_pipelined_product(func: Func) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _only_multiplies(func: Func) -> bool:
-    """Whether threads do nothing in loops with tile products but to start these: what else they do,
-    for each tile, all blocks of a cluster wait for (uint8 less a zero point: 456 us, 621 then)."""
+def _shares_well(func: Func) -> bool:
+    """Whether groups that take turns gain by what the blocks of a cluster load for one another: a
+    third of all, of tiles twice as long as wide (a fourth is too little: 64x64 370 us, 380 then),
+    and threads do nothing in loops with tile products but to start these: all blocks wait for what
+    else they do for each tile (uint8 less a zero point: 456 us, 621 then)."""
     loops = [o for o in func.body.every(For) if o.kind == "pipelined" and any(o.body.every(Gemm))]
+    sides = [o.shape[:2] for o in func.body.every(Gemm)]
     acts = [x for o in loops for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
-    return bool(loops) and all(isinstance(x, Gemm) or _brings(x) for x in acts)
+    long = all(max(m, n) >= 2 * min(m, n) for m, n in sides)
+    return bool(loops) and long and all(isinstance(x, Gemm) or _brings(x) for x in acts)
 
 
 def _brings(o: Op) -> bool:
-    return isinstance(o, Copy) and (o.source.type.space, o.dest.type.space) == ("global", "shared")
+    """Whether it fills shared memory from tensors, and does no more."""
+    return all(
+        e.region.type.space == ("shared" if e.writes else "global")
+        for _, e in effects_in(o)
+        if e.region is not None and (e.reads or e.writes)
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -360,8 +369,8 @@ def _sharing(
 def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
     """How the blocks of a cluster do the rest of their work."""
     ways: list[dict[str, Any]] = [{"staged_store": True}]
-    if func.attrs.get("threads") == GROUP_THREADS and threads is None and _only_multiplies(func):
-        # Of tiles that the author has chosen (128x64: 387 to 297 us). tilec takes larger ones.
+    if func.attrs.get("threads") == GROUP_THREADS and threads is None and _shares_well(func):
+        # Of tiles that the author has chosen (128x64: 363 to 286 us). tilec takes larger ones.
         ways += [{"consumer_groups": 2, "staged_store": s} for s in (True, False)]
     if may_overlap(func):
         blocks = (1, *RESIDENTS) if _may_share(func, threads) else (1,)
