@@ -431,3 +431,43 @@ def test_products_of_warps_do_not_run_beside_threads() -> None:
     assert any("instructions of a warpgroup" in r.reason for r in found)
     wide = kernel.recommend(*specs, target=SM90, BM=64, topk=1)
     assert wide[0].plan is not None and wide[0].plan.overlap
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_groups_of_small_tiles_share_in_clusters(computes: bool) -> None:
+    """Where the author fixed tile and threads: along what the larger operand is the same for. Not
+    where threads compute with each tile: all blocks of a cluster would wait for that."""
+    M, N, K = T.dynamic("M, N, K")
+
+    def product(bm: int, bn: int) -> Any:
+        @tilec.kernel
+        def gemm(
+            A: T.Tensor((M, K), "float16"),
+            B: T.Tensor((N, K), "float16"),
+            C: T.Tensor((M, N), "float16"),
+        ):
+            with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=128) as (bx, by):
+                a, b = T.alloc_shared((bm, 64), "float16"), T.alloc_shared((bn, 64), "float16")
+                c = T.alloc_shared((bm, 64), "float16")
+                acc = T.alloc_fragment((bm, bn), "float32")
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
+                    T.copy(A[by * bm, k * 64], a)
+                    T.copy(B[bx * bn, k * 64], b)
+                    if computes:
+                        for i, j in T.Parallel(bm, 64):
+                            c[i, j] = a[i, j] * a[i, j]
+                        T.gemm(c, b, acc, transpose_B=True)
+                    else:
+                        T.gemm(a, b, acc, transpose_B=True)
+                T.copy(acc, C[by * bm, bx * bn])
+
+        return gemm
+
+    specs = [tilec.spec((4096, 4096), "float16")] * 3
+    for bm, bn, cluster in ((128, 64, (2, 1, 1)), (64, 128, (1, 2, 1)), (128, 128, (1, 1, 1))):
+        found = tilec.recommend(product(bm, bn), *specs, target="cuda:sm_90a", topk=50)
+        shared = [r for r in found if r.plan.consumer_groups == 2 and r.plan.cluster != (1, 1, 1)]
+        assert bool(shared) == (not computes and bm != bn)
+        if not computes:
+            assert (found[0].plan.consumer_groups, found[0].plan.cluster) == (2, cluster)

@@ -96,8 +96,8 @@ def test_the_text_has_the_fence(program: RingProgram) -> None:
 def simulated(
     program: RingProgram, plan: Plan, change: Change, mp: pytest.MonkeyPatch
 ) -> list[str]:
-    """The kinds of findings of 4 iterations under the plan, after `insert_sync` gone through
-    `change`; the numbers are right in any case, for there nobody is overtaken."""
+    """The kinds of findings of 8 iterations (4 of joined ones) under the plan, after `insert_sync`
+    gone through `change`; the numbers are right in any case, for there nobody is overtaken."""
 
     def sync(func: Func, target: Target) -> Func:
         return change(insert_sync(func, target))
@@ -114,7 +114,7 @@ def simulated(
     mp.setattr(passes, "EXPAND", expand)
     mp.setattr(fit, "first_fit", only)
     mp.setenv("TILEC_DISABLE_CACHE", "1")
-    arrays, want = program.arrays((2, 1), 4)
+    arrays, want = program.arrays((2, 1), 8)
     report = tilec.simulate(tilec.kernel(program.kernel.function), **arrays)
     np.testing.assert_array_equal(arrays["C"], want)
     return [f.kind for f in report.findings]

@@ -584,12 +584,12 @@ def test_progress_says_how_long_it_will_take() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_trace_follows_a_sum_through_its_steps(target: str) -> None:
-    a, b = matrices(64, 64, 96)
-    report = tilec.simulate(matmul, a, b, target=target, trace=["acc[3, :2]", "C[3, 0]"])
+    a, b = matrices(64, 64, 192)
+    report = tilec.simulate(matmul, a, b, BK=64, target=target, trace=["acc[3, :2]", "C[3, 0]"])
     assert report.ok, str(report)
     acc, c = report.trace
     wide = a.astype(np.float64), b.astype(np.float64)
-    partial = [wide[0][3, :k] @ wide[1][:k, :2] for k in (32, 64, 96)]
+    partial = [wide[0][3, :k] @ wide[1][:k, :2] for k in (64, 128, 192)]
     seen = [np.array(change.values, float) for change in acc.changes]
     at = -1
     for want in partial:
@@ -649,10 +649,12 @@ def test_on_change_of_nothing(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_trace_of_shared_memory() -> None:
-    a, b = matrices(64, 64, 96)
-    report = tilec.simulate(matmul, a, b, target="cuda:sm_90a", trace="a[5, 3]")
-    (trace,) = report.trace
-    assert [change.values[0] for change in trace.changes] == [a[5, 3], a[5, 35], a[5, 67]]
+    """Where iterations are joined, they bring what they bring together."""
+    a, b = matrices(64, 64, 192)
+    for deep in (32, 64):
+        report = tilec.simulate(matmul, a, b, BK=deep, target="cuda:sm_90a", trace="a[5, 3]")
+        (trace,) = report.trace
+        assert [change.values[0] for change in trace.changes] == [a[5, 3], a[5, 67], a[5, 131]]
     assert "T.copy(A[by * BM, k * BK], a)" in str(report)
 
 

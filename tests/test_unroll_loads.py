@@ -134,3 +134,40 @@ def test_loads_stand_first() -> None:
     text = stage(by_index, ((9,), "float32"), ((10, 70), "int64"), ((10, 70), "float32"))
     assert text[: text.index("guard")].count("mem_load") == 16 + 1  # what asks for its index waits
     assert stage(chased, ((70,), "int32"), ((10, 70), "int32")).count("mem_load") == 1
+
+
+@tilec.kernel
+def scaled(
+    X: T.Tensor((3, 1024), "uint8"),
+    S: T.Tensor((3, 128), "uint8"),
+    Y: T.Tensor((3, 1024), "float32"),
+):
+    """Eight numbers at a time, through arrays of a thread's own."""
+    with T.Kernel(3, threads=32) as m:
+        tile = T.alloc_shared((1024,), "float32")
+        raw, done = T.alloc_local((8,), "uint8"), T.alloc_local((8,), "float32")
+        tx = T.get_thread_binding(0)
+        for i in T.serial(4):
+            at = i * 32 + tx
+            for v in T.vectorized(8):
+                raw[v] = X[m, at * 8 + v]
+            scale = T.float32(S[m, at])
+            for v in T.serial(8):
+                done[v] = T.float32(raw[v]) * scale
+            for v in T.vectorized(8):
+                tile[at * 8 + v] = done[v]
+        for j in T.Parallel(1024):
+            Y[m, j] = tile[j]
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_through_arrays_of_a_thread(target: str, rng: np.random.Generator) -> None:
+    x, s = (rng.integers(0, 256, (3, n)).astype(np.uint8) for n in (1024, 128))
+    y = np.full((3, 1024), np.nan, np.float32)
+    run(scaled, target, x, s, y)
+    np.testing.assert_array_equal(y, x.astype(np.float32) * np.repeat(s, 8, axis=1))
+    text = scaled.compile(x, s, y, target=target).stages["unroll_loads"]
+    loads = [n for n, line in enumerate(text.splitlines()) if "mem_load" in line and "%S" in line]
+    stores = [n for n, line in enumerate(text.splitlines()) if "mem_store" in line]
+    if target != "hip:gfx942":  # which has no waves of 32: half of one does nothing
+        assert len(loads) >= 4 and all(n < stores[0] for n in loads)

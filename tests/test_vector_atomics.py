@@ -105,3 +105,60 @@ def test_a_plain_store_beside_sums_is_a_race() -> None:
     report = tilec.simulate(kernel, a, c, target="cuda:sm_90a")
     assert vectors(kernel.compile(a, c, target="cuda:sm_90a"))
     assert any(f.kind == "data race" for f in report.findings), report
+
+
+def scattered(each: int, width: int, guarded: bool = False) -> Any:
+    """Rows that a list names get the sums of those of A, `each` elements in one iteration."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, width), "float32"),
+        rows: T.Tensor((M,), "int32"),
+        C: T.Tensor((M, width), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(4, 64 // each):
+                if guarded:
+                    for n in T.unroll(each):
+                        if each * j + n < 62:
+                            T.atomic_add(C[rows[i], each * j + n], A[i, each * j + n])
+                elif each == 4:
+                    T.atomic_addx4(C[rows[i], 4 * j], A[i, 4 * j])
+                elif each == 2:
+                    row = rows[i]
+                    T.atomic_add(C[row, 2 * j], A[i, 2 * j])
+                    T.atomic_add(C[row, 2 * j + 1], A[i, 2 * j + 1])
+                else:
+                    for n in T.unroll(each):
+                        T.atomic_add(C[rows[i], each * j + n], A[i, each * j + n])
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("each", "width", "found"), [(4, 64, "v4"), (2, 64, "v2"), (3, 63, ""), (4, 66, "v2")]
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_neighbours_of_one_statement(each: int, width: int, found: str, target: str) -> None:
+    """Where rows begin at multiples of as many, sums of one iteration, too, are one instruction."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, (4, width)).astype("float32")
+    rows, c = np.array([2, 0, 2, 1], "int32"), np.ones((4, width), "float32")
+    kernel, covered = scattered(each, width), 64 // each * each
+    report = tilec.simulate(kernel, a, rows, c, target=target)
+    assert not report.findings, report
+    want = np.ones((4, width))
+    np.add.at(want[:, :covered], rows, a[:, :covered])
+    np.testing.assert_array_equal(c, want)
+    found = found if target == "cuda:sm_90a" else ""
+    name = f"red.relaxed.gpu.global.add.{found}.f32"
+    assert vectors(kernel.compile(a, rows, c, target=target)) == ({name} if found else set())
+
+
+def test_neighbours_under_conditions_of_their_own() -> None:
+    a, rows = np.ones((4, 62), "float32"), np.arange(4, dtype="int32")
+    c, kernel = np.zeros((4, 62), "float32"), scattered(4, 62, guarded=True)
+    report = tilec.simulate(kernel, a, rows, c, target="cuda:sm_90a")
+    assert not report.findings, report
+    np.testing.assert_array_equal(c, a)
+    assert not vectors(kernel.compile(a, rows, c, target="cuda:sm_90a"))

@@ -271,13 +271,13 @@ def _to_int4(t: Expressions, places: Sequence[Region], at: Sequence[Number], cou
 # --- floats of 4 bits -----------------------------------------------------------------------------
 
 
-def _e2m1(t: Expressions, code: Scalar, sign: Scalar) -> Scalar:
-    """The bfloat16 of an exponent of 2 bits and a fraction of one; `sign`: its bit 15 is it."""
-    small = t.binary("mul", code, 0x3F00)  # 0 and 0.5
-    normal = t.binary("add", t.binary("shl", code, 6), 0x3F00)
-    size = t.select(t.run_time(t.compare("ge", code, 2)), normal, small)
-    bits = t.run_time(t.binary("or", size, t.binary("and", sign, t.constant(0x8000, UINT16))))
-    return t.emit_scalar(Bitcast, bits.value, BFLOAT16)
+def _e2m1(t: Expressions, word: Scalar | Number) -> Scalar:
+    """The bfloat16 of an exponent of 2 bits and a fraction of one, which stand in bits 8 to 6 of a
+    word of 16, where those of bfloat16 end, with the sign at bit 15: so they are the number, but
+    for what its exponent is less by. A product makes 0.5 of what is below the least exponent."""
+    bits = t.run_time(t.binary("and", t.run_time(word), t.constant(0x81C0, UINT16)))
+    small = t.emit_scalar(Bitcast, bits.value, BFLOAT16)
+    return t.run_time(t.binary("mul", small, t.constant(2.0**126, BFLOAT16)))
 
 
 def _bytes(t: Expressions, src: Region, count: int) -> list[Scalar]:
@@ -292,8 +292,9 @@ def _fp4(t: Expressions, places: Sequence[Region], at: Sequence[Number], count: 
     for group in range(count):
         for step in (0, 4):
             for x in read[4 * group : 4 * group + 4]:
-                sign = t.run_time(t.binary("shl", x, 12 - step))
-                found.append(_e2m1(t, _shifted(t, x, step, 7), sign))
+                sign = t.run_time(t.binary("shl", _shifted(t, x, step + 3, 1), 15))
+                size = t.run_time(t.binary("shl", _shifted(t, x, step, 7), 6))
+                found.append(_e2m1(t, t.binary("or", sign, size)))
     _write(t, dst, found)
 
 
@@ -307,10 +308,9 @@ def _twiddled(t: Expressions, places: Sequence[Region], at: Sequence[Number], co
         for high, low in ((0, 1), (2, 3)):
             both = t.binary("shl", read[4 * group + high], 8)
             x = t.run_time(t.binary("or", both, read[4 * group + low]))
-            for n in range(3):
-                sign = t.run_time(t.binary("shl", x, 3 * n))
-                found.append(_e2m1(t, _shifted(t, x, 6 - 3 * n, 7), sign))
-            exponent = t.binary("shl", _shifted(t, x, 10, 3), 1)
-            code = t.run_time(t.binary("or", exponent, _shifted(t, x, 13, 1)))
-            found.append(_e2m1(t, code, t.run_time(t.binary("shl", x, 1))))
+            found += [_e2m1(t, t.binary("shl", x, 3 * n) if n else x) for n in range(3)]
+            sign = t.binary("and", t.binary("shl", x, 1), t.constant(0x8000, UINT16))
+            size = t.binary("and", t.binary("shr", x, 3), t.constant(0x180, UINT16))
+            last = t.binary("and", t.binary("shr", x, 7), t.constant(0x40, UINT16))
+            found.append(_e2m1(t, t.binary("or", t.binary("or", sign, size), last)))
     _write(t, dst, found)

@@ -29,6 +29,7 @@ from tilec.ir.core import (
     defining_ops,
     squeeze,
     upstream,
+    walk,
 )
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.types import BufferType, Extent
@@ -535,6 +536,18 @@ def asks_for_threads(func: Func) -> bool:
     """Whether it shows in what the user's code does, as it is written in TILE, that each thread
     does it: it asks for the thread index, or has atomics that are no iteration's."""
     return any(func.body.every(ops.ThreadIndex)) or _has_own_atomics(func.body)
+
+
+def threads_show(func: Func) -> bool:
+    """Whether what the kernel (TILE) does hangs on how many threads there are: barriers count them,
+    too, operands that each has its part of, layouts that its author has made for them, and what he
+    has written for an assembler."""
+    by_warps = any(
+        isinstance(o, ops.WarpMma | ops.LoadMatrices | ops.Asm | ops.AsmEffect)
+        or (isinstance(o, ops.AnnotateLayout) and o.dest.buffer.space == "fragment")
+        for o in walk(func.body)
+    )
+    return by_warps or asks_for_threads(func) or ops.is_by_hand(func.body)
 
 
 def _has_own_atomics(block: Block) -> bool:

@@ -17,7 +17,7 @@ from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
-from tilec.ir.analysis import asks_for_threads
+from tilec.ir.analysis import threads_show
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
@@ -32,10 +32,7 @@ from tilec.ir.ops import (
     AsmEffect,
     Binary,
     Gemm,
-    LoadMatrices,
     Print,
-    WarpMma,
-    is_by_hand,
 )
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
@@ -47,6 +44,7 @@ from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
 from tilec.jit.performance import Watch
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.join_iterations import join_iterations
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
@@ -55,6 +53,7 @@ from tilec.target import Target, find_target
 from tilec.tune import fit
 from tilec.tune.choose import KEPT
 from tilec.tune.extents import said_to_fit
+from tilec.tune.plans import GROUP_ROWS, GROUP_THREADS
 from tilec.tune.rank import Candidate
 
 Tried = tuple[Plan, str | None]
@@ -106,7 +105,29 @@ def trace_variant(
         func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
-    return func.with_attrs(may_alias=True) if key.may_alias else func
+    if key.may_alias:
+        func = func.with_attrs(may_alias=True)
+    if _leaves_sizes(signature):
+        return func  # which are chosen for what lines of memory take, and for these threads
+    if more := _more_threads(func, target):
+        func = func.with_attrs(more_threads=more)
+    return join_iterations(func, target)
+
+
+def _leaves_sizes(signature: Signature) -> bool:
+    """Whether the author leaves a size to tilec."""
+    return any(isinstance(p.default, Auto) for p in signature.parameters)
+
+
+def _more_threads(func: Func, target: Target) -> int:
+    """How many threads may compute products in place of the author's: a second warpgroup where he
+    has one, which nobody sees, and both have rows of their own (what they exchange otherwise the
+    score does not know); 0 if no others. (Passes may take out what would show.)"""
+    one = func.attrs.get("threads") == GROUP_THREADS and target.has("setmaxnreg")
+    one = one and not func.attrs.get("min_blocks")  # which he has counted registers for
+    rows = [o.shape[0] for o in func.body.every(Gemm)]
+    each = bool(rows) and all(r % (2 * GROUP_ROWS) == 0 for r in rows)
+    return 2 * GROUP_THREADS if one and each and not threads_show(func) else 0
 
 
 def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
@@ -197,6 +218,8 @@ def compile_variant(
             final, attempts = _spread(func, target, keep_pass, tried, error) or _spilling(
                 func, target, keep_pass, tried, attempts, error
             )
+        else:
+            _tell_threads(func, tried)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -279,9 +302,7 @@ def _first_good(
 def _can_choose(signature: Signature, func: Func) -> bool:
     """Whether something but the author's own sizes makes a kernel as large as it is: a size left to
     tilec, a schedule that he asks for."""
-    return any(isinstance(p.default, Auto) for p in signature.parameters) or any(
-        isinstance(o, AnnotateSchedule) for o in walk(func.body)
-    )
+    return _leaves_sizes(signature) or any(func.body.every(AnnotateSchedule))
 
 
 def _spread(
@@ -291,7 +312,7 @@ def _spread(
     a warning in the words of `error`, and its code. None where it has no products, whose sums have
     to be in registers, where threads show in what it does, or where as many have no room either."""
     asked = func.attrs.get("threads")
-    if asked is None or _threads_show(func) or not any(func.body.every(Gemm)):
+    if asked is None or threads_show(func) or not any(func.body.every(Gemm)):
         return None
     for threads in (n for n in (2 * asked, 4 * asked) if n <= MOST_SPREAD):
         attempts, found = Attempts(target), list[Tried]()
@@ -313,11 +334,13 @@ def _spread(
     return None
 
 
-def _threads_show(func: Func) -> bool:
-    """Whether what the kernel does hangs on how many threads there are: barriers count them, too,
-    and operands that each has its part of."""
-    by_warps = any(isinstance(o, WarpMma | LoadMatrices) for o in walk(func.body))
-    return by_warps or is_by_hand(func.body) or asks_for_threads(func)
+def _tell_threads(func: Func, tried: Sequence[Tried]) -> None:
+    """Warn where other threads compute than the author asks for: as many are faster."""
+    asked, threads = func.attrs.get("threads"), tried[-1][0].threads if tried else None
+    if asked is None or threads in (None, asked):
+        return
+    message = f"{threads} threads compute, not {asked}, which is predicted to be faster"
+    warn(PerformanceWarning, message, func.loc, f"ask for them: threads={threads}")
 
 
 def _spilling(

@@ -42,6 +42,7 @@ from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
+from tilec.passes.join_atomics import join_atomics
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
@@ -155,6 +156,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
     (simplify, "LOWERED"),
+    (join_atomics, "LOWERED"),  # places are sums of numbers by now
     (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
     (unroll_loads, "LOWERED"),
     (pair_halves, "LOWERED"),  # knows indices and constants as such

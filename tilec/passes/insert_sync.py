@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
@@ -38,7 +39,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
-from tilec.passes.utils.own_elements import own_elements
+from tilec.passes.utils.own_elements import is_unordered, own_elements
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.passes.utils.sync_state import (
     ALL,
@@ -76,7 +77,7 @@ class _Placer:
         self.by_hand = bool(func.attrs.get("by_hand"))
         self.group = ALL  # whose code is walked
         self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
-        self.uniformity = uniformity_of(func)
+        self.uniformity, self.facts = uniformity_of(func), facts_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
@@ -164,6 +165,11 @@ class _Placer:
             if done.private:
                 e.private |= span
                 continue
+            if is_unordered(x, self.facts):
+                e.owned |= {(s, x) for s in span}
+                e.there |= span
+                e.stored |= self.stored(v, x.loc)
+                continue
             if done.reads:
                 e.reads |= span
                 if done.engine in _PROXY:
@@ -175,7 +181,7 @@ class _Placer:
                 elif not isinstance(x, ops.TmaCopy):
                     e.there |= span
                 e.stored |= self.stored(v, x.loc)
-        e.unfenced |= {s for s in e.writes if s[0] == "shared"}
+        e.unfenced |= {s for s in e.writes | e.owned_spans if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
             self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous

@@ -154,7 +154,7 @@ class _Ahead:
         """How many iterations are worth it."""
         body = self.loop.body
         inside = [*walk(body)]
-        if not self.loads or not all(map(_is_plain, inside)):
+        if not self.loads or not all(_is_plain(x, numbers) for x in inside):
             return 1
         if not any(isinstance(x, MemStore | If) for x in inside):
             return 1  # LLVM does it
@@ -192,10 +192,15 @@ class _Ahead:
         return x
 
 
-def _is_plain(o: Op) -> bool:
-    """Whether it is one thread's alone, and not a loop."""
-    if isinstance(o, MemLoad | MemStore | If | Yield | CheckIndex):
-        return True
+def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
+    """Whether it is one thread's alone, and no loop but a short one."""
+    match o:
+        case MemLoad() | MemStore() | If() | Yield() | CheckIndex():
+            return True
+        case Load() | Store():
+            return (o.source if isinstance(o, Load) else o.dest).buffer.space == "local"
+        case For():
+            return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields
 
 

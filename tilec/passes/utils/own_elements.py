@@ -1,4 +1,6 @@
-"""Shared buffers of which each thread, or each warp, reads and writes elements of its own."""
+"""What threads' own code does that needs no order among them: each, or each warp, reads and writes
+elements of its own; places that a counter gives out it gives out once; and sums of atomics are the
+same in any order."""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilec.ir import ops
-from tilec.ir.analysis import facts_of
-from tilec.ir.core import Block, Func, Value
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.uniformity import Level, Uniformity
 from tilec.passes.utils.thread_masks import ThreadMasks
 
@@ -17,6 +19,30 @@ MOST_ELEMENTS = 1 << 20
 """Accesses of all threads that are looked at for one statement."""
 MOST_DIMENSIONS = 3
 """Of those that say whose an element is: their indices, of 20 bits each, make one number."""
+
+COMMUTES = frozenset({"add", "min", "max", "and", "or", "xor"})
+
+
+def is_unordered(o: Op, facts: Facts) -> bool:
+    """Whether threads may do `o`, which updates an element, or stores one in shared memory where a
+    counter says, in any order and in whatever iterations. A counter's resets are told by
+    barriers."""
+    if isinstance(o, ops.Atomic):
+        return o.kind in COMMUTES
+    if not isinstance(o, ops.Store) or o.dest.buffer.space != "shared":
+        return False
+    for index in o.indices:
+        form = facts.form(index)
+        made = [facts.made_by(v) for v, step in form.terms.items() if abs(step) == 1]
+        counter = made[0] if len(form.terms) == 1 and made else None
+        if not isinstance(counter, ops.Atomic) or counter.kind != "add":
+            continue
+        by = facts.constant(counter.value) if counter.value.is_integer else None
+        fixed = all(facts.constant(i) is not None for i in counter.indices)
+        if by and fixed and counter.dest.buffer.space == "shared":
+            return True
+    return False
+
 
 Around = tuple[ops.For | ops.Scope, ...]
 Access = tuple[ops.ElementAccess, Around]

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Container
 from dataclasses import dataclass, field, fields
 
-from tilec.ir.core import Value
+from tilec.ir.core import Op, Value
 from tilec.ir.loc import Loc
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
@@ -36,6 +36,7 @@ class Known:
 
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
+    owned: set[tuple[Span, Op]] = field(default_factory=set)  # by what needs no order of its own
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
@@ -44,6 +45,10 @@ class Known:
     ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
     lanes_read: set[Span] = field(default_factory=set)  # of the private ones, since lanes met
     lanes_wrote: set[Span] = field(default_factory=set)
+
+    @property
+    def owned_spans(self) -> set[Span]:
+        return {span for span, _ in self.owned}
 
     def merge(self, other: Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
@@ -58,6 +63,7 @@ class Known:
         """All have met, or some, whose accesses `only` to this memory are in order by that."""
         for spans in (self.reads, self.writes, self.private, self.ended):
             spans -= {s for s in spans if only is None or s in only}
+        self.owned = {x for x in self.owned if only is not None and x[0] not in only}
         if only is None:
             self.stored.clear()
             self.meet_lanes()
@@ -156,10 +162,13 @@ class Effects(Known):
 
 def conflict(e: Effects, known: Known) -> bool:
     """Whether the threads that did what is `known` must have met before `e`."""
-    busy = known.writes | known.reads
+    written = known.writes | known.owned_spans
+    busy = written | known.reads
     return (
-        overlap(e.reads, known.writes | known.private)
+        overlap(e.reads, written | known.private)
         or overlap(e.writes, busy | known.private)
+        or overlap(e.owned_spans, known.writes | known.reads | known.private)
+        or any(x is not y and overlap({a}, {b}) for a, x in e.owned for b, y in known.owned)
         or overlap(e.private, busy | (known.private - e.private))
         or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
     )

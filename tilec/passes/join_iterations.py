@@ -1,0 +1,241 @@
+"""join_iterations: iterations of a sum whose tiles' rows are parts of a line of memory become one.
+
+Before and after: TILE, as traced, so that plans are chosen for what they are made of. The L2 cache
+moves lines of 128 bytes. A product in steps of 32 halves asks for each line in two iterations:
+
+    for k in T.Pipelined(ceildiv(K, 32)):        for k in T.Pipelined(ceildiv(K, 64)):
+        copy A[y, k * 32], a (128 x 32)              copy A[y, k * 64], a (128 x 64)
+        copy B[x, k * 32], b (128 x 32)    ->        copy B[x, k * 64], b (128 x 64)
+        gemm a, b, acc                               gemm a, b, acc
+
+The sum's terms are added in the same order. Where the number of iterations is no multiple of those
+that are joined, the last one also has what is behind the tensors' ends, which both copies fill with
+zeros. Only loops that do nothing but multiply tiles that TMA may bring: as many bytes are on their
+way as the author asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilec.ir.analysis import facts_of
+from tilec.ir.builder import Builder
+from tilec.ir.copy_engines import CopyEngines
+from tilec.ir.core import Func, Op, Region, Value, defining_ops, rewrite, users_of
+from tilec.ir.layout import LayoutRequest
+from tilec.ir.memory import stage_bytes
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    AnnotateSchedule,
+    Binary,
+    Copy,
+    For,
+    Gemm,
+    Yield,
+    is_by_hand,
+)
+from tilec.ir.types import BufferType
+from tilec.passes.utils.plans import is_open
+from tilec.target import CACHE_LINE, Target
+
+LEAST_STAGES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    """A tile that the loop copies: `dim` of it is that which it walks along, `along` of its tensor,
+    where it `begins` at 0 or anywhere."""
+
+    copy: Copy
+    dim: int
+    along: int
+    begins: bool
+
+    @property
+    def step(self) -> int:
+        return self.copy.dest.extents[self.dim]
+
+    @property
+    def end(self) -> object:
+        """Where the tensor ends."""
+        return self.copy.source.type.shape[self.along]
+
+    @property
+    def row(self) -> int:
+        """Bytes of a row, where the loop walks along rows."""
+        dest = self.copy.dest
+        return _row(dest.type) if self.dim == len(dest.extents) - 1 else CACHE_LINE
+
+
+def join_iterations(func: Func, target: Target) -> Func:
+    tiles = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
+    if not target.has("tma") or not any(_row(t) < CACHE_LINE for t in tiles):
+        return func
+    if is_by_hand(func.body) or any(
+        {"stages", "split"} & {*dict(o.choices)} for o in func.body.every(AnnotateSchedule)
+    ):
+        return func
+    sums = _Sums(func, target)
+    body = rewrite(func.body, lambda o: sums.joined(o) if isinstance(o, For) else None)
+    return func.with_body(rewrite(body, sums.renamed)) if sums.made else func
+
+
+def _row(t: BufferType) -> int:
+    """Bytes of a tile's row."""
+    return t.static_shape[-1] * t.dtype.bits // 8
+
+
+def _runs_ahead(o: For) -> bool:
+    return (o.num_stages > 1 or is_open(o)) and not (o.order or o.stage or o.inits)
+
+
+class _Sums:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.defs = defining_ops(func.body)
+        self.users = users_of(func.body)
+        self.facts = facts_of(func)
+        self.engines = CopyEngines(func, target, self.facts)
+        shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
+        blocks = int(func.attrs.get("min_blocks", 1))
+        self.room = target.shared_bytes // blocks - sum(map(stage_bytes, shared))
+        self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
+        self.made: dict[Value, Value] = {}
+
+    def joined(self, o: For) -> list[Op] | None:
+        tiles = self.tiles(o)
+        if not tiles:
+            return None
+        n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
+        stages = max(LEAST_STAGES, -(-o.num_stages // n))
+        taken = sum(stage_bytes(t.copy.dest.type) for t in tiles) * (n * stages - 1)
+        if n < 2 or taken > self.room:
+            return None
+        b = Builder(o.loc)
+        hi = self.end(o, tiles, n, b)
+        if hi is None:
+            return None
+        self.room -= taken
+        inner = Builder(o.loc)
+        more = inner.binary("mul", o.body.args[0], tiles[0].step * (n - 1))
+        copies = {t.copy: t for t in tiles}
+        for x in o.body.ops:
+            if isinstance(x, Gemm):
+                x = replace(x, a=self.whole(x.a, tiles, n), b=self.whole(x.b, tiles, n))
+            elif isinstance(x, Copy):
+                x = self.wider(copies[x], tiles, n, more, inner)
+            inner.ops.append(x)
+        body = replace(o.body, ops=tuple(inner.ops))
+        stages = o.num_stages if is_open(o) else stages
+        return [*b.ops, replace(o, hi=hi, body=body, num_stages=stages)]
+
+    def tiles(self, o: For) -> list[_Tile]:
+        """The tiles that a loop copies and multiplies, where it does nothing else."""
+        counts = (self.facts.constant(o.lo), self.facts.constant(o.step)) == (0, 1)
+        if not counts or o.kind != "pipelined" or not _runs_ahead(o):
+            return []
+        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+        copies = [x for x in acts if isinstance(x, Copy)]
+        products = [x for x in acts if isinstance(x, Gemm)]
+        if len(copies) + len(products) != len(acts) or not products:
+            return []
+        dims = self.dims(products)
+        found = [self.tile(o, x, dims) for x in copies]
+        tiles = [t for t in found if t is not None]
+        steps = {t.step for t in tiles}
+        if len(tiles) < len(copies) or {*dims} != {t.copy.dest.buffer for t in tiles}:
+            return []
+        return tiles if len(steps) == 1 and any(t.row < CACHE_LINE for t in tiles) else []
+
+    def dims(self, products: Sequence[Gemm]) -> dict[Value, int]:
+        """Of each operand the dimension that is summed over; nothing where that is not clear."""
+        found: dict[Value, int] = {}
+        for o in products:
+            if o.metadata is not None or o.clear or o.accumulate is not None or not o.fast_accum:
+                return {}
+            for region, dim in ((o.a, 0 if o.transpose_a else 1), (o.b, 1 if o.transpose_b else 0)):
+                if not region.is_whole or found.setdefault(region.buffer, dim) != dim:
+                    return {}
+        return found
+
+    def tile(self, loop: For, o: Copy, dims: dict[Value, int]) -> _Tile | None:
+        v = o.dest.buffer
+        if v not in dims or len(v.buffer.shape) != 2 or not o.dest.is_whole:
+            return None
+        if v.buffer.space != "shared" or not self.engines.tma_may_load(o, o.dest.dtype):
+            return None
+        if not all(self.is_known(x, o) for x in self.users[v]):
+            return None
+        along = [d for d, x in enumerate(o.source.offsets) if self.depends(x, loop)]
+        kept = [d for d, e in enumerate(o.source.extents) if e != 1]
+        if len(along) != 1 or len(kept) != 2 or kept[dims[v]] != along[0]:
+            return None
+        offset, index = self.facts.form(o.source.offsets[along[0]]), loop.body.args[0]
+        begin, step = offset.without(index), offset.terms.get(index)
+        if step != v.buffer.static_shape[dims[v]]:
+            return None
+        if any(self.depends(x, loop) for x in begin.terms):
+            return None
+        return _Tile(o, dims[v], along[0], begin.constant == 0)
+
+    def is_known(self, user: Op, copy: Copy) -> bool:
+        if isinstance(user, AnnotateLayout):
+            return isinstance(user.layout, LayoutRequest)
+        return user is copy or isinstance(user, Gemm)
+
+    def depends(self, v: Value, loop: For) -> bool:
+        """Whether `v` may differ between iterations."""
+        if v in loop.body.args:
+            return True
+        made = self.defs.get(v)
+        if made is None or made not in loop.body.ops:
+            return False
+        return any(self.depends(x, loop) for x in made.operands)
+
+    def end(self, o: For, tiles: list[_Tile], n: int, b: Builder) -> Value | None:
+        """The number of joined iterations, if they see no more than those did, and zeros."""
+        step, trips = tiles[0].step, self.facts.constant(o.hi)
+        begins = all(t.begins for t in tiles)
+        if trips is not None:
+            ends = [t.end for t in tiles]
+            behind = begins and all(isinstance(e, int) and e <= trips * step for e in ends)
+            return b.const(-(-trips // n), o.hi.dtype) if behind or trips % n == 0 else None
+        made = self.facts.made_by(o.hi)
+        if not begins or not isinstance(made, Binary) or made.kind != "floordiv":
+            return None
+        rounded, rounds = self.facts.form(made.lhs), self.facts.constant(made.rhs) == step
+        if not rounds or rounded.const != step - 1 or len(rounded.terms) != 1:
+            return None
+        ((size, times),) = rounded.terms.items()
+        if times != 1 or any(t.end != self.sizes.get(size, 0) for t in tiles):
+            return None
+        return b.binary("floordiv", b.binary("add", made.lhs, step * (n - 1)), step * n)
+
+    def wider(self, tile: _Tile, tiles: list[_Tile], n: int, more: Value, b: Builder) -> Copy:
+        s = tile.copy.source
+        offsets = [*s.offsets]
+        offsets[tile.along] = b.binary("add", offsets[tile.along], more)
+        extents = _times(n, s.extents, tile.along)
+        source = replace(s, offsets=tuple(offsets), extents=extents)
+        return replace(tile.copy, source=source, dest=self.whole(tile.copy.dest, tiles, n))
+
+    def whole(self, region: Region, tiles: list[_Tile], n: int) -> Region:
+        v = region.buffer
+        (t,) = (t for t in tiles if t.copy.dest.buffer is v)
+        extents = _times(n, t.copy.dest.extents, t.dim)
+        if v not in self.made:
+            self.made[v] = Value(replace(v.buffer, shape=extents), v.name)
+        return replace(region, buffer=self.made[v], extents=extents)
+
+    def renamed(self, o: Op) -> Op | None:
+        """Where the tiles are made, or described."""
+        if isinstance(o, Alloc) and o.result in self.made:
+            v = self.made[o.result]
+            return replace(o, type=v.buffer, results=(v,))
+        if isinstance(o, AnnotateLayout) and o.dest in self.made:
+            return replace(o, dest=self.made[o.dest])
+        return None
+
+
+def _times(n: int, extents: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return tuple(e * n if d == dim else e for d, e in enumerate(extents))
