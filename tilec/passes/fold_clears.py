@@ -113,7 +113,7 @@ def _adds_to(o: Gemm, c: Value) -> bool:
     """Whether the product only adds to `c`, and its instruction can overwrite it."""
     reads = (o.a.buffer, o.b.buffer)
     return (
-        o.c is c and c not in reads and not o.clear and o.accumulate is None and o.is_asynchronous
+        o.c is c and c not in reads and not o.clear and o.accumulate is None and o.by_engine
     )
 
 
