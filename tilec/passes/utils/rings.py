@@ -21,8 +21,8 @@ from tilec.passes.utils.slicing import can_run_ahead
 
 
 def waited_by_all(o: Op, threads: int) -> bool:
-    """Whether `o` is a product that an engine does of all `threads` of a scope as one group: each of
-    them waits until it has ended, for all."""
+    """Whether `o` is a product by an engine of all `threads` of a scope as one group: each of them
+    waits until it has ended, for all."""
     if not isinstance(o, ops.Gemm) or not o.by_engine:
         return False
     return find_instruction(o.instr).warps * 32 == threads
