@@ -147,8 +147,7 @@ class _Ahead:
                 self.loads.append(x)
 
     def is_ready(self, o: MemLoad, written: set[object]) -> bool:
-        sure = o.guard is None or o.guard in self.inside
-        return sure and o.source.buffer.space == "global" and o.source not in written
+        return o.source.buffer.space == "global" and o.source not in written
 
     def count(self, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""
