@@ -28,6 +28,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir import ops
+from tilec.ir.affine import Affine
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
@@ -35,7 +37,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
-from tilec.ir.uniformity import uniformity_of
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.verify import allowed, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.rings import meeting, waited_by_all
@@ -44,7 +46,7 @@ from tilec.target import Target
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
 _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
-Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
+Stored = tuple[Value, object]  # a tensor that is only written, and what does it (`_Placer.stored`)
 
 
 def insert_sync(func: Func, target: Target) -> Func:
@@ -187,7 +189,7 @@ class _Placer:
         self.by_hand = bool(func.attrs.get("by_hand"))
         self.group = ALL  # whose code is walked
         self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
-        self.uniformity = uniformity_of(func)
+        self.uniformity, self.facts = uniformity_of(func), facts_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
@@ -259,7 +261,7 @@ class _Placer:
                     e.engine_reads |= span
             if done.writes:
                 e.writes |= span
-                e.stored |= self.stored(v, x.loc)
+                e.stored |= self.stored(v, x)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
@@ -282,11 +284,34 @@ class _Placer:
                 read_otherwise.add(self.root.get(e.region.buffer, e.region.buffer))
         return rings - read_otherwise
 
-    def stored(self, v: Value, loc: Loc) -> set[Stored]:
-        """Two statements that write one tensor may write an element each by another thread. Copies
-        of one statement (`version_loops`) are of those that run one or the other."""
-        known = v.buffer.space != "global" or v in self.spans
-        return set() if known else {(v, loc)}
+    def stored(self, v: Value, o: Op) -> set[Stored]:
+        """Two statements that write one tensor may write an element each by another thread, unless
+        each thread has elements of its own. Copies of one statement (`version_loops`) are of those
+        that run one or the other."""
+        if v.buffer.space != "global" or v in self.spans:
+            return set()
+        return {(v, (isinstance(o, ops.Store) and self.own_elements(o.indices)) or o.loc)}
+
+    def own_elements(self, indices: Sequence[Value]) -> tuple[int, ...]:
+        """Which elements of a tensor a thread writes, whatever else the indices depend on, where no
+        other one writes them by such indices: those of one dimension that are as far from a
+        multiple of all threads' as its own number says. () where that is not known."""
+        found: tuple[int, ...] = ()
+        for d, form in enumerate(map(self.facts.form, indices)):
+            own = [v for v in form.terms if isinstance(self.facts.made_by(v), ops.ThreadIndex)]
+            rest = form.terms.keys() - {*own}
+            if any(self.uniformity.level(v) != Level.BLOCK for v in rest):
+                return ()
+            if own:
+                most = self.facts.range(own[0])[1]
+                if found or len(own) > 1 or most is None:
+                    return ()
+                step, others = form.terms[own[0]], form.without(own[0])
+                all_ = abs(step) * (most + 1)
+                if Affine(0, others.terms).divisor(self.facts.divisor) % all_:
+                    return ()
+                found = d, step, form.const % all_
+        return found
 
     def block(self, block: Block, state: _State) -> Block:
         statements: list[Op] = []

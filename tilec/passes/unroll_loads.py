@@ -142,6 +142,8 @@ class _Ahead:
             behind = [*upstream([x.result], made)]
             if not all(y.pure and not y.regions or y in self.first or y is x for y in behind):
                 continue
+            if x.guard is not None and not {*behind}.isdisjoint(self.loads):
+                continue  # whether it may be made waits for another
             if carried.isdisjoint(v for y in behind for v in y.operands):
                 self.first |= {*behind}
                 self.loads.append(x)
