@@ -1,9 +1,12 @@
-"""Sums in global memory of several neighbours at once: `red.global.add.v2.f32` of sm_90."""
+"""Sums in global memory of several neighbours at once: `red.global.add.v2.f32` of sm_90, and pairs
+of halves."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -48,8 +51,7 @@ def looked_at(
 
 
 def vectors(made: Any) -> set[str]:
-    found = ("red.relaxed.gpu.global.add.v2.f32", "red.relaxed.gpu.global.add.v4.f32")
-    return {name for name in found if name in made.stages["llvm"]}
+    return set(re.findall(r"red\.relaxed\.gpu\.global\.add\S+", made.stages["llvm"]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -78,6 +80,27 @@ def test_neighbours_of_a_thread(shape: tuple[int, int]) -> None:
     made = added_rows.compile(a, c, target="cuda:sm_90a")
     width = {2: "v2", 0: "v4"}.get(shape[1] % 4)
     assert vectors(made) == ({f"red.relaxed.gpu.global.add.{width}.f32"} if width else set())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [256, 132, 130, 129])
+def test_pairs_of_halves(columns: int, dtype: str) -> None:
+    @tilec.kernel
+    def halves(A: T.Tensor((M, N), dtype), C: T.Tensor((N,), dtype)):
+        with T.Kernel(T.ceildiv(N, 256), M, threads=32) as (bx, by):
+            for j in T.Parallel(256):
+                T.atomic_add(C[bx * 256 + j], A[by, bx * 256 + j])
+
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    a = np.random.default_rng(0).integers(-4, 5, (5, columns)).astype(kind)
+    c = np.ones(columns, kind)
+    report = tilec.simulate(halves, a, c, target="cuda:sm_90a")
+    assert not report.findings, report
+    np.testing.assert_array_equal(c.astype(float), 1 + a.astype(float).sum(0))
+    short = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    width = {256: ".v4", 132: ".v2"}.get(columns, "")
+    made = halves.compile(a, c, target="cuda:sm_90a")
+    assert vectors(made) == {f"red.relaxed.gpu.global.add.noftz{width}.{short}x2"}
 
 
 def test_who_looks_at_what_was_there_adds_alone() -> None:

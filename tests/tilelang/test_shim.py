@@ -222,6 +222,23 @@ def test_profiler_times_and_compares() -> None:
         profiler.assert_allclose(lambda a: a * 2 + 1)
 
 
+def test_inputs_are_of_the_kind_that_is_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    kinds = tilelang.TensorSupplyType
+    kernel = tilelang.compile(scaled(4000, 32), out_idx=-1)
+
+    def drawn(kind: object) -> Any:
+        return kernel.get_profiler(kind).inputs()[0].double()
+
+    assert set(drawn(kinds.Integer).tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0}
+    for kind in (kinds.Auto, kinds.Uniform):
+        assert drawn(kind).abs().max() <= 1 and drawn(kind).std() > 0.5
+    assert -1.1 < drawn(kinds.Normal).mean() < -0.9
+    assert -0.1 < drawn(kinds.Randn).mean() < 0.1 and drawn(kinds.Randn).abs().max() > 2
+    assert not drawn(kinds.Zero).any() and (drawn(kinds.One) == 1).all()
+    assert torch.equal(drawn(kinds.One), kernel.get_profiler(kinds.One).inputs()[0].double())
+
+
 def test_missing_words_have_the_message_of_the_language() -> None:
     with pytest.raises(AttributeError, match=r"tilec.language has no builtin 'gemn'"):
         _ = T.gemn

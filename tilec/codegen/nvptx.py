@@ -221,9 +221,15 @@ class NvptxEmitter(PrintingEmitter):
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
         t = o.value.type
         assert isinstance(t, VectorType)
-        values = self.f.unpack(self.get(o.value), t.lanes, "float")
+        dtype, value, count = o.dest.dtype, self.get(o.value), t.lanes * o.dest.dtype.bits // 32
+        if dtype.bits == 32:
+            values = self.f.unpack(value, count, "float")
+        else:
+            words = self.f.cast("bitcast", value, f"<{count} x i32>")
+            values = self.f.unpack(words, count, "i32")
         guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
-        self.only_if(guard, lambda: self.execute(moves.red_add(len(values)), at, *values), "red")
+        instr = moves.red_add(dtype, t.lanes)
+        self.only_if(guard, lambda: self.execute(instr, at, *values), "red")
 
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")

@@ -36,6 +36,7 @@ from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
+from tilec.passes.forward_copies import forward_copies
 from tilec.passes.fuse_exponents import fuse_exponents
 from tilec.passes.group_threads import group_threads
 from tilec.passes.hoist_accesses import hoist_accesses
@@ -95,6 +96,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (collect_atomics, "TILE"),  # guards are not split yet: a loop has its atomics once
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),
+    (forward_copies, "TILE"),  # sees what has become a copy
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product

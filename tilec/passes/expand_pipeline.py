@@ -128,8 +128,7 @@ class _Expander:
         """All threads' writes to the ring are done and visible to whoever reads it."""
         filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            o.is_asynchronous and {r.buffer for r in o.inputs} & filled
-            for o in loop.body.every(ops.Gemm)
+            o.by_engine and {r.buffer for r in o.inputs} & filled for o in loop.body.every(ops.Gemm)
         )
         if by_engine:
             b.emit(ops.ProxyFence)

@@ -112,9 +112,7 @@ def _of_a_branch(o: If, numbers: Mapping[Value, object]) -> list[tuple[Fill, boo
 def _adds_to(o: Gemm, c: Value) -> bool:
     """Whether the product only adds to `c`, and its instruction can overwrite it."""
     reads = (o.a.buffer, o.b.buffer)
-    return (
-        o.c is c and c not in reads and not o.clear and o.accumulate is None and o.is_asynchronous
-    )
+    return o.c is c and c not in reads and not o.clear and o.accumulate is None and o.by_engine
 
 
 def _only_product(loop: For, c: Value) -> Gemm | None:

@@ -117,7 +117,7 @@ class _Inference:
                 self.loops[p] = self._of_threads(p.wanted, self.warps(p), p.loc, "the loop")
         # What wgmma reads, every other instruction can read too, but not the other way round.
         gemms = [o for o in self.ops if isinstance(o, ops.Gemm)]
-        gemms.sort(key=lambda o: (not o.is_asynchronous, "simt" in o.instr))
+        gemms.sort(key=lambda o: (not o.by_engine, "simt" in o.instr))
         for o in gemms:
             self.set(
                 o.c,

@@ -39,7 +39,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
-from tilec.passes.utils.own_elements import is_unordered, own_elements
+from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.passes.utils.sync_state import (
     ALL,
@@ -168,7 +168,7 @@ class _Placer:
             if is_unordered(x, self.facts):
                 e.owned |= {(s, x) for s in span}
                 e.there |= span
-                e.stored |= self.stored(v, x.loc)
+                e.stored |= self.stored(v, x)
                 continue
             if done.reads:
                 e.reads |= span
@@ -180,7 +180,7 @@ class _Placer:
                     e.flying |= span
                 elif not isinstance(x, ops.TmaCopy):
                     e.there |= span
-                e.stored |= self.stored(v, x.loc)
+                e.stored |= self.stored(v, x)
         e.unfenced |= {s for s in e.writes | e.owned_spans if s[0] == "shared"}
         e.touched = self.touched(o)
         own = (
@@ -203,11 +203,14 @@ class _Placer:
                 read_otherwise.add(self.root.get(e.region.buffer, e.region.buffer))
         return rings - read_otherwise
 
-    def stored(self, v: Value, loc: Loc) -> set[Stored]:
-        """Two statements that write one tensor may write an element each by another thread. Copies
-        of one statement (`version_loops`) are of those that run one or the other."""
-        known = v.buffer.space != "global" or v in self.spans
-        return set() if known else {(v, loc)}
+    def stored(self, v: Value, o: Op) -> set[Stored]:
+        """Two statements that write one tensor may write an element each by another thread, unless
+        each thread has elements of its own. Copies of one statement (`version_loops`) are of those
+        that run one or the other."""
+        if v.buffer.space != "global" or v in self.spans:
+            return set()
+        own = own_places(o, self.facts, self.uniformity) if isinstance(o, ops.Store) else None
+        return {(v, own or o.loc)}
 
     def block(self, block: Block, state: State) -> Block:
         statements: list[Op] = []

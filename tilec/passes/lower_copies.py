@@ -83,8 +83,8 @@ def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Lay
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2
-    dest = sides[0].type
-    narrow = dest.space == "global" and vector * dest.dtype.bits < WIDEST_BITS
+    widest = vector * max(side.dtype.bits for side in sides)
+    narrow = sides[0].type.space == "global" and widest < WIDEST_BITS
     spread = along_rows if narrow else covering
     return spread(extents, target.warp_size, warps, vector)
 

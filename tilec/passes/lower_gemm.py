@@ -41,9 +41,9 @@ def lower_gemm(func: Func, target: Target) -> Func:
 
     def visit(o: ops.Gemm) -> list[Op]:
         o, b = o.swap_operands(), Builder(o.loc)
-        if o.clear and not o.is_asynchronous:
+        if o.clear and not o.by_engine:
             _clear(b, o.c)
-        if o.is_asynchronous:
+        if o.by_engine:
             _wgmma(b, o, packs, facts)
         elif o.instr.startswith("simt"):
             _simt(b, o, facts)
@@ -105,7 +105,8 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
     adds = b.const(False, BOOL) if o.clear else o.accumulate
     b.emit(ops.Wgmma, o.instr, o.c, *places, m_blocks, *pieces, *transposed, adds, *described)
     if not o.asynchronous:
-        b.emit(ops.WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
+        registers = (o.c, o.a.buffer if in_registers else None, described[0])
+        b.emit(ops.WgmmaWait, 0, tuple(v for v in registers if v is not None))
 
 
 class _WgmmaOperand:

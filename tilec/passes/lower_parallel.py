@@ -48,7 +48,10 @@ MOST_NEIGHBOURS = 16
 """Iterations of a thread's own loop over neighbours that make vectors."""
 
 MOST_TOGETHER = 8
-"""Vectors that a thread has from shared memory before it stores the first of them."""
+"""Vectors that a thread has from memory before it stores the first of them."""
+
+BYTES_TOGETHER = 128
+"""What these take at the most where they come from tensors."""
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
@@ -248,12 +251,21 @@ class Lowering:
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
-    def _batch(self, p: ops.Parallel, groups: int, most: int) -> int:
+    def _nearest(self, p: ops.Parallel) -> bool:
+        """Whether threads that have none of the elements load the nearest ones, and store nothing:
+        loads that are under no condition can be asked for together."""
+        if not _partial(p) or fragment_accesses(p):
+            return False
+        return _leaves_shared(p) or (not self.may_alias and _leaves(p, {"global", "shared"}))
+
+    def _batch(self, p: ops.Parallel, groups: int, most: int, width: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and
-        where there are fewer elements than the layout covers, what comes from shared memory,
-        unguarded, is asked for before it is stored."""
+        where there are fewer elements than the layout covers, what comes from shared memory, or
+        there from tensors, unguarded, is asked for before it is stored."""
+        if self._nearest(p):
+            return math.gcd(groups, MOST_TOGETHER, _group_of(p, width))
         if _partial(p):
-            return math.gcd(groups, MOST_TOGETHER) if _nearest(p) else 1
+            return 1
         late = most != MOST_OPS or _is_long(p, most)
         return math.gcd(groups, MOST_TOGETHER) if late and _leaves_shared(p) else 1
 
@@ -271,11 +283,11 @@ class Lowering:
         """The loop over groups of `width` registers, `batch` of them at a time. A loop of more than
         `most` operations is not written out."""
         registers = p.laid_out.size("reg")
-        batch = self._batch(p, registers // width, most)
+        batch = self._batch(p, registers // width, most, width)
         group = Value(b.const(0).type, "r")
         inner = Builder(p.loc)
         first = inner.binary("mul", group, width * batch)
-        nearest = _nearest(p)
+        nearest = self._nearest(p)
         work = inner if nearest else Builder(p.loc)
         body = LoopBody(self.known, work, p, width, guarded, replica)
         body.first = first
@@ -374,18 +386,27 @@ def _neighbours(
 def _leaves_shared(p: ops.Parallel) -> bool:
     """Whether all that the loop does is to read what is in shared memory, and to store what it
     makes of it elsewhere."""
+    return _leaves(p, {"shared"})
+
+
+def _leaves(p: ops.Parallel, spaces: set[str]) -> bool:
+    """Whether all that the loop does is to read what is in memory of these kinds, and to store what
+    it makes of it elsewhere."""
     sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, ops.Load)}
     plain = all(
         isinstance(o, (ops.ElementAccess, ops.Yield)) or (o.pure and not o.regions)
         for o in p.body.ops
     )
-    return plain and sources == {"shared"} and not changes_memory(p)
+    return plain and bool(sources) and sources <= spaces and not changes_memory(p)
 
 
-def _nearest(p: ops.Parallel) -> bool:
-    """Whether threads that have none of the elements load the nearest ones, and store nothing:
-    loads that are under no condition can be asked for together."""
-    return bool(_partial(p)) and _leaves_shared(p) and not fragment_accesses(p)
+def _group_of(p: ops.Parallel, width: int) -> int:
+    """How many groups of `width` elements of all tensors that a loop loads a thread has room for, a
+    power of two."""
+    loads = (o.source for o in p.body.ops if isinstance(o, ops.Load))
+    bits = sum(v.dtype.bits for v in loads if v.buffer.space == "global")
+    most = BYTES_TOGETHER * 8 // max(width * bits, 1) if bits else MOST_TOGETHER
+    return 1 << max(most, 1).bit_length() - 1
 
 
 def _is_long(p: ops.Parallel, most: int) -> bool:

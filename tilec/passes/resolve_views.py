@@ -127,12 +127,7 @@ class _Views:
         b = Builder(o.loc)
         for r in through:
             box = self.box(b, r)
-            # Ops that name dimensions need all of them; a product the trailing two.
-            own = (
-                () if box is None else box.extents[-2:] if isinstance(o, ops.Gemm) else box.extents
-            )
-            wanted = r.extents[-2:] if isinstance(o, ops.Gemm) else r.extents
-            if box is not None and (type(o) in ELEMENTWISE or own == wanted):
+            if box is not None and _fits(o, r, box):
                 boxes[r] = box
         if through and len(boxes) == len(through):
             done = _in_boxes(o, boxes)
@@ -355,6 +350,14 @@ class _Views:
             copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
         block = Block((), (*before.ops, substitute(done, copies), *behind.ops))
         return rewrite(block, lambda x: self.visit(x, subst), subst).ops
+
+
+def _fits(o: Op, r: Region, box: Region) -> bool:
+    """Whether an op may work on `box` for `r`: one that names dimensions needs all of them, a
+    product the trailing two; of which other than 1 a reduction's is, `_in_boxes` counts."""
+    if isinstance(o, ops.Gemm):
+        return box.extents[-2:] == r.extents[-2:]
+    return type(o) in ELEMENTWISE or isinstance(o, ops.Reduce) or box.extents == r.extents
 
 
 def _regions(o: Op) -> list[Region]:

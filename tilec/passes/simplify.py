@@ -24,7 +24,7 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.types import BOOL, DType, ScalarType
+from tilec.ir.types import BOOL, INT32, DType, ScalarType
 from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import keep_results, sweep
 from tilec.passes.utils.identities import COMMUTATIVE, Env, reduce
@@ -38,7 +38,8 @@ _PER_SCOPE = frozenset({"thread_index", "lane", "warp"})  # another number in an
 def simplify(func: Func, target: Target) -> Func:
     """Before: valid IR of any contract. After: the same, and no scalar op has only constant
     operands, an algebraic identity that applies, an equal in a dominating place, or no use; no
-    condition and no trip count of 0 or 1 is known; no buffer is only written.
+    condition and no trip count of 0 or 1 is known, and no dimension of a loop over elements that
+    is one of several has one; no buffer is only written.
 
     Floating-point results do not change: nothing is regrouped, and a constant is folded only where
     every machine agrees on the result (see `tilec.ir.fold`).
@@ -197,6 +198,8 @@ class _Forward:
                 self.loop(o)
             case While():
                 self.while_(o)
+            case Parallel():
+                self.out.append(self.parallel(o).with_regions(self.region))
             case Scope():
                 self.scopes.append(o)
                 self.out.append(o.with_regions(self.region))
@@ -255,6 +258,17 @@ class _Forward:
             return
         keep = self.varying(o.inits, yielded(o.body), tuple(args), o.results)
         self.out.append(keep_results(o.with_regions(self.region), keep))
+
+    def parallel(self, o: Parallel) -> Parallel:
+        """The loop without dimensions of one iteration, which say nothing of where it runs."""
+        kept = [d for d, e in enumerate(o.extents) if e != 1] or [len(o.extents) - 1]
+        if len(kept) == len(o.extents) or o.layout is not None or o.wanted is not None:
+            return o
+        args = tuple(o.body.args[d] for d in kept)
+        gone = [a for a in o.body.args if a not in args]
+        self.subst.update(dict.fromkeys(gone, self.constant(0, INT32)))
+        extents = tuple(o.extents[d] for d in kept)
+        return replace(o, extents=extents, body=replace(o.body, args=args))
 
     def while_(self, o: While) -> None:
         keep = self.varying(o.inits, yielded(o.body), o.body.args, o.results, o.cond.args)

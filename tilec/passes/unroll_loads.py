@@ -142,13 +142,14 @@ class _Ahead:
             behind = [*upstream([x.result], made)]
             if not all(y.pure and not y.regions or y in self.first or y is x for y in behind):
                 continue
+            if x.guard is not None and not {*behind}.isdisjoint(self.loads):
+                continue  # whether it may be made waits for another
             if carried.isdisjoint(v for y in behind for v in y.operands):
                 self.first |= {*behind}
                 self.loads.append(x)
 
     def is_ready(self, o: MemLoad, written: set[object]) -> bool:
-        sure = o.guard is None or o.guard in self.inside
-        return sure and o.source.buffer.space == "global" and o.source not in written
+        return o.source.buffer.space == "global" and o.source not in written
 
     def count(self, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""

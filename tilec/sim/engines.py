@@ -7,7 +7,7 @@ changes what is still being read, is reported by whoever checks that access."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tilec.sim.matrices import WARPS, product
 from tilec.sim.memory import BlockMemory
 from tilec.sim.tensors import ALIGNMENT, PIECE, Box, TensorMap, box_at
 from tilec.sim.threads import BlockInfo, Threads
-from tilec.sim.undefined import Flight, in_flight, settled, touched, waited
+from tilec.sim.undefined import Flight, in_flight, is_undefined, settled, touched, waited
 from tilec.sim.waits import Mbarrier, check_published
 
 Ints = NDArray[np.int64]
@@ -70,6 +70,8 @@ class Engines:
         self._unread: dict[int, tuple[int, Inst | None]] = {}  # thread -> its last store
         self._products = Groups(warpgroups)
         self._issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, time) -> its threads
+        # (warpgroup, time) -> a product, and what is in the registers that it reads as it goes
+        self._held: dict[tuple[int, int], tuple[Inst | None, str, set[bytes]]] = {}
 
     # --- cp.async ---
 
@@ -288,6 +290,9 @@ class Engines:
         if not self.memory.checks:
             return made
         inst = active.inst
+        held = [*(w for part in a if len(a[0]) > 1 for w in part), *metadata]
+        for g, words in self._by_group(active, teams, held).items():
+            self._held[g, times[g]] = inst, instr.name, words
 
         def touch(read: Loc) -> None:
             now = active.block.executing
@@ -308,7 +313,9 @@ class Engines:
     ) -> tuple[Any, ...]:
         order = self.block.order
         done: dict[int, int] = {}
-        for g, lanes in self._warpgroups(active).items():
+        teams = self._warpgroups(active)
+        named = self._by_group(active, teams, registers) if self._held else {}
+        for g, lanes in teams.items():
             done[g] = time = int(self._products.done(np.array([g]), pending)[0])
             if not time:
                 continue
@@ -318,7 +325,20 @@ class Engines:
                 order.acquire(lanes, issued)
             for key in [k for k in self._issued if k[0] == g and k[1] < time]:
                 del self._issued[key]
+            for key in [k for k in self._held if k[0] == g and k[1] <= time]:
+                self._held[key][2].difference_update(named.get(g, ()))
+                if not self._held[key][2]:
+                    del self._held[key]
         return tuple(waited(x, done) for x in registers)
+
+    def _by_group(
+        self, active: Threads, teams: Mapping[int, Ints], registers: Sequence[Any]
+    ) -> dict[int, set[bytes]]:
+        """What is in registers of 32 bits, for each warpgroup that has some."""
+        whole = (active.full(settled(x)) for x in registers if not is_undefined(x))
+        words = [np.asarray(x) for x in whole if x.dtype.itemsize == 4]
+        of = {g: np.isin(active.lanes, lanes) for g, lanes in teams.items()} if words else {}
+        return {g: {x[mine].tobytes() for x in words} for g, mine in of.items()}
 
     def _warpgroups(self, active: Threads) -> dict[int, Ints]:
         """The threads of each warpgroup, which must all be here."""
@@ -418,6 +438,15 @@ class Engines:
                 threads=[lane],
             )
         self._unread.clear()
+        for loc, name in {(x[0].loc if x[0] else UNKNOWN, x[1]) for x in self._held.values()}:
+            self.block.report(
+                None,
+                "operand in flight",
+                f"no wait for {name} names the registers that it reads: others may have been put "
+                "there before it has ended",
+                loc,
+            )
+        self._held.clear()
 
 
 def _rounded(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -16,6 +16,8 @@ from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Layout
 from tilec.ir.llvm import Inst
+from tilec.ir.semantics import numpy_dtype
+from tilec.ir.types import DType
 from tilec.sim import matrices, numbers
 from tilec.sim.barriers import Barriers
 from tilec.sim.block import ThreadBlock
@@ -308,10 +310,11 @@ class ThreadState(Threads):
         at = np.ascontiguousarray(self.full(address), np.int64)
         return self.block.memory.count_up(self, at, self.full(last))
 
-    def red_add(self, address: Word, values: Sequence[Word]) -> None:
+    def red_add(self, address: Word, values: Sequence[Word], dtype: DType) -> None:
         at = np.ascontiguousarray(self.full(address), np.int64)
-        given = [np.asarray(self.full(v), np.float32) for v in values]
-        self.block.memory.red_add(self, at, given)
+        words = (np.ascontiguousarray(self.full(v)) for v in values)
+        each = [w.view(numpy_dtype(dtype)).reshape(len(w), -1).T for w in words]
+        self.block.memory.red_add(self, at, [v for parts in each for v in parts])
 
     def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
         return matrices.ldmatrix(self, self.block.memory, fragment, address)

@@ -16,10 +16,10 @@ from tilec.tilelang.autotuner import AutoTuner, autotune, set_autotune_inputs
 from tilec.tilelang.dtypes import dtype as DataType  # noqa: N812 (their name)
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
+from tilec.tilelang.profiler import TensorSupplyType
 from tilec.tilelang.programs import (
     JITKernel,
     PassConfigKey,
-    TensorSupplyType,
     compile,
     jit,
     lower,

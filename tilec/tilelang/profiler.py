@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,20 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: A
     return float(bench.do_bench(fn, warmup, rep))
 
 
+class TensorSupplyType(enum.Enum):
+    """What a profiler puts into its inputs, as TileLang has it. Whole numbers are from -2 to 2,
+    unsigned ones from 0 to 2 (bool: to 1); so are floats of `Integer`. `Auto` and `Uniform`: floats
+    from -1 to 1; `Normal`: with mean -1 and deviation 1; `Randn`: with mean 0."""
+
+    Integer = 1
+    Uniform = 2
+    Normal = 3
+    Randn = 4
+    Zero = 5
+    One = 6
+    Auto = 7
+
+
 class Profiler:
     """Random inputs of a kernel's annotated shapes, and what it does with them. `extent` gives the
     value of an extent that is not a number."""
@@ -25,8 +40,10 @@ class Profiler:
         kernel: Callable[..., Any],
         parameters: Sequence[Parameter],
         extent: Callable[[int | str | None], int | str | None] = lambda written: written,
+        supply: TensorSupplyType = TensorSupplyType.Auto,
     ) -> None:
         self.kernel, self.parameters, self.extent = kernel, parameters, extent
+        self.supply = supply
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -34,8 +51,7 @@ class Profiler:
         return self.kernel
 
     def inputs(self) -> list[Any]:
-        """A torch tensor for each parameter, on the GPU if there is one: floats from -1 to 1, whole
-        numbers from -2 or 0 to 2, as TileLang's `TensorSupplyType.Auto` has them. Raises
+        """A torch tensor for each parameter, on the GPU if there is one, of the `supply`. Raises
         LaunchError where an extent has no value, or a parameter is no tensor."""
         import torch
 
@@ -47,11 +63,7 @@ class Profiler:
                 message = f"{p.describe()} has no sizes to make an input of"
                 raise LaunchError(message, hint="give the inputs: input_tensors=[…]")
             dtype = getattr(torch, array_dtype(str(p.dtype), "cpu"))
-            if dtype.is_floating_point:
-                made.append((2 * torch.rand(shape, device=device) - 1).to(dtype))
-            else:
-                least, above = (-2, 3) if dtype.is_signed else (0, 2 if dtype is torch.bool else 3)
-                made.append(torch.randint(least, above, shape, device=device).to(dtype))
+            made.append(_supplied(self.supply, shape, dtype, device))
         return made
 
     def run_once(self) -> Any:
@@ -102,12 +114,28 @@ def check_close(got: Any, want: Any, rtol: float, atol: float, ratio: float) -> 
         raise AssertionError(f"{wrong} of {got.numel()} elements differ")
 
 
-def get_tensor_supply(tensor_supply_type: object = None) -> Callable[[Parameter], Any]:
-    """A function that makes an input of a kernel's parameter, as `Profiler.inputs` does whatever
-    the type of supply. It raises LaunchError where an extent has no value."""
-    del tensor_supply_type
+def get_tensor_supply(
+    supply_type: TensorSupplyType = TensorSupplyType.Integer,
+) -> Callable[[Parameter], Any]:
+    """A function that makes an input of a kernel's parameter, as `Profiler.inputs` does. It raises
+    LaunchError where an extent has no value."""
 
     def supply(parameter: Parameter) -> Any:
-        return Profiler(lambda: None, [parameter]).inputs()[0]
+        return Profiler(lambda: None, [parameter], supply=supply_type).inputs()[0]
 
     return supply
+
+
+def _supplied(supply: TensorSupplyType, shape: Sequence[int], dtype: Any, device: str) -> Any:
+    import torch
+
+    kinds = TensorSupplyType
+    if supply in (kinds.Zero, kinds.One):
+        return torch.full(shape, int(supply is kinds.One), device=device).to(dtype)
+    if dtype.is_floating_point and supply is not kinds.Integer:
+        drawn = torch.empty(shape, device=device)
+        if supply in (kinds.Normal, kinds.Randn):
+            return drawn.normal_(-1.0 if supply is kinds.Normal else 0.0, 1.0).to(dtype)
+        return drawn.uniform_(-1.0, 1.0).to(dtype)
+    least, above = (-2, 3) if dtype.is_signed else (0, 2 if dtype is torch.bool else 3)
+    return torch.randint(least, above, shape, device=device).to(dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import enum
 import functools
 import inspect
 import logging
@@ -29,7 +28,7 @@ from tilec.jit.specialise import spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.support.syntax import names_in
 from tilec.tilelang.dtypes import dtype
-from tilec.tilelang.profiler import Profiler
+from tilec.tilelang.profiler import Profiler, TensorSupplyType
 
 NOTES = logging.getLogger("tilec.tilelang")
 # Options that choose how TileLang compiles. tilec has one way, so they change nothing.
@@ -50,12 +49,6 @@ class _PassConfigNames(type):
         if not name.isupper():
             raise AttributeError(name)
         return _OptionName(name)
-
-
-class TensorSupplyType(enum.Enum):
-    """Kinds of inputs that a profiler makes in TileLang; here all are alike."""
-
-    Auto = Integer = Uniform = Normal = Randn = Zero = One = "random"
 
 
 class PassConfigKey(metaclass=_PassConfigNames):
@@ -167,12 +160,13 @@ class JITKernel:
         """Nothing: launches go through the driver's interface, without generated code."""
         return ""
 
-    def get_profiler(self, tensor_supply_type: object = None) -> Profiler:
-        """Inputs of the annotated shapes, and the time of a call. All kinds of supply are normally
-        distributed floats and small ints."""
-        del tensor_supply_type
+    def get_profiler(
+        self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto
+    ) -> Profiler:
+        """Inputs of the annotated shapes, of a kind, and the time of a call."""
         given = [p for p in self.kernel.parameters_for(self.constants) if p.kind == "tensor"]
-        return Profiler(self, given, lambda e: _extent(e, self.sizes, None))
+        extent = functools.partial(_extent, sizes=self.sizes, unknown=None)
+        return Profiler(self, given, extent, tensor_supply_type)
 
 
 def compile(

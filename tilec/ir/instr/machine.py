@@ -19,6 +19,7 @@ from tilec.ir.instr.semantics import Waits, Where, Word
 if TYPE_CHECKING:
     from tilec.ir.instr.instruction import MatrixInstruction
     from tilec.ir.layout import Layout
+    from tilec.ir.types import DType
 
 
 class Machine(Protocol):
@@ -110,9 +111,10 @@ class Machine(Protocol):
         """`atom.relaxed.gpu.global.inc.u32`: add one to the word at `address`, or set it to 0 where
         it is `last`; gives what it was."""
 
-    def red_add(self, address: Word, values: Sequence[Word]) -> None:
-        """`red.relaxed.gpu.global.add` of float32: each of `values` is added, atomically, to the
-        next element from `address` on, a multiple of their bytes."""
+    def red_add(self, address: Word, values: Sequence[Word], dtype: DType) -> None:
+        """`red.relaxed.gpu.global.add` of float32 or halves, pairs of which are in words: each of
+        `values` is added, atomically, to the next element from `address` on, a multiple of their
+        bytes."""
 
     # --- registers: section "setmaxnreg" ---
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import Array, Instruction, Operands, spelled
+from tilec.ir.instr.instruction import PTX_TYPES, Array, Instruction, Operands, spelled
 from tilec.ir.instr.machine import Machine, acting, nothing
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Digit, Layout
@@ -116,18 +116,25 @@ def _named(policy: str) -> str:
 
 # --- sums in global memory: PTX ISA 8.1, section "red" ---
 
-RED_WIDTHS = (2, 4)  # elements of float32
+RED_WIDTHS = {FLOAT32: (2, 4), FLOAT16: (2, 4, 8), BFLOAT16: (2, 4, 8)}
 
 
 @functools.cache
-def red_add(width: int) -> Instruction:
-    """Arguments: address (i64), and as many float32 values to add to the elements from there on."""
-    if width not in RED_WIDTHS:
-        raise InternalError(f"red of {width} elements; it adds {RED_WIDTHS}")
-    values = ", ".join(f"${1 + n}" for n in range(width))
-    text = f"red.relaxed.gpu.global.add.v{width}.f32 [$0], {{{values}}};"
-    asm = spelled(text, lambda m, at, *values: m.red_add(at, values), "l" + "f" * width)
-    return Instruction(f"red.add.v{width}.f32", "red_vector", asm)
+def red_add(dtype: DType, width: int) -> Instruction:
+    """Arguments: address (i64), and the values to add to the `width` elements from there on: each
+    float32, or pairs of halves in words."""
+    if width not in RED_WIDTHS.get(dtype, ()):
+        raise InternalError(f"red of {width} elements of {dtype}; it adds {RED_WIDTHS}")
+    words = width * dtype.bits // 32
+    kind, register = (".f32", "f") if dtype is FLOAT32 else (f".{PTX_TYPES[dtype]}x2", "r")
+    vector = f".v{words}" if words > 1 else ""
+    rounding = "" if dtype is FLOAT32 else ".noftz"
+    values = ", ".join(f"${1 + n}" for n in range(words))
+    values = f"{{{values}}}" if words > 1 else values
+    name = f"red.add{rounding}{vector}{kind}"
+    text = f"red.relaxed.gpu.global.add{rounding}{vector}{kind} [$0], {values};"
+    asm = spelled(text, lambda m, at, *values: m.red_add(at, values, dtype), "l" + register * words)
+    return Instruction(name, "red_vector", asm)
 
 
 # --- cp.async ---

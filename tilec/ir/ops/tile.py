@@ -229,9 +229,15 @@ class Gemm(Op):
         return (self.a, self.b) if self.metadata is None else (self.a, self.b, self.metadata)
 
     @property
-    def is_asynchronous(self) -> bool:
+    def by_engine(self) -> bool:
         """Whether its instruction runs beside the threads, which wait for its result."""
         return self._engine != "threads"
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether it may be left in flight while its threads go on. One with metadata may not: it
+        reads them from registers as it goes, which belong to nobody once it has been started."""
+        return self.by_engine and self.metadata is None
 
     @property
     def _engine(self) -> str:

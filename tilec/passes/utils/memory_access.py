@@ -13,11 +13,12 @@ from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
+from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import Atomic, ElementAccess, If, Parallel
-from tilec.ir.types import FLOAT32, BufferType
+from tilec.ir.types import BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
 
@@ -61,7 +62,7 @@ class MemoryFacts:
     def adds_vectors(self, o: Atomic) -> bool:
         """Whether one instruction may do what `o` does for neighbours."""
         t = o.dest.buffer
-        plain = o.kind == "add" and (t.space, t.dtype) == ("global", FLOAT32)
+        plain = o.kind == "add" and t.space == "global" and t.dtype in RED_WIDTHS
         return self.red_vector and plain and o.result not in self.used
 
     def moves(self, v: Value, arg: Value) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilec.ir import ops
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.uniformity import Level, Uniformity
@@ -42,6 +43,27 @@ def is_unordered(o: Op, facts: Facts) -> bool:
         if by and fixed and counter.dest.buffer.space == "shared":
             return True
     return False
+
+
+def own_places(o: ops.Store, facts: Facts, uniformity: Uniformity) -> tuple[int, ...]:
+    """Which elements of a tensor a thread writes by `o`, where no other writes them by a statement
+    of which the same is told: those of one dimension that are as far from a multiple of all
+    threads' as its own number says. () where that is not known."""
+    found: tuple[int, ...] = ()
+    for d, form in enumerate(map(facts.form, o.indices)):
+        own = [v for v in form.terms if isinstance(facts.made_by(v), ops.ThreadIndex)]
+        if any(uniformity.level(v) != Level.BLOCK for v in form.terms if v not in own):
+            return ()
+        if own:
+            most = facts.range(own[0])[1]
+            if found or len(own) > 1 or most is None:
+                return ()
+            step, others = form.terms[own[0]], form.without(own[0])
+            all_ = abs(step) * (most + 1)
+            if Affine(0, others.terms).divisor(facts.divisor) % all_:
+                return ()
+            found = d, step, form.const % all_
+    return found
 
 
 Around = tuple[ops.For | ops.Scope, ...]

@@ -7,12 +7,19 @@ whoever took part has it, so that loops over both need no exchange."""
 
 from __future__ import annotations
 
+from math import prod
+
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import Digit, Layout
+from tilec.ir.layout import Digit, Layout, blocked
 from tilec.ir.ops import Reduce, Unary
 from tilec.ir.types import DType
+
+MANY = 32
+"""Elements that a thread reads of others' parts, for which it is worth to meet once more."""
+SHARED = 4
+"""How many threads have a result then."""
 
 
 def result_layout(layout: Layout, o: Reduce) -> Layout | None:
@@ -54,6 +61,16 @@ def combined_layout(result: Layout, parts: int) -> Layout:
     digits = [Digit(d.owner, d.radix, (0, *d.step)) for d in result.digits]
     every = Digit("reg", parts, (1, *(0 for _ in result.shape)))
     return Layout((parts, *result.shape), (*digits, every))
+
+
+def few_each(result: Layout, parts: int) -> Layout | None:
+    """Where threads that read `parts` of `MANY` results each, or more, which several of them have,
+    would have a few each; None where they read few, or have their results for themselves."""
+    lanes, warps = result.size("lane"), result.size("warp")
+    each = result.size("reg")
+    if parts * each < MANY or each * lanes * warps < SHARED * prod(result.shape):
+        return None
+    return blocked(result.shape, lanes, warps, 1)
 
 
 def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:

@@ -21,9 +21,9 @@ from tilec.passes.utils.slicing import can_run_ahead
 
 
 def waited_by_all(o: Op, threads: int) -> bool:
-    """Whether `o` is an asynchronous product of all `threads` of a scope as one group: each of them
+    """Whether `o` is a product by an engine of all `threads` of a scope as one group: each of them
     waits until it has ended, for all."""
-    if not isinstance(o, ops.Gemm) or not o.is_asynchronous:
+    if not isinstance(o, ops.Gemm) or not o.by_engine:
         return False
     return find_instruction(o.instr).warps * 32 == threads
 

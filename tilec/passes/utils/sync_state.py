@@ -7,10 +7,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field, fields
 
 from tilec.ir.core import Op, Value
-from tilec.ir.loc import Loc
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
-Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
+Stored = tuple[Value, object]  # a tensor that is only written, and what does it
 
 Group = tuple[int, int]  # first warp and warps of a group of threads; all are (0, 0)
 ALL: Group = (0, 0)

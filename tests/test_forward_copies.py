@@ -1,0 +1,152 @@
+"""What says which tiles a loop brings may lie in a buffer that was copied on chip: a row of a block
+mask, a page table, the indices of a gather. The tiles run ahead as if the tensor were read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import run
+
+import tilec
+import tilec.language as T
+
+M, N, K, P, I, J = T.dynamic("M, N, K, P, I, J")
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
+GPUS = TARGETS[:3]
+
+
+def masked(space: str, store: bool = False) -> Any:
+    """The sum of the products of the blocks of A and B that a row of a mask has; `store`: the
+    kernel writes other rows of the mask, too."""
+    alloc = T.alloc_shared if space == "shared" else T.alloc_fragment
+
+    @tilec.kernel
+    def some_blocks(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        Mask: T.Tensor((I, 8), "int8"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            acc, mask = T.alloc_fragment((64, 64), "float32"), alloc((8,), "int8")
+            T.clear(acc)
+            T.copy(Mask[by, :], mask)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                if mask[k] != 0:
+                    T.copy(A[by * 64, k * 32], a)
+                    T.copy(B[k * 32, bx * 64], b)
+                    T.gemm(a, b, acc)
+            T.copy(acc, C[by * 64, bx * 64])
+            if store:
+                Mask[by + 2, bx] = T.int8(0)
+
+    return some_blocks
+
+
+@tilec.kernel
+def pages(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((P, 32, N), "float16"),
+    Table: T.Tensor((I, 1, 6), "int64"),
+    C: T.Tensor((M, N), "float32"),
+):
+    """B's rows lie in pages, of which each row of the table names six."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        acc, table = T.alloc_fragment((64, 64), "float32"), T.alloc_shared((2, 3), "int32")
+        T.clear(acc)
+        for half in T.serial(2):
+            T.copy(Table[by, 0, half * 3 : half * 3 + 3], table[1, :])
+        flat = T.alloc_shared((6,), "int32")
+        T.copy(Table[by, 0, :], flat)
+        for k in T.Pipelined(6, num_stages=2):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[flat[k], 0:32, bx * 64 : bx * 64 + 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def gathered(
+    A: T.Tensor((P, K), "float16"),
+    B: T.Tensor((N, K), "float16"),
+    Ids: T.Tensor((M,), "int32"),
+    C: T.Tensor((M, N), "float32"),
+):
+    """Rows of A by indices that lie in shared memory."""
+    with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 32), "float16")
+        acc, ids = T.alloc_fragment((64, 32), "float32"), T.alloc_shared((64,), "int32")
+        T.clear(acc)
+        T.copy(Ids[by * 64 : by * 64 + 64], ids)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            for i, j in T.Parallel(64, 32):
+                a[i, j] = A[ids[i], k * 32 + j]
+            T.copy(B[bx * 32, k * 32], b)
+            T.gemm(a, b, acc, transpose_B=True)
+        T.copy(acc, C[by * 64, bx * 32])
+
+
+def given(kind: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Arguments with a poisoned result, and what is wanted."""
+    rng = np.random.default_rng(len(kind))
+    half = lambda *shape: rng.standard_normal(shape).astype(np.float16)  # noqa: E731
+    wide = lambda x: x.astype(np.float64)  # noqa: E731
+    if kind == "gathered":
+        a, b = half(9, 72), half(40, 72)
+        ids = rng.integers(0, 9, 70).astype(np.int32)
+        rest, want = [b, ids], wide(a)[ids] @ wide(b).T
+    elif kind == "pages":
+        a, b = half(100, 192), half(7, 32, 72)
+        table = rng.integers(0, 7, (2, 1, 6)).astype(np.int64)
+        want = np.concatenate(
+            [wide(a)[64 * i : 64 * i + 64] @ wide(b)[table[i, 0]].reshape(192, 72) for i in (0, 1)]
+        )
+        rest = [b, table]
+    else:
+        a, b = half(100, 250), half(250, 72)
+        mask = (rng.random((4, 8)) < 0.5).astype(np.int8)
+        seen = np.repeat(np.repeat(mask[:2], 64, 0)[:100], 32, 1)[:, :250]
+        rest, want = [b, mask], (wide(a) * seen) @ wide(b)
+    return [a, *rest, np.full(want.shape, np.nan, np.float32)], want
+
+
+PROGRAMS = {
+    "shared mask": (lambda: masked("shared"), "a: a, by", "mask"),
+    "mask": (lambda: masked("fragment"), "a: a, by", "mask"),
+    "pages": (lambda: pages, "a: a, by", "flat"),
+    "gathered": (lambda: gathered, "a: a, by", "ids"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_numbers(kind: str, target: str) -> None:
+    arrays, want = given(kind.split()[-1])
+    run(PROGRAMS[kind][0](), target, *arrays)
+    np.testing.assert_allclose(arrays[-1], want, atol=0.05)
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_tiles_run_ahead_and_the_buffer_is_gone(kind: str, target: str) -> None:
+    arrays, _ = given(kind.split()[-1])
+    made = PROGRAMS[kind][0]().plan_launch(target, None, arrays, {}).variant
+    assert "not ahead" not in made.stages["plan"]
+    assert made.stages["plan"].count("ahead: ") == 2
+    buffer = PROGRAMS[kind][2]
+    assert f"%{buffer} = alloc" in made.stages["recognise_idioms"]
+    assert f"%{buffer} = alloc" not in made.stages["forward_copies"]
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_the_kernel_writes_is_read_where_the_author_has_it(target: str) -> None:
+    arrays, want = given("mask")
+    kernel = masked("shared", store=True)
+    made = kernel.plan_launch(target, None, arrays, {}).variant
+    assert "%mask = alloc" in made.stages["forward_copies"]
+    run(kernel, target, *arrays)
+    np.testing.assert_allclose(arrays[-1], want, atol=0.05)

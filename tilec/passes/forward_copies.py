@@ -1,0 +1,95 @@
+"""forward_copies: what says which tiles a loop brings is read where it was copied from.
+
+Before: TILE; a condition around a copy of a loop with stages, or the place that it brings its tile
+from, depends on an element of a shared buffer or a fragment that a copy has filled: a row of a
+block mask, a page table, the indices of a gather. After: that element is loaded from the tensor
+itself, so that the copy may run ahead (`plan_pipeline`), by whichever warps. Only of tensors that
+the kernel writes nowhere, where no two tensors may overlap; a buffer that nobody reads any longer
+is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeGuard
+
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
+from tilec.ir.dependence import live_ranges
+from tilec.ir.effects import written_tensors
+from tilec.ir.element_loops import element_indices
+from tilec.ir.ops import Cast, Copy, For, Load, Parallel, Store, decides
+from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.dce import sweep
+from tilec.target import Target
+
+
+def forward_copies(func: Func, target: Target) -> Func:
+    asked = () if func.attrs.get("may_alias") else tuple(_asked(func.body))
+    behind = upstream(asked, defining_ops(func.body)) if asked else ()
+    loads = {o for o in behind if isinstance(o, Load) and not _is_global(o.source)}
+    if not loads:
+        return func
+    written = written_tensors(func.body)
+    sources: dict[Load, Region] = {}
+    for ranges in live_ranges(func.body, {o.source for o in loads}).values():
+        for r in ranges if isinstance(ranges, list) else ():
+            if _is_forwardable(r.fill, written):
+                readers = {x for i in r.readers for x in walk(r.block.ops[i])}
+                of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
+                sources |= dict.fromkeys(of_this, r.fill.source)
+    if not sources:
+        return func
+
+    def visit(o: Load) -> None | list[Op]:
+        if o not in sources:
+            return None
+        b = Builder(o.loc)
+        shape = o.source.buffer.static_shape
+        at = [v for v, n in zip(o.indices, shape) if n != 1] or o.indices[-1:]
+        source = sources[o]
+        element = b.value(Load, source.buffer, element_indices(b, source, at))
+        if element.dtype != o.result.dtype:
+            b.emit(Cast, element, o.result.dtype)
+        *others, last = b.ops
+        return [*others, replace(last, results=o.results)]
+
+    return sweep(func.rewrite(Load, visit))
+
+
+def _asked(
+    block: Block, conditions: tuple[Value, ...] = (), staged: bool = False
+) -> Iterator[Value]:
+    """What must be known ahead of time: of the copies of loops with stages, and of loops over
+    elements that gather a tile, where they read, and all conditions around, of which `conditions`
+    are those around the block."""
+    for o in block.ops:
+        if staged and isinstance(o, Copy) and _brings(o):
+            yield from (*o.source.offsets, *conditions)
+        elif staged and isinstance(o, Parallel):
+            inside = [*walk(o.body)]
+            stores = [x for x in inside if isinstance(x, Store)]
+            if stores and all(x.dest.buffer.space == "shared" for x in stores):
+                places = (x.indices for x in inside if isinstance(x, Load) and _is_global(x.source))
+                yield from (v for place in places for v in place)
+                yield from conditions
+        else:
+            within = staged or (isinstance(o, For) and has_stages(o))
+            for region in o.regions:
+                yield from _asked(region, (*conditions, *decides(o)), within)
+
+
+def _brings(o: Copy) -> bool:
+    return _is_global(o.source.buffer) and o.dest.type.space == "shared"
+
+
+def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:
+    """Whether what an op leaves in a buffer is as well read where it took it from."""
+    if not isinstance(fill, Copy) or not _is_global(fill.source.buffer):
+        return False
+    kinds = {fill.source.dtype, fill.dest.dtype}
+    return fill.source.buffer not in written and (len(kinds) == 1 or all(d.is_int for d in kinds))
+
+
+def _is_global(v: Value) -> bool:
+    return v.buffer.space == "global"
