@@ -7,6 +7,7 @@ a part of its work, is in `utils`."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -217,17 +218,20 @@ class Unverified:
 
     def begin(self) -> None:
         if self._begun is None:
-            (self._begun,) = begun([self._verify])
+            (self._begun,) = begun([functools.partial(_verify, self.made)])
 
     def verify(self) -> None:
-        begun, self._begun = self._begun, None  # a method holds this
-        (begun or self._verify)()
+        if self._begun is None:
+            _verify(self.made)
+        else:
+            self._begun()
 
-    def _verify(self) -> None:
-        checked: set[Op] = set()
-        while self.made:
-            func, contract = self.made.pop(0)
-            verify(func, contract, checked)
+
+def _verify(made: list[tuple[Func, str]]) -> None:
+    checked: set[Op] = set()
+    while made:
+        func, contract = made.pop(0)
+        verify(func, contract, checked)
 
 
 def apply(
