@@ -13,6 +13,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import CpAsync, MbarrierWait, MemLoad, ProxyFence, Wgmma
+from tilec.ir.schedule import Plan
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 ROWS, STAGES = 12, 3
@@ -190,3 +191,18 @@ def test_copies_that_arrive_by_themselves(told: str, rng: np.random.Generator) -
         ["MbarrierWait", "ProxyFence", "Wgmma"] if told == "copies" else ["MbarrierWait", "Wgmma"]
     )
     assert first[: len(expected)] == expected
+
+
+def test_places_of_several_iterations_are_asked_for_together() -> None:
+    """The indices of rows, in front of the first copy of a row."""
+    specs = tilec.spec((64, 256), "float16"), tilec.spec((300, 64), "float16")
+    made = gathered("copies").compile_with_plan(
+        Plan("plain"), *specs, tilec.spec((256,), "int32"), tilec.spec((64, 64), "float32"),
+        target="cuda:sm_90a",
+    )  # fmt: skip
+    found = [
+        "copy" if isinstance(o, CpAsync) else "index"
+        for o in walk(made.lowered.body)
+        if isinstance(o, CpAsync) or (isinstance(o, MemLoad) and o.source.name == "I")
+    ]
+    assert found == ["index"] * 4 + ["copy"] * 4

@@ -14,7 +14,8 @@ before, as in
         s = 0.9 * s + X[i, j]
         Y[i, j] = s
 
-or one that is written out, over what a thread has of a tile.
+or one that is written out, over what a thread has of a tile, or one that starts copies by cp.async
+from places that it loads.
 
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
@@ -33,12 +34,14 @@ from tilec.ir.ops import (
     CheckIndex,
     Compare,
     Const,
+    CpAsync,
     For,
     If,
     Load,
     MemLoad,
     MemStore,
     Store,
+    WarpSync,
     Yield,
     constants,
     yielded,
@@ -132,6 +135,7 @@ class _Ahead:
         goes_on = "lt", o.body.args[0], o.hi
         compared = (x for x in o.body.ops if isinstance(x, Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
+        self.copies = any(o.body.every(CpAsync))
         made = {r: x for x in o.body.ops for r in x.results}
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
@@ -155,9 +159,12 @@ class _Ahead:
         """How many iterations are worth it."""
         body = self.loop.body
         inside = [*walk(body)]
-        if not self.loads or not all(_is_plain(x, numbers) for x in inside):
+        starts = (CpAsync, For, Load, Store, WarpSync) if self.copies else ()
+        if not self.loads or not all(
+            _is_plain(x, numbers) or isinstance(x, starts) for x in inside
+        ):
             return 1
-        if not any(isinstance(x, MemStore | If) for x in inside):
+        if not self.copies and not any(isinstance(x, MemStore | If) for x in inside):
             return 1  # LLVM does it
         places = {(x.source, x.offset): x for x in self.loads}.values()
         written_out = self.loop.kind == "unroll"
