@@ -22,7 +22,7 @@ from tilec.codegen.cpu_access import MemRef
 from tilec.codegen.cpu_emitter import LINE, Emitter
 from tilec.codegen.cpu_loops import LoopEmitter
 from tilec.codegen.cpu_machine import CpuFeatures, machine_of
-from tilec.codegen.emitter import text_constant
+from tilec.codegen.emitter import check_name, text_constant
 from tilec.codegen.foreign import sources
 from tilec.codegen.lanes import from_memory, memory_type
 from tilec.ir.analysis import facts_of
@@ -69,6 +69,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     if release is not None:
         fn.call("void", "free", [release])
     fn.ret()
+    check_name(func.name, func.loc, fn.declarations)
     return _module(e, machine, metadata) + sources(func.body)
 
 

@@ -3,7 +3,7 @@ method per op, `emit_<op's name>`. An emitter decides nothing; it spells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,9 @@ from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Op, Value
-from tilec.ir.errors import TilecError
+from tilec.ir.errors import CompileError, TilecError
 from tilec.ir.llvm import Function, Phi, Val, constant
+from tilec.ir.loc import Loc
 from tilec.ir.types import FLOAT64, DType
 
 
@@ -217,6 +218,13 @@ def directive(dtype: DType) -> str:
     if dtype.is_float:
         return "%.17g" if dtype == FLOAT64 else "%.9g"
     return "%llu" if dtype.kind == "uint" else "%lld"
+
+
+def check_name(name: str, loc: Loc, declared: Container[str]) -> None:
+    """Raise CompileError for a kernel with the name of a function that its code calls."""
+    if name in declared:
+        message = f"{name} is the name of a function that this kernel's code calls"
+        raise CompileError(message, loc, f"give the kernel another name: {name}_kernel")
 
 
 def text_constant(name: str, text: str, words: str = "") -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type, register_type
+from tilec.codegen.emitter import check_name
 from tilec.codegen.foreign import Foreign, call_foreign, sources
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.lanes import convert, from_memory
@@ -143,6 +144,7 @@ class Emitter(Buffers):
 
     def module(self, debug: DebugInfo | None) -> str:
         """The text of the module, whose records have been made."""
+        check_name(self.func.name, self.func.loc, self.f.declarations)
         flags = self.flags()
         if debug:
             flags.append('!{i32 2, !"Debug Info Version", i32 3}')

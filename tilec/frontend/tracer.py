@@ -150,8 +150,9 @@ class _KernelTracer(WholeLoops):
         params = (self.tensors, self.scalar_params, self.size_params, self.stride_params, memories)
         cluster = {} if self.cluster is None else {"cluster_dims": self.cluster}
         self.builder.emit(Yield, loc=self.loc)
+        name = self.signature.name
         return Func(
-            self.signature.name,
+            "kernel" if name == "_" else name,  # PTX has no name of one underscore
             tuple(p for group in params for p in group.values()),
             self._empty_grid() if self.grid is None else self.grid,
             self.builder.block(),
