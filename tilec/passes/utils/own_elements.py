@@ -16,7 +16,7 @@ from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.uniformity import Level, Uniformity
 from tilec.passes.utils.thread_masks import ThreadMasks
 
-MOST_ELEMENTS = 1 << 20
+MOST_ELEMENTS = 1 << 18
 """Accesses of all threads that are looked at for one statement."""
 MOST_DIMENSIONS = 3
 """Of those that say whose an element is: their indices, of 20 bits each, make one number."""
@@ -100,7 +100,7 @@ def _accesses(block: Block, around: Around) -> Iterator[Access]:
 class _Table:
     def __init__(self, func: Func, uniformity: Uniformity, lanes: int) -> None:
         self.func, self.uniformity, self.lanes = func, uniformity, lanes
-        self.constant = facts_of(func).constant
+        self.facts = facts_of(func)
         self.threads = [o.result for o in func.body.every(ops.ThreadIndex)]
 
     def owners(self, accesses: Sequence[Access]) -> int:
@@ -140,10 +140,11 @@ class _Table:
         values = ThreadMasks(self.func)
         threads = range(values.threads)
         axes: list[tuple[Value, range]] = []
+        counted = {v for d in dims for v in self.facts.origins.of(o.indices[d])}
         for x in around:
             if isinstance(x, ops.For):
-                each = x.indices(self.constant)
-                axes += [] if each is None else [(x.body.args[0], each)]
+                index, each = x.body.args[0], x.indices(self.facts.constant)
+                axes += [(index, each)] if each is not None and index in counted else []
             elif x.name not in ("consumer", "producer"):
                 threads = range(self.lanes * x.first_warp, self.lanes * (x.first_warp + x.warps))
         shape = (len(threads), *(len(each) for _, each in axes))
