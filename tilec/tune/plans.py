@@ -38,6 +38,7 @@ GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
 MORE_GROUPS, GROUP_ROWS = (3, 4), 64  # of products that overlap, and what each has of a tile
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
+MOST_COLUMNS = 128  # of a tile that groups which take turns share
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
 # How many such clusters, or blocks, may share it through global memory: few numbers, since each
 # takes code of its own.
@@ -216,12 +217,13 @@ def has_pipelined_product(func: Func) -> bool:
 def _shares_well(func: Func) -> bool:
     """Whether groups that take turns gain by what the blocks of a cluster load for one another: a
     third of all, of tiles twice as long as wide (a fourth is too little: 64x64 370 us, 380 then),
-    and threads do nothing in loops with tile products but to start these: all blocks wait for what
+    with at most 128 columns (of 256 each row brings more products: 64x256 192 us, 214 then), and
+    threads do nothing in loops with tile products but to start these: all blocks wait for what
     else they do for each tile (uint8 less a zero point: 456 us, 621 then)."""
     loops = [o for o in func.body.every(For) if o.kind == "pipelined" and any(o.body.every(Gemm))]
     sides = [o.shape[:2] for o in func.body.every(Gemm)]
     acts = [x for o in loops for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
-    long = all(max(m, n) >= 2 * min(m, n) for m, n in sides)
+    long = all(max(m, n) >= 2 * min(m, n) and n <= MOST_COLUMNS for m, n in sides)
     return bool(loops) and long and all(isinstance(x, Gemm) or _brings(x) for x in acts)
 
 
