@@ -199,14 +199,14 @@ class _Forward:
             case While():
                 self.while_(o)
             case Parallel():
-                self.out.append(self.parallel(o).with_regions(self.region))
+                o = self.parallel(o)
+                self.indices.update(o.body.args)
+                self.out.append(o.with_regions(self.region))
             case Scope():
                 self.scopes.append(o)
                 self.out.append(o.with_regions(self.region))
                 self.scopes.pop()
             case _:
-                if isinstance(o, Parallel):
-                    self.indices.update(o.body.args)
                 self.out.append(o.with_regions(self.region))
 
     def branch(self, o: If) -> None:
