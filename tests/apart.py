@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -18,9 +16,7 @@ from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics
 from tilec.jit import attempts
 from tilec.jit.choose import Choices, place_of
 from tilec.jit.compiled import CompiledKernel
-from tilec.jit.disk import cache_root, load_variant, store_variant
 from tilec.jit.specialise import Asked, SpecialisationKey
-from tilec.jit.stages import Stages
 from tilec.kernel import Kernel, Planned
 from tilec.target import Target
 
@@ -78,27 +74,5 @@ def _assembled(text: str, target: Target, *more: Any) -> Assembled:
     return Assembled(text, target, binary=b"none")
 
 
-# --- what the disk cache has of them is at hand as it was compiled --------------------------------
-#
-# Tests make the same kernel again, which finds the machine code of the first, and goes through the
-# passes for the rest: its stages, what the simulator reads. That of the first is given instead.
-
-made: dict[SpecialisationKey, CompiledKernel] = {}
-"""By the tests of one module."""
-
-
-def _loaded(key: SpecialisationKey, stages: Callable[[], Stages]) -> CompiledKernel | None:
-    found = load_variant(key, stages)
-    return found if found is None else made.get(key, found)
-
-
-def _stored(key: SpecialisationKey, variant: CompiledKernel) -> None:
-    store_variant(key, variant)
-    if key.simulated and cache_root() is not None:
-        made[key] = variant
-
-
 Kernel.variant, Choices.key, Kernel.plan_launch = _variant, _key, _plan_launch
 attempts.assemble = _assembled
-_module: Any = sys.modules["tilec.kernel"]  # the name in the package is the decorator
-_module.load_variant, _module.store_variant = _loaded, _stored

@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
     100,000 a twentieth. What kernels keep goes without, see `_kept`."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(400_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
 
 
 MARKED = {"torch": ("torch", "array_kinds"), "gpu": ("gpu",)}
@@ -208,6 +208,5 @@ def _kept() -> Iterator[None]:
         kernel.choices = Choices(kernel._chosen)
         for revision in kernel._revisions.values():
             revision.forget_launches()
-    apart.made.clear()
     gc.collect()
     gc.freeze()
