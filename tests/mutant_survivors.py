@@ -153,6 +153,13 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "the nearest element once more",
+        "Threads that have none of a tile's elements load what the nearest one is made of, so that "
+        "all loads can be asked for together. Without the guard, or one element further, they "
+        "store the same number in its place.",
+        (("stencil.*", "guard removed|bound off by one", "mem_store tile|index lt \\d+"),),
+    ),
+    Rule(
         "a tile without iterations",
         "These stand in the branch for tiles whose loop has none; the family's all have three.",
         (

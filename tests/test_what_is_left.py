@@ -88,13 +88,3 @@ def test_python_reads_a_segment_once_for_kernels_that_differ_in_names() -> None:
         assert tilec.simulate(doubled, *arrays, target="cuda:sm_80").ok
         read.append(known().misses - before)
     assert read[1] < read[0] or not any(read)
-
-
-def test_a_kernel_made_again_has_the_variant_of_the_first() -> None:
-    arrays = [np.ones(1000, np.float32) for _ in range(2)]
-    made = []
-    for _ in range(2):
-        kernel = tilec.kernel(doubled)
-        assert tilec.simulate(kernel, *arrays, target="cuda:sm_90a").ok
-        made.append(next(iter(kernel._variants.values())))
-    assert made[0] is made[1] and made[0].lowered is not None

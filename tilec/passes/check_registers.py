@@ -78,6 +78,12 @@ def fragment_registers(func: Func) -> int:
     return sum(map(_registers, _fragments(func).values()))
 
 
+def is_roomy(func: Func) -> bool:
+    """Whether a thread has registers for loads in flight beside its fragments, where some of these
+    would do without (measured: attention backward with heads of 192 spills)."""
+    return fragment_registers(func) <= 96
+
+
 def _fragments(func: Func) -> dict[Value, Alloc]:
     return {
         o.result: o

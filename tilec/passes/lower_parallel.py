@@ -29,6 +29,7 @@ from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, 
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
+from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.loop_body import LoopBody
@@ -109,6 +110,7 @@ class Lowering:
         self.known = MemoryFacts(func, target)
         self.held_once = held_once(func)
         self.may_alias = bool(func.attrs.get("may_alias"))
+        self.roomy = is_roomy(func)
         self.roles = bool(func.attrs.get("roles"))
 
     # --- code outside of parallel loops ---
@@ -256,7 +258,8 @@ class Lowering:
         loads that are under no condition can be asked for together."""
         if not _partial(p) or fragment_accesses(p):
             return False
-        return _leaves_shared(p) or (not self.may_alias and _leaves(p, {"global", "shared"}))
+        apart = self.roomy and not self.may_alias
+        return _leaves_shared(p) or (apart and _leaves(p, {"global", "shared"}))
 
     def _batch(self, p: ops.Parallel, groups: int, most: int, width: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and

@@ -47,6 +47,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import BOOL
+from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.building import iteration, updated
 from tilec.target import Target
 
@@ -64,6 +65,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
     overlapping = bool(func.attrs.get("may_alias"))
+    roomy = is_roomy(func)
     subst: Substitution = {}
 
     def visit(o: For) -> None | list[Op]:
@@ -74,7 +76,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
         count = 1 if o.kind == "unroll" else _together(o, numbers, written)
         if count > 1:
             return _unrolled(o, count, numbers, subst)
-        ahead = None if overlapping else _Ahead(o, written)
+        ahead = None if overlapping else _Ahead(o, written, roomy)
         count = ahead.count(numbers) if ahead else 1
         return _unrolled(o, count, numbers, subst, ahead) if count > 1 else None
 
@@ -128,10 +130,11 @@ class _Work:
 
 class _Ahead:
     """The loads of an iteration that can stand before those of earlier ones, with what computes
-    their places (`first`); `inside`: conditions that say no more than that it is one."""
+    their places (`first`); `inside`: conditions that say no more than that it is one. `roomy`:
+    whether threads have registers for those that a tile's edge may leave out, too."""
 
-    def __init__(self, o: For, written: set[object]) -> None:
-        self.loop = o
+    def __init__(self, o: For, written: set[object], roomy: bool) -> None:
+        self.loop, self.roomy = o, roomy
         goes_on = "lt", o.body.args[0], o.hi
         compared = (x for x in o.body.ops if isinstance(x, Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
@@ -153,7 +156,8 @@ class _Ahead:
                 self.loads.append(x)
 
     def is_ready(self, o: MemLoad, written: set[object]) -> bool:
-        return o.source.buffer.space == "global" and o.source not in written
+        sure = o.guard is None or o.guard in self.inside or self.copies or self.roomy
+        return sure and o.source.buffer.space == "global" and o.source not in written
 
     def count(self, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""
