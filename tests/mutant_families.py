@@ -11,6 +11,8 @@ from mutant_overlaps import layers, perceived, perceptron
 
 import tilec
 import tilec.language as T
+from tilec import sparse
+from tilec.ir.sparse import expand
 
 M, N, K, G = T.dynamic("M, N, K, G")
 SM80, SM90, GFX942 = "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"
@@ -426,6 +428,37 @@ def _vector(rng: np.random.Generator) -> Arrays:
     return {"A": single(rng, 300), "C": blank(300)}
 
 
+@tilec.kernel
+def sparse_matmul(
+    A: T.Tensor((M, K), "float16"),
+    E: T.Tensor((M, G), "int16"),
+    B: T.Tensor((N, 2 * K), "float16"),
+    C: T.Tensor((M, N), "float32"),
+):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        T.annotate_schedule(persistent=True, specialise=True, stages=2)
+        a, e = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 8), "int16")
+        b, acc = T.alloc_shared((64, 128), "float16"), T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64)):
+            T.copy(A[by * 64, k * 64], a)
+            T.copy(E[by * 64, k * 8], e)
+            T.copy(B[bx * 64, k * 128], b)
+            T.gemm_sp(a, e, b, acc, transpose_B=True)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+def _sparse_arrays(rng: np.random.Generator) -> Arrays:
+    values, metadata = sparse.compress(sparse.prune(half(rng, 50, 384)), "int16")
+    values, metadata = values.copy(), metadata.copy()  # whose memory is their own
+    return {"A": values, "E": metadata, "B": half(rng, 136, 384), "C": spaced(blank(50, 136))}
+
+
+def _sparse(x: Arrays) -> Arrays:
+    dense = expand(x["A"], x["E"], 16).astype(np.float64)
+    return {"C": dense @ x["B"].astype(np.float64).T}
+
+
 FAMILIES: dict[str, Family] = {
     "elementwise": Family(neighbours, SM80, _vector, _neighbours),
     "elementwise, wave64": Family(neighbours, GFX942, _vector, _neighbours),
@@ -476,6 +509,7 @@ FAMILIES: dict[str, Family] = {
         product_kernel(consumers="pingpong"),
         SM90, operands(100, 136, 120), product,
     ),
+    "2:4 sparse GEMM": Family(sparse_matmul, SM90, _sparse_arrays, _sparse),
     "overlapped products": Family(perceptron, SM90, layers, perceived),
     "clusters with multicast": Family(
         product_kernel(cluster=(2, 1), stages=2),
