@@ -15,7 +15,8 @@ before, as in
         Y[i, j] = s
 
 or one that is written out, over what a thread has of a tile, or one that starts copies by cp.async
-from places that it loads.
+from places that it loads, or one of few iterations in which warps load matrices from shared memory
+(`ldmatrix`) and multiply them.
 
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
@@ -37,10 +38,12 @@ from tilec.ir.ops import (
     CpAsync,
     For,
     If,
+    LdmatrixValues,
     Load,
     MemLoad,
     MemStore,
     Store,
+    WarpMma,
     WarpSync,
     Yield,
     constants,
@@ -59,6 +62,7 @@ MOST_AHEAD = 32  # iterations, of such as follow from one another
 BYTES_AHEAD = 128  # of a thread
 LEAST_AHEAD = 4
 BYTES_WRITTEN_OUT = 64  # of a thread, in a loop over its elements
+MOST_STEPS = 4  # iterations of a loop of products: the assembler loads matrices as it has registers
 
 
 def unroll_loads(func: Func, target: Target) -> Func:
@@ -86,10 +90,12 @@ def unroll_loads(func: Func, target: Target) -> Func:
 def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> int:
     """How many iterations are worth asking for at once."""
     found = _Work(numbers, written)
-    if not found.block(o.body, 1) or not found.bytes or not found.local:
+    if not found.block(o.body, 1) or not (found.bytes or found.matrices) or not found.local:
         return 1
-    most = min(MOST_TOGETHER, BYTES_TOGETHER // found.bytes, MOST_OPS // found.ops)
     indices = o.indices(numbers.get)
+    if found.matrices and not found.bytes:
+        return len(indices or ()) if 1 < len(indices or ()) <= MOST_STEPS else 1
+    most = min(MOST_TOGETHER, BYTES_TOGETHER // found.bytes, MOST_OPS // found.ops)
     if indices is not None:
         most = min(most, len(indices))
     return 1 << max(most, 1).bit_length() - 1
@@ -97,13 +103,13 @@ def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> 
 
 class _Work:
     """What an iteration does: the bytes of tensors that a thread loads, its operations, and whether
-    it uses local arrays."""
+    it uses local arrays and loads matrices."""
 
     def __init__(self, numbers: Mapping[Value, Number], written: set[object]) -> None:
         self.numbers = numbers
         self.written = written
         self.bytes = self.ops = 0
-        self.local = False
+        self.local = self.matrices = False
 
     def block(self, block: Block, times: int) -> bool:
         """Whether it loads and computes, and no more."""
@@ -121,11 +127,16 @@ class _Work:
                 if o.source.buffer.space == "global":
                     self.bytes += times * max(o.lanes * o.source.dtype.bits // 8, 1)
                 return True
+            case LdmatrixValues():
+                self.matrices = True
+                return True
             case Load() | Store():
                 buffer = o.source if isinstance(o, Load) else o.dest
                 self.local = True
                 return buffer.buffer.space == "local"
-        return isinstance(o, Const | CheckIndex | Yield) or (o.pure and not o.region_fields)
+        return isinstance(o, Const | CheckIndex | WarpMma | Yield) or (
+            o.pure and not o.region_fields
+        )
 
 
 class _Ahead:
