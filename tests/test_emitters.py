@@ -69,6 +69,17 @@ def test_the_listing_uses_the_instruction():
     assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in made.asm
 
 
+def test_few_steps_are_written_out():
+    """The matrices of the second step are asked for while the first multiplies: the numbers of such
+    loops are above."""
+    specs = [tilec.spec(s, "float16") for s in ((64, 64), (64, 64), (64, 64))]
+    listed = listing()(64, 64, 64, "float16", "float16", "float32")
+    made = listed.compile(*specs, target="cuda:sm_90a")
+    for name, steps in ("lower_parallel", 1), ("unroll_loads", 2):
+        stage = made.stages[name]
+        assert (stage.count("= ldmatrix_values"), stage.count("= warp_mma")) == (2 * steps, steps)
+
+
 def direct(in_dtype, accum, ta, tb, first):
     """Straight to the tensor, in every order of operands and warps."""
     emitter = TensorCoreIntrinEmitter(

@@ -150,3 +150,47 @@ def test_what_the_kernel_writes_is_read_where_the_author_has_it(target: str) -> 
     assert "%mask = alloc" in made.stages["forward_copies"]
     run(kernel, target, *arrays)
     np.testing.assert_allclose(arrays[-1], want, atol=0.05)
+
+
+def norm(rows: int, dtype: str = "float16", times: int = 1) -> Any:
+    """Rows scaled by weights that each block copies to shared memory, `times` times over."""
+
+    @tilec.kernel
+    def scaled(
+        X: T.Tensor((M, N), "float32"),
+        W: T.Tensor((N,), dtype),
+        Y: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(M, rows), threads=128) as b:
+            w, x = T.alloc_shared((256,), dtype), T.alloc_fragment((rows, 256), "float32")
+            mean = T.alloc_fragment((rows,), "float32")
+            T.copy(W[0], w)
+            T.copy(X[b * rows, 0], x)
+            T.reduce_sum(x, mean, dim=1)
+            for _ in T.serial(times):
+                for i, j in T.Parallel(rows, 256):
+                    x[i, j] = (x[i, j] - mean[i] / N) * T.cast(w[j], "float32")
+            T.copy(x, Y[b * rows, 0])
+
+    return scaled
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("rows", "times", "gone"), [(1, 1, True), (4, 1, False), (1, 2, False)], ids=str
+)
+def test_weights_that_a_loop_reads_once_are_not_staged(
+    rows: int, times: int, gone: bool, target: str
+) -> None:
+    """With several rows, or times, the copy on chip is read more often than the tensor."""
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((7, 250), "float32"), rng.standard_normal(250).astype("float16")
+    y = np.full_like(x, np.nan)
+    want, mean = x.astype("float64"), x.astype("float64").mean(1, keepdims=True)
+    for _ in range(times):
+        want = (want - mean) * w
+    kernel = norm(rows, times=times)
+    made = kernel.plan_launch(target, None, [x, w, y], {}).variant
+    run(kernel, target, x, w, y)
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+    assert ("%w = alloc" not in made.stages["forward_copies"]) == gone
