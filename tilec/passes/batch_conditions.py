@@ -35,7 +35,9 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
+    defining_ops,
     inputs,
+    makers,
     rewrite,
     upstream,
     walk,
@@ -77,7 +79,7 @@ class _Loops:
 
     @functools.cached_property
     def defs(self) -> dict[Value, Op]:
-        return {r: o for o in walk(self.func.body) for r in o.results}
+        return defining_ops(self.func.body)
 
     def visit(self, o: Op) -> None | list[Op]:
         jumps = self.asks(o) if isinstance(o, ops.For) else None
@@ -98,7 +100,7 @@ class _Loops:
             at = end = statements.index(asked)
             while at and _passes(statements[at - 1]):
                 at -= 1
-            defs = {r: o for o in statements[at:end] for r in o.results}
+            defs = makers(statements[at:end])
             needs = [*upstream(inputs(asked), defs), asked]
             if all(o is asked or is_clonable(o, self.written) for o in needs):
                 rest = [o for o in statements[at : end + 1] if o not in needs]
@@ -124,7 +126,7 @@ class _Loops:
             return None
         if not all(is_clonable(x, self.written) for x in head):
             return None
-        defs = {r: x for x in head for r in x.results}
+        defs = makers(head)
         used = [v for x in walk(branch.then) for v in x.operands]
         made = [*upstream((branch.cond,), defs)]
         if not self.pays(o.body.args[0], made, used):

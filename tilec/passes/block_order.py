@@ -309,7 +309,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     indices = _in_clusters(inner, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
-    inner.ops += [o for o in body if not isinstance(o, ops.Yield)]
+    inner.ops += Block((), tuple(body)).statements
     inner.emit(ops.Yield)
     b.emit(ops.For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
@@ -401,7 +401,7 @@ class UserGrid:
             self.extents = [p.value for p in given]
         else:
             subst: Substitution = {}
-            b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, ops.Yield)]
+            b.ops += [clone(o, subst) for o in func.grid.statements]
             self.extents = [narrow(b, subst.get(v, v)) for v in ops.yielded(func.grid)]
 
     def clusters(self, b: Builder) -> list[Value]:
@@ -438,7 +438,7 @@ def rounded_grid(func: Func) -> Block:
     if not ops.yielded(func.grid):
         return func.grid
     b = Builder(func.loc)
-    b.ops += [o for o in func.grid.ops if not isinstance(o, ops.Yield)]
+    b.ops += func.grid.statements
     extents = []
     for extent, c in zip(ops.yielded(func.grid), cluster_of(func)):
         if c > 1:

@@ -68,7 +68,7 @@ class _Sharer:
         sums = tuple(self.sums(loop))
         top, b = Builder(self.func.loc), Builder(loop.loc)
         b.ops += statements[:at]
-        rest = tuple(o for o in statements[at + 1 :] if not isinstance(o, ops.Yield))
+        rest = self.func.body.statements[at + 1 :]
         after = rest[0].loc if rest else loop.loc
         if self.split > 1:
             number = share = b.value(ops.ClusterIndex, 0)
@@ -93,7 +93,7 @@ class _Sharer:
             b.branch(first, rest)
         else:
             b.ops += rest
-        b.ops += [o for o in statements[at + 1 :] if isinstance(o, ops.Yield)]
+        b.ops += statements[len(self.func.body.statements) :]
         return self.relaunched(top, b.block())
 
     # --- the loop ---
@@ -236,7 +236,7 @@ class _Sharer:
         if not ops.yielded(grid):
             return grid
         b = Builder(self.func.loc)
-        b.ops += [o for o in grid.ops if not isinstance(o, ops.Yield)]
+        b.ops += grid.statements
         extents = list(ops.yielded(grid))
         if self.parts > 1:
             extents += [b.const(1) for _ in range(3 - len(extents))]

@@ -32,7 +32,7 @@ from tilec.ir.core import (
     clone,
     defining_ops,
     made_in,
-    rewrite,
+    rewritten,
     upstream,
     users_of,
     walk,
@@ -240,7 +240,7 @@ class _Scopes:
                 inner.emit(Atomic, own[x.dest], place, x.value, x.kind)
             return b.ops
 
-        return rewrite(Block((), (o,)), visit).ops
+        return rewritten([o], visit)
 
     def handed_on(self, b: Builder, found: _Bins, shape: Sequence[int], own: Value) -> None:
         """The atomics of the tensor, for what has come together: those of neighbouring places are

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import parts_of, split_of
-from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, rewrite
+from tilec.ir.core import Func, Op, Param, Substitution, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
@@ -114,9 +114,7 @@ class _Exchange:
         done = rewrite(
             self.func.body, lambda o: self.expand(subst) if o is self.op else None, subst
         )
-        statements = done.ops
-        end = len(statements) - (bool(statements) and isinstance(statements[-1], ops.Yield))
-        body = Block((), (*self.top.ops, *statements[:end], *self.end, *statements[end:]))
+        body = done.ending(self.end, self.top.ops)
         return replace(self.func, params=(*self.func.params, *self.params), body=body)
 
     def expand(self, subst: Substitution) -> list[Op]:
@@ -329,18 +327,14 @@ class _Sum(_Exchange):
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
         # asks for what the others have.
         self.each = not target.has("global_barrier")
-        taken = {p.value.name for p in func.params}
-
-        def unused(name: str) -> str:
-            while name in taken:
-                name += "_"
+        taken: set[str] = set()
+        self.stored = []
+        for v in o.fragments:
+            name = func.unused(f"{v.name}_parts", taken)
             taken.add(name)
-            return name
-
-        self.stored = [
-            _Stored(v, self.threads, self.parts, unused(f"{v.name}_parts")) for v in o.fragments
-        ]
-        self.counters = Value(BufferType((1,), INT32, "global", align=4), unused("counters"))
+            self.stored.append(_Stored(v, self.threads, self.parts, name))
+        name = func.unused("counters", taken)
+        self.counters = Value(BufferType((1,), INT32, "global", align=4), name)
         flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
         self.came = self.top.value(ops.Alloc, flag, name="came_before")
         self.params = (

@@ -25,7 +25,7 @@ from typing import TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
@@ -113,7 +113,6 @@ class _Expander:
         """What is left of the loop's body, on stage `stage`, without its Yield; products onto
         the fragments `in_flight` may be under way behind it."""
         subst = _at_stage(b, copies, stage)
-        rest = Block((), loop.body.ops[:-1])
 
         def start(o: Op) -> None | Op | list[Op]:
             if _is_ahead(o):
@@ -122,7 +121,7 @@ class _Expander:
                 return replace(o, asynchronous=True)
             return None
 
-        b.ops += rewrite(rest, start, subst).ops
+        b.ops += rewritten(loop.body.statements, start, subst)
 
     def _synchronise(self, b: Builder, copies: list[ops.Copy], loop: ops.For) -> None:
         """All threads' writes to the ring are done and visible to whoever reads it."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewritten, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
@@ -206,10 +206,8 @@ def _producer(
             del started[ring]
         return b.ops
 
-    body = rewrite(Block((), tuple(statements)), visit)
-    issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
-    outer.branch(elected(outer), issuing)
+    outer.branch(elected(outer), [*top.ops, *rewritten(statements, visit)])
     return outer.block()
 
 
@@ -244,8 +242,8 @@ class _Consumers:
                 statements += [*b.ops, shared_out]
             else:
                 statements.append(o)
-        rest = rewrite(Block((), tuple(statements)), lambda o: [] if _is_shared(o) else None)
-        body = groups.own(self.top, private, rest)
+        rest = rewritten(statements, lambda o: [] if _is_shared(o) else None)
+        body = groups.own(self.top, private, Block((), rest))
         return Block((), (*self.top.ops, *body.ops))
 
     def block(
@@ -283,13 +281,10 @@ class _Consumers:
                 between = Builder(b.loc)
                 for r in early:
                     r.free(between, self.positions[r], *stages[r])
-                made = pipeline.ops(between.ops)
-                b.ops += rewrite(Block((), tuple(made)), lambda _: None, subst).ops
+                b.ops += Block((), tuple(pipeline.ops(between.ops))).substituted(subst).ops
             elif not (_is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
-                b.ops += (
-                    rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
-                )
+                b.ops += Block((), tuple(made)).substituted(subst).ops
             for r in ending:
                 r.free(b, self.positions[r], *stages[r])
         return b.block(block.args)
@@ -346,7 +341,7 @@ class _Consumers:
         left = b.fold("mod", b.fold("floordiv", last, loop.step), 2)
         index = loop.body.args[0]
         alone: Substitution = {index: loop.lo}
-        once = [clone(o, alone) for o in self.block(loop.body).ops[:-1]]
+        once = [clone(o, alone) for o in self.block(loop.body).statements]
         runs = b.compare("gt", loop.hi, loop.lo)
         b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
         start = b.fold("add", loop.lo, b.fold("mul", left, loop.step))
@@ -354,7 +349,7 @@ class _Consumers:
         others = {v: b.value(ops.Alloc, v.type, name=f"{v.name}_other") for v in versions}
         body = self.block(loop.body, pairs, products, tuple(others.values()))
         both = Builder(loop.loc)
-        both.ops += body.ops[:-1]
+        both.ops += body.statements
         after = both.fold("add", index, loop.step)
         subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
         both.ops += [clone(o, subst) for o in body.ops]

@@ -152,11 +152,11 @@ class _Groups:
         for region, who in ((o.then, mask & whole), (o.orelse, ~mask & whole)):
             if not who.any():
                 continue
-            if all(isinstance(x, ops.Yield) for x in region.ops) and not kept:
+            if not region.statements and not kept:
                 continue
             body = self.block(region, who, True)
             inner = Builder(o.loc)
-            inner.ops += [x for x in body.ops if not isinstance(x, ops.Yield)]
+            inner.ops += body.statements
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)

@@ -26,7 +26,7 @@ from math import prod
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Value, upstream, users_of, walk
+from tilec.ir.core import Func, Op, Value, defining_ops, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -189,7 +189,7 @@ def _computes(o: Op, facts: Facts) -> bool:
         return o.source.type.space != "global"
     if not isinstance(o, Parallel):
         return False
-    defs = {r: x for x in walk(o.body) for r in x.results}
+    defs = defining_ops(o.body)
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
     for x in (x for x in loads if x.source.buffer.space == "global"):

@@ -286,7 +286,7 @@ class _Placer:
                 case _:
                     self._before(o, state, statements)
                     statements.append(o)
-        return block if tuple(statements) == block.ops else Block(block.args, tuple(statements))
+        return block.with_ops(statements)
 
     def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""

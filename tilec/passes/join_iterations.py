@@ -32,7 +32,6 @@ from tilec.ir.ops import (
     Copy,
     For,
     Gemm,
-    Yield,
     is_by_hand,
 )
 from tilec.ir.types import BufferType
@@ -134,7 +133,7 @@ class _Sums:
         counts = (self.facts.constant(o.lo), self.facts.constant(o.step)) == (0, 1)
         if not counts or o.kind != "pipelined" or not _runs_ahead(o):
             return []
-        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+        acts = [x for x in o.body.statements if not x.pure]
         copies = [x for x in acts if isinstance(x, Copy)]
         products = [x for x in acts if isinstance(x, Gemm)]
         if len(copies) + len(products) != len(acts) or not products:

@@ -52,12 +52,9 @@ def lower_barriers(func: Func, target: Target) -> Func:
         zero = top.const(0)
         top.emit(ops.Store, phase, (zero,), zero)
     top.emit(ops.ClusterBarrier if copies else ops.Barrier)
-    top.ops += [o for o in body.ops if not _is_barrier(o)]
-    if copies:
-        last = [top.ops.pop()] if isinstance(top.ops[-1], ops.Yield) else []
-        top.emit(ops.ClusterBarrier)
-        top.ops += last
-    return lowering.maps.added(top.block())
+    rest = Block((), tuple(o for o in body.ops if not _is_barrier(o)))
+    end = [ops.ClusterBarrier(loc=func.loc)] if copies else []
+    return lowering.maps.added(rest.ending(end, top.ops))
 
 
 def _is_barrier(o: Op) -> bool:

@@ -328,7 +328,7 @@ class Lowering:
 
 def _factor(p: ops.Parallel) -> Value | None:
     """The fragment, if all that a loop does is to multiply another's elements by one of its."""
-    made = {r: o for o in p.body.ops for r in o.results}
+    made = p.body.makers
     acts = [
         o for o in p.body.ops if isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load)
     ]

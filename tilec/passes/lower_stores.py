@@ -62,8 +62,7 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     b = Builder(func.loc)
     with b.when(b.compare("eq", Place(b).lane, 0)) as wait:
         wait.emit(ops.TmaStoreWait, 0, True)
-    end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], ops.Yield))
-    return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
+    return body.ending(b.ops)
 
 
 class _Late:

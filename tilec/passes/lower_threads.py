@@ -36,6 +36,7 @@ from tilec.ir.core import (
     inputs,
     made_in,
     rewrite,
+    rewritten,
     walk,
 )
 from tilec.ir.errors import CompileError
@@ -305,5 +306,5 @@ class _Split:
                 return x.at(self.kept[x.buffer], (*x.indices, thread))
             return None
 
-        (made,) = rewrite(Block((), (o,)), visit).ops
+        (made,) = rewritten([o], visit)
         return made

@@ -63,9 +63,7 @@ class _Masks:
     def block(self, block: Block, mask: Value | None) -> list[Value]:
         """Copy the ops of a block; what it yields."""
         run: list[Op] = []
-        for o in block.ops:
-            if isinstance(o, ops.Yield):
-                break
+        for o in block.statements:
             if isinstance(o, (*_TOGETHER, ops.Alloc)) or _has_cut(o):
                 self.run(run, mask)
                 run = []

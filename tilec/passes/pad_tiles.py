@@ -450,7 +450,7 @@ class _Padding:
         cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
-        b.branch(cond, (x for x in o.body.ops if not isinstance(x, ops.Yield)))
+        b.branch(cond, o.body.statements)
         b.emit(ops.Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 

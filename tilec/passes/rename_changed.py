@@ -43,7 +43,7 @@ def rename_changed(func: Func, target: Target) -> Func:
                 names[v] = made = Value(v.type, f"{v.name}_changed")
                 ops[at] = _onto(ops[at], v, made)
                 behind: Substitution = {v: made}
-                ops[at + 1 :] = rewrite(Block((), tuple(ops[at + 1 :])), _same, behind).ops
+                ops[at + 1 :] = Block((), tuple(ops[at + 1 :])).substituted(behind).ops
         return None if ops == [*o.body.ops] else replace(o, body=replace(o.body, ops=tuple(ops)))
 
     def made(o: Alloc) -> None | list[Op]:
@@ -53,10 +53,6 @@ def rename_changed(func: Func, target: Target) -> Func:
 
     body = rewrite(func.body, of_loop)
     return func.with_body(body.rewrite(Alloc, made)) if names else func
-
-
-def _same(_: Op) -> None:
-    return None
 
 
 def _changed(loop: For) -> list[tuple[Value, int]]:

@@ -19,7 +19,17 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, substitute
+from tilec.ir.core import (
+    Block,
+    Func,
+    Op,
+    Region,
+    Substitution,
+    Value,
+    rewrite,
+    rewritten,
+    substitute,
+)
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
@@ -112,8 +122,7 @@ class _Views:
                 subst[o.result] = self.load(b, o.source, o.indices)
                 return b.ops
             case ops.LoadMatrices() if o.source in self.source:
-                loads = Block((), tuple(by_elements(o)))
-                return rewrite(loads, lambda x: self.visit(x, subst), subst).ops
+                return self.visited(by_elements(o), subst)
             case ops.Store() if o.dest in self.source:
                 b = Builder(o.loc)
                 self.store(b, o.dest, o.indices, o.value)
@@ -136,10 +145,13 @@ class _Views:
         if type(o) in ELEMENTWISE:
             loop = loop_of(o)
             loops = in_turn(loop) if is_private(o, self.uniformity) else [loop]
-            return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
+            return self.visited(loops, subst)
         alone = isinstance(o, ops.Gemm)  # an operand's box is nothing to the others
         kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}
         return [*b.ops, *self.copied(_with_regions(o, kept), subst)]
+
+    def visited(self, statements: Sequence[Op], subst: Substitution) -> Sequence[Op]:
+        return rewritten(statements, lambda x: self.visit(x, subst), subst)
 
     # --- elements ---
 
@@ -348,8 +360,7 @@ class _Views:
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
             zeros = tuple(before.const(0) for _ in v.buffer.shape)
             copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
-        block = Block((), (*before.ops, substitute(done, copies), *behind.ops))
-        return rewrite(block, lambda x: self.visit(x, subst), subst).ops
+        return self.visited([*before.ops, substitute(done, copies), *behind.ops], subst)
 
 
 def _fits(o: Op, r: Region, box: Region) -> bool:

@@ -37,7 +37,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewritten
 from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
@@ -409,4 +409,4 @@ def restaged(
                 raise refuse(x, f"{got.name} is more than one tile")
         return replace(x, **changed) if changed else None
 
-    return list(rewrite(Block((), (o,)), visit).ops)
+    return [*rewritten([o], visit)]

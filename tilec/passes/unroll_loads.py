@@ -139,7 +139,7 @@ class _Ahead:
         compared = (x for x in o.body.ops if isinstance(x, Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
         self.copies = any(o.body.every(CpAsync))
-        made = {r: x for x in o.body.ops for r in x.results}
+        made = o.body.makers
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
         self.loads: list[MemLoad] = []

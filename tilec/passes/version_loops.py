@@ -56,7 +56,7 @@ class _Guarded:
         self.o = o
         self.known = known
         self.repeated = repeated
-        self.made = {r: x for x in o.body.ops for r in x.results}
+        self.made = o.body.makers
         self.before: set[Value] = set()
         self.b = Builder(o.loc)
 
@@ -132,7 +132,7 @@ class _Guarded:
         (o,) = acts
         if not isinstance(o, If) or o.results or any(x.regions for x in o.then.ops):
             return None
-        return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
+        return None if o.orelse.statements else o
 
     def mask(self) -> Select | None:
         """The choice of a number, or of the element itself, that is all that the body stores, in a
@@ -204,14 +204,14 @@ class _Guarded:
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
-        for x in self.o.body.ops:
+        for x in self.o.body.statements:
             if x is guard and isinstance(guard, Select):
                 if left is None:
                     subst[guard.result] = subst.get(guard.on_true, guard.on_true)
                     continue
                 x = replace(guard, cond=left)
-            inside = guard.then.ops if x is guard and isinstance(guard, If) else (x,)
-            ops += [clone(y, subst) for y in inside if not isinstance(y, Yield)]
+            inside = guard.then.statements if x is guard and isinstance(guard, If) else (x,)
+            ops += [clone(y, subst) for y in inside]
         ops.append(Yield(loc=self.o.loc))
         loop = Parallel(
             self.o.extents,

@@ -16,16 +16,7 @@ from tilec.ir.core import Func, Op, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import (
-    For,
-    Gemm,
-    Load,
-    Parallel,
-    ThreadIndex,
-    Yield,
-    is_by_hand,
-    yielded,
-)
+from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted
@@ -222,7 +213,7 @@ def _shares_well(func: Func) -> bool:
     else they do for each tile (uint8 less a zero point: 456 us, 621 then)."""
     loops = [o for o in func.body.every(For) if o.kind == "pipelined" and any(o.body.every(Gemm))]
     sides = [o.shape[:2] for o in func.body.every(Gemm)]
-    acts = [x for o in loops for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+    acts = [x for o in loops for x in o.body.statements if not x.pure]
     long = all(max(m, n) >= 2 * min(m, n) and n <= MOST_COLUMNS for m, n in sides)
     return bool(loops) and long and all(isinstance(x, Gemm) or _brings(x) for x in acts)
 

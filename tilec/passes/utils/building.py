@@ -51,7 +51,7 @@ def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op],
     """The ops of the loop's iteration at `index`, with fresh values, and what it hands on of what
     is `carried` in."""
     own: Substitution = dict(zip(o.body.args, (index, *carried)))
-    ops = [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
+    ops = [clone(x, own) for x in o.body.statements]
     return ops, tuple(own.get(v, v) for v in yielded(o.body))
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
@@ -113,7 +113,7 @@ class ConsumerGroups:
         subst: Substitution = {
             old: b.value(ops.RingStage, new, group, name=old.name) for old, new in private.items()
         }
-        return rewrite(body, lambda _: None, subst)
+        return body.substituted(subst)
 
     # --- the loop over blocks ---
 
@@ -142,7 +142,7 @@ class ConsumerGroups:
             b.branch(exists, self._skipped(tile))
         stride = _times(b, loop.step, self.count)
         body = Builder(loop.loc)
-        body.ops += own.ops[:-1]
+        body.ops += own.statements
         for ahead in range(1, self.count):
             index = loop.body.args[0]
             tile = body.binary("add", index, _times(body, loop.step, ahead))
@@ -156,15 +156,15 @@ class ConsumerGroups:
         loop = self.loop
         b = Builder(loop.loc)
         handed: Substitution = {}
-        for o in loop.body.ops[:-1]:
+        for o in loop.body.statements:
             if self._is_shared(o):
-                b.ops += rewrite(Block((), (o,)), lambda _: None, handed).ops
+                b.ops += Block((), (o,)).substituted(handed).ops
             else:
                 b.ops += self.carried.copy(Block((), (o,)), handed)
         until = Value(group.type, "until")
         mine = b.compare("eq", until, 0)
         others = self._skipped(loop.body.args[0])
-        b.branch(mine, own.ops[:-1], others)
+        b.branch(mine, own.statements, others)
         sooner = b.binary("sub", until, 1)
         after = b.select(mine, b.const(self.count - 1), sooner)
         b.emit(ops.Yield, (*(handed.get(v, v) for v in ops.yielded(loop.body)), after))

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Op, Substitution, Value, clone, inputs, rewrite
+from tilec.ir.core import Block, Op, Substitution, Value, clone, inputs
 from tilec.ir.effects import is_clonable
 
 # What a scope begins with that waits for nothing.
@@ -48,5 +48,4 @@ def _loading(body: Block, order: list[Op], late: dict[Value, Op]) -> Block:
         return (o.pure or isinstance(o, _ASKS)) and not any(v in late for v in inputs(o))
 
     at = next((n for n, o in enumerate(body.ops) if not asks(o)), 0)
-    whole = Block(body.args, (*body.ops[:at], *made, *body.ops[at:]))
-    return rewrite(whole, lambda o: None, subst)
+    return Block(body.args, (*body.ops[:at], *made, *body.ops[at:])).substituted(subst)

@@ -378,7 +378,7 @@ class LoopBody:
 
     def _past_registers(self, block: Block) -> tuple[Op, ...]:
         """The store of a loop, and the load of what it stores: other loads say from where."""
-        made = {r: o for o in block.ops for r in o.results}
+        made = block.makers
         (store,) = (o for o in block.ops if isinstance(o, ops.Store))
         value = made[store.value]
         if isinstance(value, ops.Select):

@@ -15,7 +15,7 @@ class LoopRegions:
     def __init__(self, o: Parallel, facts: Facts) -> None:
         self.o = o
         self.facts = facts
-        self.made = {r: x for x in o.body.ops for r in x.results}
+        self.made = o.body.makers
         self.extents = dict(zip(o.body.args, o.extents))
         self.hoisted: list[Op] = []
         self.subst: Substitution = {}

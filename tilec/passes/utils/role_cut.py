@@ -15,7 +15,7 @@ from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc, Copy, For, Gemm, Yield, constants
+from tilec.ir.ops import Alloc, Copy, For, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import whole
@@ -61,7 +61,7 @@ class Cut:
         self.sums = self._sums()
         self.late = [o for o in self.statements if self.is_late(o)]
         self.early = [o for o in self.statements if o not in self.late and o not in self.copies]
-        ops = [o for o in func.body.ops if o is not self.loop and not isinstance(o, Yield)]
+        ops = [o for o in func.body.statements if o is not self.loop]
         at = func.body.ops.index(self.loop)
         mine = {o for o in acting(func.body) if o is not self.loop}
         self.scalars = [o for o in ops if o not in mine and not isinstance(o, Alloc)]

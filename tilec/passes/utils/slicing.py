@@ -156,7 +156,7 @@ def can_run_ahead(loop: For, copy: Op) -> bool:
     """Whether the copy's operands can be computed for a later iteration: no carried value is
     needed."""
     if copy in loop.body.ops:
-        defs = {r: o for o in loop.body.ops for r in o.results}
+        defs = loop.body.makers
         if all(o.pure for o in upstream(copy.operands, defs)) and len(loop.body.args) == 1:
             return True  # what most loops are
     try:
