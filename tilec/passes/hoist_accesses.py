@@ -32,7 +32,7 @@ from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import part, whole
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
 from tilec.passes.utils.regions import LoopRegions
 from tilec.passes.utils.registers import budget
@@ -258,27 +258,21 @@ class _Slice:
                 self.rename(self.after, v, self.parts[v], along, False)
         return self.parts[v]
 
-    def rename(self, b: Builder, v: Value, part: Value, along: int, out: bool) -> None:
+    def rename(self, b: Builder, v: Value, own_part: Value, along: int, out: bool) -> None:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
-        own = whole(self.before, part)
-        at = tuple(
-            self.before.const(self.start if d == along else 0) for d in range(len(own.extents))
-        )
-        held = replace(own, buffer=v, offsets=at)
+        own, all_of_it = whole(self.before, own_part), whole(self.before, v)
+        held = part(self.before, all_of_it, along, self.start, own.extents[along])
         sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, engine="registers", vector=1)
 
     def box(self, hoisted: _Box) -> Region:
         """The slice's part of a region."""
-        offsets, extents = list(hoisted.region.offsets), list(hoisted.region.extents)
-        along = self.loop.o.body.args[self.dim]
-        wide = [d for d, e in enumerate(extents) if e != 1]
-        if self.count > 1 and along in hoisted.order:
-            d = wide[hoisted.order.index(along)]
-            step = self.before.const(self.start, offsets[d].dtype)
-            offsets[d] = self.before.binary("add", offsets[d], step)
-            extents[d] //= self.count
-        return Region(hoisted.region.buffer, tuple(offsets), tuple(extents))
+        r, along = hoisted.region, self.loop.o.body.args[self.dim]
+        if self.count == 1 or along not in hoisted.order:
+            return r
+        wide = [d for d, e in enumerate(r.extents) if e != 1]
+        d = wide[hoisted.order.index(along)]
+        return part(self.before, r, d, self.start, r.extents[d] // self.count)
 
 
 def sliced(layout: Layout, dim: int, count: int) -> Layout | None:

@@ -29,13 +29,14 @@ from tilec.ir.core import (
     rewrite,
     rewritten,
     substitute,
+    with_boxes,
 )
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
-from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.building import or_zero, whole
 from tilec.passes.utils.warp_matrices import by_elements
 
 
@@ -58,22 +59,21 @@ def _parts(body: Block) -> Block:
     def visit(o: Op) -> Sequence[Op] | Op | None:
         if isinstance(o, ops.View) and o.result in part:
             return []
+        done = with_boxes(o, of_source)
         changed: dict[str, object] = {}
-        for name in o.operand_fields:
-            got = getattr(o, name)
-            if isinstance(got, Region) and got.buffer in part:
-                view = part[got.buffer]
-                assert view.at is not None
-                offsets = (view.at, *got.offsets)
-                changed[name] = Region(view.source, offsets, (1, *got.extents))
-            elif isinstance(got, Value) and got in part:
-                view = part[got]
-                changed[name] = view.source
-                if hasattr(o, "indices"):
-                    changed["indices"] = (view.at, *o.indices)
-        if isinstance(o, ops.Reduce | ops.Scan) and "source" in changed:
+        if isinstance(o, ops.Reduce | ops.Scan) and o.source.buffer in part:
             changed["dim"] = o.dim + 1
-        return replace(o, **changed) if changed else None  # type: ignore[arg-type]
+        for name in done.operand_fields:
+            view = part.get(got) if isinstance(got := getattr(done, name), Value) else None
+            if view is not None:
+                changed[name] = view.source
+                if hasattr(done, "indices"):
+                    changed["indices"] = (view.at, *done.indices)
+        return replace(done, **changed) if changed else done  # type: ignore[arg-type]
+
+    def of_source(r: Region) -> Region:
+        view = part.get(r.buffer)
+        return r if view is None or view.at is None else r.within(view.source, view.at)
 
     return rewrite(body, visit)
 
@@ -148,7 +148,7 @@ class _Views:
             return self.visited(loops, subst)
         alone = isinstance(o, ops.Gemm)  # an operand's box is nothing to the others
         kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}
-        return [*b.ops, *self.copied(_with_regions(o, kept), subst)]
+        return [*b.ops, *self.copied(with_boxes(o, lambda r: kept.get(r, r)), subst)]
 
     def visited(self, statements: Sequence[Op], subst: Substitution) -> Sequence[Op]:
         return rewritten(statements, lambda x: self.visit(x, subst), subst)
@@ -221,10 +221,10 @@ class _Views:
         else:
             count = b.const(root.dtype.bits // dtype.bits, place.dtype)
             at = b.binary("floordiv", place, count)
-            whole = _as(b, b.value(ops.Load, root, self.indices(b, root.buffer.shape, at)), own)
+            wide = _as(b, b.value(ops.Load, root, self.indices(b, root.buffer.shape, at)), own)
             part = b.cast(b.binary("mod", place, count), own)
             shift = b.binary("mul", part, dtype.bits)
-            value = b.cast(b.binary("shr", whole, shift), _bits(dtype))
+            value = b.cast(b.binary("shr", wide, shift), _bits(dtype))
         return self._inside(b, inside, _as(b, value, dtype))
 
     def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
@@ -346,20 +346,18 @@ class _Views:
             own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
             made = before.value(ops.Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
-            zeros = tuple(before.const(0) for _ in theirs.extents)
-            whole = Region(made, zeros, theirs.extents)
+            mine = whole(before, made)
             if any(e.reads for e in own):
-                before.emit(ops.Copy, theirs, whole)
+                before.emit(ops.Copy, theirs, mine)
             if any(e.writes for e in own):
-                behind.emit(ops.Copy, whole, theirs)
-            return whole
+                behind.emit(ops.Copy, mine, theirs)
+            return mine
 
         boxes = {r: copy(r) for r in dict.fromkeys(_regions(o)) if r.buffer in self.source}
-        done = _with_regions(o, boxes)
+        done = with_boxes(o, lambda r: boxes.get(r, r))
         copies: Substitution = {}
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
-            zeros = tuple(before.const(0) for _ in v.buffer.shape)
-            copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
+            copies[v] = copy(whole(before, v)).buffer
         return self.visited([*before.ops, substitute(done, copies), *behind.ops], subst)
 
 
@@ -376,15 +374,9 @@ def _regions(o: Op) -> list[Region]:
     return [r for r in found if isinstance(r, Region)]
 
 
-def _with_regions(o: Op, boxes: dict[Region, Region]) -> Op:
-    fields = {n: getattr(o, n) for n in o.operand_fields}
-    changed = {n: boxes[r] for n, r in fields.items() if isinstance(r, Region) and r in boxes}
-    return replace(o, **changed)  # type: ignore[arg-type]
-
-
 def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
     """`o` with these regions, which may have other extents of 1; None where it minds."""
-    made = _with_regions(o, boxes)
+    made = with_boxes(o, lambda r: boxes.get(r, r))
     match o, made:
         case ops.Gemm(), ops.Gemm():
             sides = [(o.a, made.a), (o.b, made.b)]

@@ -19,6 +19,19 @@ def whole(b: Builder, v: Value) -> Region:
     return Region(v, tuple(b.const(0) for _ in shape), shape)
 
 
+def part(b: Builder, r: Region, dim: int, start: Value | int, size: int) -> Region:
+    """`size` elements of a region along one dimension, from `start` on."""
+    if r.extents[dim] == size:
+        return r
+    start = start if isinstance(start, int) else b.cast(start, r.offsets[dim].dtype)
+    return r.cut(dim, b.fold("add", r.offsets[dim], start), size)
+
+
+def columns(b: Builder, r: Region, start: Value | int, size: int) -> Region:
+    """`size` columns of a region, from `start` on."""
+    return part(b, r, -1, start, size)
+
+
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
