@@ -19,6 +19,7 @@ what their neighbours need, and every op of theirs that could be seen from outsi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -247,10 +248,6 @@ def _in_clusters(n: Builder, at: list[Value], func: Func) -> list[Value]:
     return made
 
 
-def _share(n: Builder, v: Value, parts: int) -> Value:
-    return v if parts == 1 else n.fold("floordiv", v, parts)
-
-
 def _rounded(func: Func) -> Func:
     """The grid rounded up to whole clusters; blocks beyond it do nothing that is seen."""
     b = Builder(func.loc)
@@ -263,8 +260,8 @@ def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     """`wished`: by the author, so that rows which are left over are a group, too."""
     b = _Counter(func.loc)
     c = cluster_of(func)
-    grid = [_share(b, b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
-    mine = [_share(b, b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
+    grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
+    mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
         size = b.const(group)
@@ -296,11 +293,9 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     c = cluster_of(func)
     user = UserGrid(func, b)
     clusters = user.clusters(b)
-    total = clusters[0]
-    for extent in clusters[1:]:
-        total = b.fold("mul", total, extent)
-    start = _share(b, b.value(ops.BlockIndex, 0), c[0])
-    step = _share(b, b.value(ops.GridSize, 0), c[0])
+    total = functools.reduce(functools.partial(b.fold, "mul"), clusters)
+    start = b.fold("floordiv", b.value(ops.BlockIndex, 0), c[0])
+    step = b.fold("floordiv", b.value(ops.GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
     inner = _Counter(func.loc)
     if len(clusters) == 3:  # three divisions, one behind the other, before a tile begins
@@ -439,13 +434,8 @@ def rounded_grid(func: Func) -> Block:
         return func.grid
     b = Builder(func.loc)
     b.ops += func.grid.statements
-    extents = []
-    for extent, c in zip(ops.yielded(func.grid), cluster_of(func)):
-        if c > 1:
-            count = clusters_in(b, extent, c)
-            extent = b.binary("mul", count, c)
-        extents.append(extent)
-    b.emit(ops.Yield, tuple(extents))
+    sides = zip(ops.yielded(func.grid), cluster_of(func))
+    b.emit(ops.Yield, tuple(b.fold("mul", clusters_in(b, e, c), c) for e, c in sides))
     return b.block()
 
 

@@ -22,6 +22,7 @@ from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewritten
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
+from tilec.passes.utils.building import is_shared
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
@@ -97,9 +98,8 @@ def _hoist_buffers(
     consumers use as scratch get a stage for each group: what they are called before and after."""
     private: dict[Value, Value] = {}
     for o in walk(body):
-        if not _is_shared(o):
+        if not is_shared(o):
             continue
-        assert isinstance(o, ops.Alloc)
         if groups is not None and o.result not in ring_of:
             made = groups.private(o)
             private[o.result] = made.result
@@ -242,7 +242,7 @@ class _Consumers:
                 statements += [*b.ops, shared_out]
             else:
                 statements.append(o)
-        rest = rewritten(statements, lambda o: [] if _is_shared(o) else None)
+        rest = rewritten(statements, lambda o: [] if is_shared(o) else None)
         body = groups.own(self.top, private, Block((), rest))
         return Block((), (*self.top.ops, *body.ops))
 
@@ -282,7 +282,7 @@ class _Consumers:
                 for r in early:
                     r.free(between, self.positions[r], *stages[r])
                 b.ops += Block((), tuple(pipeline.ops(between.ops))).substituted(subst).ops
-            elif not (_is_shared(o) or is_brought(o)):
+            elif not (is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
                 b.ops += Block((), tuple(made)).substituted(subst).ops
             for r in ending:
@@ -371,7 +371,3 @@ class _Consumers:
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
             self.positions[r].advance(b, stage, phase)
-
-
-def _is_shared(o: Op) -> bool:
-    return isinstance(o, ops.Alloc) and o.type.space == "shared"

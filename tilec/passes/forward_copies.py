@@ -20,6 +20,7 @@ from tilec.ir.effects import written_tensors
 from tilec.ir.element_loops import element_indices
 from tilec.ir.ops import Cast, Copy, For, Load, Parallel, Store, decides
 from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.building import fills_tile
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
@@ -64,7 +65,7 @@ def _asked(
     elements that gather a tile, where they read, and all conditions around, of which `conditions`
     are those around the block."""
     for o in block.ops:
-        if staged and isinstance(o, Copy) and _brings(o):
+        if staged and fills_tile(o):
             yield from (*o.source.offsets, *conditions)
         elif staged and isinstance(o, Parallel):
             inside = [*walk(o.body)]
@@ -77,10 +78,6 @@ def _asked(
             within = staged or (isinstance(o, For) and has_stages(o))
             for region in o.regions:
                 yield from _asked(region, (*conditions, *decides(o)), within)
-
-
-def _brings(o: Copy) -> bool:
-    return _is_global(o.source.buffer) and o.dest.type.space == "shared"
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

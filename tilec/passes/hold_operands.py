@@ -36,7 +36,7 @@ from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import whole, with_types
+from tilec.passes.utils.building import fills_tile, whole, with_types
 from tilec.target import Target
 
 MOST = 32  # registers of a thread for one such tile
@@ -122,12 +122,7 @@ class _Found:
 def _is_brought(loop: For, engines: CopyEngines) -> bool:
     """Whether producers may bring all tiles that the loop copies to shared memory: else no product
     stays in flight."""
-    copies = (o for o in loop.body.ops if isinstance(o, Copy))
-    return all(
-        engines.tma_may_load(o, o.dest.dtype)
-        for o in copies
-        if (o.source.type.space, o.dest.type.space) == ("global", "shared")
-    )
+    return all(engines.tma_may_load(o, o.dest.dtype) for o in loop.body.ops if fills_tile(o))
 
 
 def _staged(loop: For, engines: CopyEngines) -> list[Op]:

@@ -76,7 +76,7 @@ def join_iterations(func: Func, target: Target) -> Func:
     ):
         return func
     sums = _Sums(func, target)
-    body = rewrite(func.body, lambda o: sums.joined(o) if isinstance(o, For) else None)
+    body = func.body.rewrite(For, sums.joined)
     return func.with_body(rewrite(body, sums.renamed)) if sums.made else func
 
 

@@ -91,14 +91,14 @@ def _narrowest_first(body: Block) -> Block:
         if root in allocs and v.dtype.bits < known.dtype.bits:
             narrowest[root] = v.buffer
 
-    def visit(o: Op) -> Sequence[Op] | None:
-        if not isinstance(o, ops.Alloc) or o.result not in narrowest:
+    def visit(o: ops.Alloc) -> Sequence[Op] | None:
+        if o.result not in narrowest:
             return None
         kept = Value(narrowest[o.result], o.result.name)
         made = replace(o, type=narrowest[o.result], results=(kept,))
         return [made, ops.View(kept, o.type, results=o.results, loc=o.loc)]
 
-    return rewrite(body, visit)
+    return body.rewrite(ops.Alloc, visit)
 
 
 class _Views:

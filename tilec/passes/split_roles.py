@@ -133,13 +133,8 @@ class _Roles(Cut):
 
     def _scalars(self, b: Builder, statements: Sequence[Op], t: Value) -> Substitution:
         """What `ops` of the loop need of iteration number `t`, computed at `b`."""
-        needed = Slice(self.loop.body, statements).needed
-        index = self.loop.body.args[0]
-        subst: Substitution = {index: b.fold("add", self.loop.lo, t)}
-        for o in self.loop.body.ops:
-            if o not in self.statements and any(r in needed for r in o.results):
-                if not isinstance(o, ops.Alloc):
-                    b.ops.append(clone(o, subst))
+        subst: Substitution = {self.loop.body.args[0]: b.fold("add", self.loop.lo, t)}
+        b.ops += Slice(self.loop.body, statements).scalars(self.statements, subst)
         return subst
 
     def _first(self) -> Block:

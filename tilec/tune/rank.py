@@ -35,12 +35,7 @@ from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import (
-    Estimate,
-    Realised,
-    estimate,
-    multiprocessors_for,
-)
+from tilec.tune.cost import Estimate, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.waits import is_mixed
@@ -419,13 +414,10 @@ class Candidate:
                         o.operands_swapped or bool(instr.n % QUAD_COLUMNS)
                     )
                     alone = math.prod(o.warps) == instr.warps
-                    size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - self._buffers))
+                    brought = {o.a.buffer, o.b.buffer} - self._buffers
+                    size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
         return tuple(instrs), held, scattered, repeated
-
-
-def _bytes(v: Value) -> int:
-    return v.buffer.size * v.dtype.bits // 8
 
 
 def _counted(plan: Plan) -> Plan:

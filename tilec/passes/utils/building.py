@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, clone
 from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
+
+
+def is_shared(o: Op) -> TypeGuard[Alloc]:
+    """Whether an op allocates a shared buffer."""
+    return isinstance(o, Alloc) and o.type.space == "shared"
+
+
+def fills_tile(o: Op) -> TypeGuard[Copy]:
+    """Whether an op copies from global to shared memory."""
+    return isinstance(o, Copy) and o.source.type.space == "global" and o.dest.type.space == "shared"
 
 
 def whole(b: Builder, v: Value) -> Region:

@@ -43,6 +43,12 @@ class Operand:
     divisors: tuple[int, int]
     across: int
 
+    @classmethod
+    def of(cls, region: Region, across: int, facts: Facts) -> Operand:
+        """The operand, as far as it is known where the region is."""
+        row, column = (max(1, facts.divisor(v)) for v in region.offsets[-2:])
+        return cls(region, tuple(map(facts.constant, region.offsets)), (row, column), across)
+
     @property
     def buffer(self) -> Value:
         return self.region.buffer
@@ -75,13 +81,7 @@ class Operand:
 def operand(o: Gemm, which: str, facts: Facts) -> Operand:
     """Operand "a" or "b" of a gemm."""
     region, transposed = (o.a, o.transpose_a) if which == "a" else (o.b, o.transpose_b)
-    row, column = (max(1, facts.divisor(v)) for v in region.offsets[-2:])
-    return Operand(
-        region,
-        tuple(facts.constant(v) for v in region.offsets),
-        (row, column),
-        int((which == "a") == transposed),
-    )
+    return Operand.of(region, int((which == "a") == transposed), facts)
 
 
 def part_of_sum(b: Builder, o: Gemm, start: int, size: int) -> Gemm:

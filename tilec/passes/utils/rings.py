@@ -178,7 +178,7 @@ class Ring:
     @property
     def bytes(self) -> int:
         """Bytes that fill one stage."""
-        return sum(v.buffer.size * v.buffer.dtype.bits // 8 for v in self.buffers)
+        return sum(v.buffer.bytes for v in self.buffers)
 
     def allocate(self, b: Builder) -> None:
         stages = BufferType((self.stages,), INT64, "barrier")

@@ -212,7 +212,7 @@ class Cut:
                 made.append(v)
         ringed = [v for v in self.tiles if v not in self.parts]
         ringed += [x for parts in self.parts.values() for x in parts] + made
-        each, fixed = sum(map(_bytes, ringed)), sum(map(_bytes, shared))
+        each, fixed = (sum(v.buffer.bytes for v in of) for of in (ringed, shared))
         word = INT64.bits // 8
         room = (self.target.shared_bytes - fixed - ONCE * word) // (each + BARRIERS * word)
         self.stages = min(room, max(self.loop.num_stages, LEAST_STAGES))
@@ -275,10 +275,6 @@ def like(v: Value, shape: Iterable[int], name: str, space: str = "") -> Value:
 
 def kind_of(v: Value) -> tuple[object, ...]:
     return v.buffer.static_shape, v.buffer.dtype
-
-
-def _bytes(v: Value) -> int:
-    return v.buffer.size * v.buffer.dtype.bits // 8
 
 
 def _registers(v: Value, threads: int) -> int:
