@@ -22,7 +22,7 @@ from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, d
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression
-from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
+from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
@@ -142,7 +142,7 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
             conds.append(wanted)
         for p in body.ops:
             if isinstance(p, ops.Parallel):
-                found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
+                found = known.inside_at_corners(inner, p, defs, at)
                 if found is None:
                     return None
                 conds += found

@@ -52,7 +52,6 @@ class _Claims:
 
     def claimed(self) -> Func:
         init = Builder(self.func.loc)
-        assert self.ring.full is not None and self.ring.empty is not None
         self.ring.initialise(init)
 
         def visit(o: Op) -> None | list[Op]:

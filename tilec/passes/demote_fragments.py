@@ -156,17 +156,17 @@ class _Part(LoopRegions):
             behind = upstream(a.indices, self.made)
             if not inside.isdisjoint([*a.indices, *(v for x in behind for v in x.operands)]):
                 return None  # by the index of a loop inside
-        box = self.region(first.buffer, first.indices)
-        if box is None or {*box[2]} != {a for a, e in self.extents.items() if e > 1}:
+        found = self.walked(first.buffer, first.indices)
+        if found is None or {*found.order} != {a for a, e in self.extents.items() if e > 1}:
             return None  # several iterations share an element
-        offsets, extents, order = box
+        box = found.region
         b = Builder(self.o.loc)
         subst: Substitution = {}
         args: list[Value] = []
         places: list[Value] = []
         conds: list[Value] = []
-        left = iter(order)
-        for form, offset, extent, size in zip(forms, offsets, extents, shape):
+        left = iter(found.order)
+        for form, offset, extent, size in zip(forms, box.offsets, box.extents, shape):
             if size == 1:
                 places.append(offset)
                 continue

@@ -54,7 +54,9 @@ def exchange_partial_sums(func: Func, target: Target) -> Func:
 
 class _Vectors:
     """The registers of one fragment as vectors of 16 bytes, in each of `threads` threads: `lanes`
-    elements each; `full` of them, and one more for the `left` elements."""
+    elements each; `full` of them, and one more for the `left` elements. They go to `buffer`."""
+
+    buffer: Value
 
     def __init__(self, fragment: Value, threads: int) -> None:
         layout = fragment.buffer.laid_out
@@ -83,6 +85,11 @@ class _Vectors:
         before = b.binary("mul", vector, self.threads * self.lanes)
         own = b.binary("mul", b.value(ops.ThreadIndex), self.lanes)
         return b.binary("add", before, own)
+
+    def store(self, b: Builder, at: Value, values: list[Value]) -> None:
+        """A vector to `buffer`."""
+        packed = b.value(ops.Pack, tuple(values))
+        b.emit(ops.MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
 
     def register(self, b: Builder, vector: Value, element: int) -> Value:
         first = b.binary("mul", vector, self.lanes)
@@ -150,11 +157,8 @@ class _Parts(_Vectors):
     def write(self, b: Builder, vectors: list[Value], elements: int) -> None:
         """Vectors of registers to this block's shared memory."""
         for vector in vectors:
-            self.store(b, vector, self.registers(b, vector, elements))
-
-    def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
-        packed = b.value(ops.Pack, tuple(values))
-        b.emit(ops.MemStore, self.buffer, self.offset(b, vector), packed, VECTOR_BITS // 8)
+            values = self.registers(b, vector, elements)
+            self.store(b, self.offset(b, vector), values)
 
     def load(self, b: Builder, vector: Value, block: Value) -> list[Value]:
         """The elements of one vector of another block."""
@@ -257,7 +261,7 @@ class _Gather(_Exchange):
                 total = [b.binary("add", x, y) for x, y in zip(total, values)]
             # Beyond the last vector stands a part that its own block has yet to read.
             with b.when(b.compare("le", vector, last)) as store:
-                p.store(store, vector, total)
+                p.store(store, p.offset(store, vector), total)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -303,9 +307,7 @@ class _Stored(_Vectors):
         for vector in range(self.count):
             elements = self.lanes if vector < self.full else self.left
             values = self.registers(b, b.const(vector), elements)
-            packed = b.value(ops.Pack, tuple(values))
-            at = self.place(b, start, 0, vector)
-            b.emit(ops.MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
+            self.store(b, self.place(b, start, 0, vector), values)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,6 @@ def _producer(
             started[ring] = (ring.wait_empty(b, at), phase)
             left[ring] = len(ring.buffers)
         stage, phase = started[ring]
-        assert ring.full is not None
         tma_boxes(b, o, maps, ring.full, stage, multicast)
         left[ring] -= 1
         if left[ring] == 0:

@@ -22,7 +22,7 @@ ways."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
@@ -34,7 +34,7 @@ from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import part, whole
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
-from tilec.passes.utils.regions import LoopRegions
+from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.passes.utils.registers import budget
 from tilec.target import Target
 
@@ -56,14 +56,6 @@ def hoist_accesses(func: Func, target: Target) -> Func:
     return func.rewrite(Parallel, visit)
 
 
-@dataclass(frozen=True)
-class _Box:
-    """A box of a tensor; `order`: the loop's indices along its dimensions that are not 1."""
-
-    region: Region
-    order: tuple[Value, ...]
-
-
 class _Hoist(LoopRegions):
     """One loop that is taken apart."""
 
@@ -78,16 +70,15 @@ class _Hoist(LoopRegions):
             if isinstance(x, ElementAccess) and (r := self.box_of(x)) is not None
         }
 
-    def box_of(self, o: ElementAccess) -> _Box | None:
+    def box_of(self, o: ElementAccess) -> Walked | None:
         """What a copy can bring or take in the place of `o`."""
         if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
             return None
-        found = self.region(o.buffer, o.indices)
-        if found is None or not found[2]:
+        found = self.walked(o.buffer, o.indices)
+        if found is None or not found.order:
             return None
-        if not isinstance(o, Load) and len(found[2]) != sum(e > 1 for e in self.o.extents):
-            return None
-        return _Box(Region(o.buffer, found[0], found[1]), tuple(found[2]))
+        all_of_it = len(found.order) == sum(e > 1 for e in self.o.extents)
+        return found if all_of_it or isinstance(o, Load) else None
 
     def ops(self) -> list[Op] | None:
         dim, count = self.slices()
@@ -237,7 +228,7 @@ class _Slice:
         self.after.emit(Copy, whole(self.before, tile), dest)
         return tile
 
-    def fragment(self, hoisted: _Box, dtype: DType) -> Value:
+    def fragment(self, hoisted: Walked, dtype: DType) -> Value:
         layout = self.loop.projected(self.layout, hoisted.order)
         t = BufferType(layout.shape, dtype, "fragment", layout=layout)
         return self.before.value(Alloc, t, name=f"{hoisted.region.buffer.name}_tile")
@@ -265,7 +256,7 @@ class _Slice:
         sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, engine="registers", vector=1)
 
-    def box(self, hoisted: _Box) -> Region:
+    def box(self, hoisted: Walked) -> Region:
         """The slice's part of a region."""
         r, along = hoisted.region, self.loop.o.body.args[self.dim]
         if self.count == 1 or along not in hoisted.order:

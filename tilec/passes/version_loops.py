@@ -69,8 +69,7 @@ class _Guarded:
         met = [c for c in corners if c is not None]
         if len(met) != len(conds):
             return None
-        cond = self.b.conjunction(met)
-        assert cond is not None
+        cond = self.b.all_of(*met)
         self.b.loc = guard.loc
         orelse = self.unchanged()
         if isinstance(guard, Select):
@@ -95,9 +94,8 @@ class _Guarded:
                 n = Builder(a.loc)
                 last = n.binary("sub", a.rhs, 1)
                 bound = n.binary("min", last, b.rhs)
-                both = [n.compare("le", a.lhs, bound)]
-                cond = n.conjunction([*both, *(z for z in conds if z is not x and z is not y)])
-                assert cond is not None
+                both = n.compare("le", a.lhs, bound)
+                cond = n.all_of(both, *(z for z in conds if z is not x and z is not y))
                 at = self.o.body.ops.index(guard)
                 ops = self.o.body.ops
                 ops = (*ops[:at], *n.ops, replace(guard, cond=cond), *ops[at + 1 :])
@@ -118,9 +116,7 @@ class _Guarded:
         sides = [n for n, o in enumerate(origins) if sum(a in o for a in self.o.body.args) > 1]
         for n in sides if len(sides) > 1 else ():
             b = Builder(guard.loc)
-            others = b.conjunction(met[:n] + met[n + 1 :])
-            assert others is not None
-            b.emit(If, others, self.without(guard, conds[n]), found)
+            b.emit(If, b.all_of(*met[:n], *met[n + 1 :]), self.without(guard, conds[n]), found)
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))
         return found
 
