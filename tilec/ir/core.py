@@ -38,6 +38,10 @@ class Block:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
 
+    def has(self, *kinds: type[Op]) -> bool:
+        """Whether there is an op of one of these classes."""
+        return any(isinstance(o, kinds) for o in walk(self))
+
     @property
     def statements(self) -> tuple[Op, ...]:
         """The ops without a `Yield` at the end."""

@@ -145,7 +145,7 @@ class _Loops:
     def in_lanes(self, jumps: _Jumps) -> bool:
         """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and
         no barrier in it needs to know that it is the same word for all warps."""
-        if any(jumps.branch.then.every(ops.Barrier)):
+        if jumps.branch.then.has(ops.Barrier):
             return False
         numbers = ("int", "uint", "float")
         if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, ops.Load)):

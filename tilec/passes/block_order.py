@@ -34,6 +34,7 @@ from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
 from tilec.ir.types import INT32, UINT32, DType, ScalarType
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 
@@ -65,14 +66,14 @@ def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
     keeping busy, and does not walk over blocks by itself."""
     loops = (o for o in func.body.every(ops.For))
-    return bool(_pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
+    return bool(pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
 
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
     indices = {o.dim: o.result for o in func.body.every(ops.BlockIndex)}
-    loops = _pipelined(func.body)
+    loops = pipelined(func.body)
     return frozenset(
         d
         for d, v in indices.items()
@@ -93,15 +94,11 @@ def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> boo
         loop = isinstance(o, ops.For) and o.kind == "pipelined"
         if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
             return True
-        if isinstance(o, ops.If) and differs(o.cond) and (inside or _pipelined(o)):
+        if isinstance(o, ops.If) and differs(o.cond) and (inside or pipelined(o)):
             return True
         if any(_uneven(b, inside or loop, differs) for b in o.regions):
             return True
     return False
-
-
-def _pipelined(of: Block | Op) -> list[ops.For]:
-    return [o for o in of.every(ops.For) if o.kind == "pipelined"]
 
 
 class _Counter(Builder):

@@ -21,7 +21,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.clusters import cluster_of
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.fold import fold
@@ -39,7 +39,7 @@ def check_schedule(func: Func, target: Target) -> Func:
     asynchronous = (ops.TmaLoad, ops.CpAsyncCommit, ops.WgmmaWait)
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it
-    if any(isinstance(o, asynchronous) for o in walk(func.body)):
+    if func.body.has(*asynchronous):
         program = Program(func)
         for size in SIZES:
             _Machine(program, size).run()

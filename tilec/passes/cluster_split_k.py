@@ -23,6 +23,7 @@ from tilec.ir.core import Block, Func, Op, Substitution, Value, inputs, rewrite,
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 
@@ -110,9 +111,7 @@ class _Sharer:
                 first = first or why
                 continue
             after = self.func.body.ops[self.func.body.ops.index(loop) + 1 :]
-            if self.parts > 1 and any(
-                isinstance(o, ops.For) and o.kind == "pipelined" for o in walk(Block((), after))
-            ):
+            if self.parts > 1 and pipelined(Block((), after)):
                 raise self.refuse("another T.Pipelined follows it")
             return loop
         raise self.refuse(first or "no T.Pipelined stands at the top of its body")

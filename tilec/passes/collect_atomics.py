@@ -51,7 +51,7 @@ _NOTHING = {"add": 0, "or": 0, "xor": 0, "and": -1}
 def collect_atomics(func: Func, target: Target) -> Func:
     if target.kind == "cpu" or func.attrs.get("may_alias") or asks_for_threads(func):
         return func
-    if not any(func.body.every(Atomic)):
+    if not func.body.has(Atomic):
         return func
     return func.with_body(_Scopes(func).block(func.body))
 

@@ -30,7 +30,7 @@ from tilec.target import Target
 
 def expand_grid_sync(func: Func, target: Target) -> Func:
     """Raises CompileError where a part of the block only comes."""
-    if not any(func.body.every(ops.GridSync)):
+    if not func.body.has(ops.GridSync):
         return func
     _check(func)
     return _Meeting(func, target).expanded()

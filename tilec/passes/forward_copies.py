@@ -20,8 +20,8 @@ from tilec.ir.effects import written_tensors
 from tilec.ir.element_loops import element_indices
 from tilec.ir.ops import Cast, Copy, For, Load, Parallel, Store, decides
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.building import fills_tile
 from tilec.passes.utils.dce import sweep
+from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
 

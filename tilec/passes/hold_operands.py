@@ -36,7 +36,8 @@ from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import fills_tile, whole, with_types
+from tilec.passes.utils.building import whole, with_types
+from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
 MOST = 32  # registers of a thread for one such tile

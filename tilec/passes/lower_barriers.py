@@ -34,9 +34,8 @@ def lower_barriers(func: Func, target: Target) -> Func:
         return func
     lowering = _Lowering(func, target)
     # what writes to other blocks of the cluster
-    copies = any(True for _ in func.body.every(ops.ClusterCopy)) or any(
-        o.mask for o in func.body.every(ops.TmaCopy)
-    )
+    several = any(o.mask for o in func.body.every(ops.TmaCopy))
+    copies = several or func.body.has(ops.ClusterCopy)
     body = rewrite(func.body, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)

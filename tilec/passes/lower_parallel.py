@@ -315,7 +315,7 @@ class Lowering:
             inner.branch(inner.conjunction(inside), work.ops)
         inner.emit(ops.Yield)
         groups, block = registers // (width * batch), inner.block([group])
-        selects = any(isinstance(o, (ops.RegRead, ops.RegWrite, ops.Lookup)) for o in walk(block))
+        selects = block.has(ops.RegRead, ops.RegWrite, ops.Lookup)
         short = groups <= MOST_WRITTEN and not _is_long(p, most)
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.const(n) for n in (0, groups, 1))

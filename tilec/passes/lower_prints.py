@@ -21,7 +21,7 @@ from tilec.target import Target
 
 
 def lower_prints(func: Func, target: Target) -> Func:
-    if not any(func.body.every(Print)):
+    if not func.body.has(Print):
         return func
     tensors, uniformity = Tensors(func), uniformity_of(func)
 

@@ -25,15 +25,15 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
-from tilec.passes.utils.building import fills_tile, is_shared
-from tilec.passes.utils.plans import shared_of
-from tilec.passes.utils.rings import ring_copies, with_stages
+from tilec.passes.utils.building import is_shared
+from tilec.passes.utils.plans import pipelined, shared_of
+from tilec.passes.utils.rings import fills_tile, ring_copies, with_stages
 from tilec.passes.utils.slicing import can_run_ahead, is_separable
 from tilec.target import Target
 
 
 def plan_pipeline(func: Func, target: Target) -> Func:
-    if not any(o.kind == "pipelined" for o in func.body.every(For)):
+    if not pipelined(func.body):
         return func
     boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
     rings = Rings(func, CopyEngines(func, target))

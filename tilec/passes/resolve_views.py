@@ -43,7 +43,7 @@ from tilec.passes.utils.warp_matrices import by_elements
 def resolve_views(func: Func) -> Func:
     """Raises CompileError for atomics, and for stores of a part of an element of a tensor, through
     a view of another dtype."""
-    if not any(func.body.every(ops.View)):
+    if not func.body.has(ops.View):
         return func
     func = func.with_body(_narrowest_first(_parts(func.body)))
     return func.with_body(_Views(func).block(func.body))

@@ -56,7 +56,7 @@ class _Chooser:
         self.engines = CopyEngines(func, target)
         unseen = _Unseen(func)
         self.unseen, self.users = unseen.copies, unseen.users
-        self.fences = any(func.body.every(ops.DeviceFence))
+        self.fences = func.body.has(ops.DeviceFence)
         groups = [o for o in func.body.every(ops.Scope)]
         self.grouped = {o for scope in groups for o in walk(scope.body)}
         self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them

@@ -65,7 +65,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
-    if not any(func.body.every(Gemm)):
+    if not func.body.has(Gemm):
         return func
     widest = widest_wgmma(
         threads * int(func.attrs.get("consumer_groups", 1)),

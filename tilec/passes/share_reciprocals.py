@@ -72,7 +72,7 @@ def _in_flight(func: Func) -> set[Op]:
         inner
         for o in func.body.every(For)
         if o.kind != "persistent"
-        if any(o.body.every(Wgmma))
+        if o.body.has(Wgmma)
         for inner in o.body.every(For)
     }
 

@@ -17,10 +17,11 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, inputs, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import Compare, For, If, Load, Parallel, Select, Store, Yield, constants
+from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.masked_loads import conjuncts
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
@@ -29,8 +30,7 @@ _FALLING = ("gt", "ge")
 
 def version_loops(func: Func, target: Target) -> Func:
     known = _Known(func)
-    pipelined = (o for o in func.body.every(For) if o.kind == "pipelined")
-    repeated = {x for o in pipelined for x in walk(o.body)}
+    repeated = {x for o in pipelined(func.body) for x in walk(o.body)}
 
     return func.rewrite(Parallel, lambda o: _Guarded(o, known, o in repeated).split())
 

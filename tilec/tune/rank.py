@@ -115,7 +115,7 @@ class Candidate:
 
     @cached_property
     def _buffers(self) -> frozenset[Value]:
-        return frozenset(o.result for o in walk(self.func.body) if isinstance(o, Alloc))
+        return frozenset(o.result for o in self.func.body.every(Alloc))
 
     @cached_property
     def _sums(self) -> dict[Value, int]:
@@ -128,8 +128,8 @@ class Candidate:
         threads compute with what products give, for operands too."""
         words = {
             o.result: -(-o.type.size * o.type.dtype.bits // 32)
-            for o in walk(self.func.body)
-            if isinstance(o, Alloc) and o.type.space == "fragment"
+            for o in self.func.body.every(Alloc)
+            if o.type.space == "fragment"
         }
         sums = {v: n for v, n in words.items() if v in self._sums}
         found = [*sums.values()]
@@ -142,7 +142,7 @@ class Candidate:
     @cached_property
     def tile_bits(self) -> int:
         """Bits of a block's tiles, in shared memory and in registers."""
-        types = (o.type for o in walk(self.func.body) if isinstance(o, Alloc))
+        types = (o.type for o in self.func.body.every(Alloc))
         return sum(t.size * t.dtype.bits for t in types)
 
     @property

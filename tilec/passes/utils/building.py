@@ -18,11 +18,6 @@ def is_shared(o: Op) -> TypeGuard[Alloc]:
     return isinstance(o, Alloc) and o.type.space == "shared"
 
 
-def fills_tile(o: Op) -> TypeGuard[Copy]:
-    """Whether an op copies from global to shared memory."""
-    return isinstance(o, Copy) and o.source.type.space == "global" and o.dest.type.space == "shared"
-
-
 def whole(b: Builder, v: Value) -> Region:
     """All of an on-chip buffer."""
     shape = v.buffer.static_shape

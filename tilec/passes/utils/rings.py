@@ -36,6 +36,12 @@ def ring_copies(loop: ops.For) -> list[ops.Copy]:
     return [o for o in once(loop.body) if isinstance(o, ops.Copy) and o.ahead]
 
 
+def fills_tile(o: Op) -> TypeGuard[ops.Copy]:
+    """Whether an op copies from global to shared memory."""
+    sides = (o.source.type.space, o.dest.type.space) if isinstance(o, ops.Copy) else ()
+    return sides == ("global", "shared")
+
+
 def is_brought(o: Op) -> TypeGuard[ops.Copy]:
     """Whether producer warps bring the tile that an op fills."""
     return isinstance(o, ops.Copy) and o.engine == "tma"

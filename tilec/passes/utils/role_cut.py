@@ -15,10 +15,11 @@ from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc, Copy, For, Gemm, constants
+from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import columns, whole
+from tilec.passes.utils.plans import pipelined
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.target import Target
@@ -37,7 +38,7 @@ class Cut:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self.written = written_tensors(func.body)
-        loops = [o for o in func.body.every(For) if o.kind == "pipelined"]
+        loops = pipelined(func.body)
         if len(loops) != 1 or loops[0] not in func.body.ops or func.attrs.get("by_hand"):
             raise self.refuse("it is not one T.Pipelined that stands at the top of the kernel")
         (self.loop,) = loops

@@ -48,15 +48,11 @@ def with_stages_by_hand(func: Func, target: Target) -> Func:
     if not target.has("mbarrier"):
         return func
     for loop in [*func.body.every(ops.For)]:
-        if loop.kind == "pipelined" and loop.num_stages > 1 and _waits(loop):
+        if loop.kind == "pipelined" and loop.num_stages > 1 and loop.body.has(ops.MbarrierWait):
             staged = _Staged(func, loop, target)
             if staged.may():
                 return with_stages_by_hand(staged.rewritten(), target)
     return func
-
-
-def _waits(loop: ops.For) -> bool:
-    return any(isinstance(o, ops.MbarrierWait) for o in walk(loop.body))
 
 
 class _Staged:
