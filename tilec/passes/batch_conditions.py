@@ -45,7 +45,7 @@ from tilec.ir.core import (
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
-from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.building import or_zero, or_zeros
 from tilec.target import Target
 
 BITS = 32  # of a word: conditions that are asked for together
@@ -211,12 +211,9 @@ class _Jumps:
             b.ops += [clone(x, own) for x in upstream(loads, defs)]
             return [own[v] for v in loads]
 
-        some, none = Builder(self.loop.loc), Builder(self.loop.loc)
-        some.emit(ops.Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
-        none.emit(ops.Yield, tuple(none.zero(v.dtype) for v in loads))
-        some_at_all = b.compare("lt", self.loop.lo, self.loop.hi)
-        types = tuple(v.type for v in loads)
-        asked = b.emit(ops.If, some_at_all, some.block(), none.block(), types)
+        some, some_at_all = Builder(self.loop.loc), b.compare("lt", self.loop.lo, self.loop.hi)
+        values = ask(some, some.binary("add", self.loop.lo, mine))
+        asked = or_zeros(b, some_at_all, some, values)
 
         at = outer.binary("add", self.start, mine)
         held = {v: Value(v.type, v.name) for v in loads}
@@ -232,7 +229,7 @@ class _Jumps:
         following = ask(outer, behind)
         self.do(word, last)
         outer.emit(ops.Yield, tuple(following))
-        return self.over_words(b, asked.results, held.values())
+        return self.over_words(b, asked, held.values())
 
     def do(self, word: Value, last: Value) -> None:
         """The body for each bit of the word."""

@@ -183,10 +183,7 @@ class _Views:
             return self.indices(b, root.buffer.shape, place), inside
         found: list[Value] = []
         for of_view, of_root in _groups(v.buffer.shape, root.buffer.shape):
-            place = indices[of_view[0]]
-            for d in of_view[1:]:
-                number = self.tensors.number(b, v.buffer.shape[d], place.dtype)
-                place = b.binary("add", b.binary("mul", place, number), indices[d])
+            place = self.number(b, v, [(d, indices[d]) for d in of_view])
             found += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
         return tuple(found), None
 
@@ -292,7 +289,7 @@ class _Views:
             if len(inner) > 1 and [r.type.shape[d] for d in of_view] != inner:
                 if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
                     return None
-                place = self.first(b, r, of_view)
+                place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
                 offsets += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
                 extents += [1] * (len(of_root) - 1) + [r.extents[of_view[-1]]]
                 continue
@@ -308,20 +305,20 @@ class _Views:
                 rest = of_view[of_view.index(large[0]) + 1 :] if large else []
                 if len(large) > 1 or any(r.type.shape[d] != 1 for d in rest):
                     return None
-            place = self.first(b, r, of_view)
+            place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
                 offsets.append(place if here else b.const(0))
                 extents.append(r.extents[large[0]] if here and large else 1)
         return Region(root, tuple(offsets), tuple(extents))
 
-    def first(self, b: Builder, r: Region, of_view: Sequence[int]) -> Value:
-        """The row-major number, among some dimensions, of a box's first element."""
+    def number(self, b: Builder, v: Value, indices: Sequence[tuple[int, Value]]) -> Value:
+        """The row-major number, among some dimensions of a view, of what has these indices."""
         place: Value = b.const(0)
-        for d in of_view:
-            extent = self.tensors.number(b, r.type.shape[d], r.offsets[d].dtype)
-            wide = b.cast(place, extent.dtype)
-            place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
+        for d, index in indices:
+            wide = b.cast(place, index.dtype)
+            extent = self.tensors.number(b, v.buffer.shape[d], index.dtype)
+            place = b.binary("add", b.binary("mul", wide, extent), index)
         return place
 
     def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:

@@ -42,6 +42,15 @@ def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
 
 
+def or_zeros(b: Builder, cond: Value, then: Builder, values: Sequence[Value]) -> tuple[Value, ...]:
+    """What `then` makes where `cond` holds, `values`; elsewhere 0 for each."""
+    then.emit(Yield, tuple(values))
+    other = Builder(then.loc)
+    other.emit(Yield, tuple(other.zero(v.dtype) for v in values))
+    types = tuple(v.type for v in values)
+    return b.emit(If, cond, then.block(), other.block(), types, loc=then.loc).results
+
+
 def or_zero(cond: Value, o: Op) -> Op:
     """`o` where `cond` holds; elsewhere its results are 0."""
     results = tuple(Value(r.type, r.name) for r in o.results)
