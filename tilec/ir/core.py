@@ -149,6 +149,10 @@ class Op:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
 
+    def has(self, *kinds: type[Op]) -> bool:
+        """Whether it, or an op inside, is of one of these classes."""
+        return any(isinstance(o, kinds) for o in walk(self))
+
     def with_regions(self, change: Callable[[Block], Block], backwards: bool = False) -> Self:
         """The op with each of its regions (the last one first, if `backwards`) as `change` makes
         it; the same object if nothing changes."""

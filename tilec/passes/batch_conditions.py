@@ -45,7 +45,7 @@ from tilec.ir.core import (
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
-from tilec.passes.utils.building import or_zero, or_zeros
+from tilec.passes.utils.building import or_zero, or_zeros, under
 from tilec.target import Target
 
 BITS = 32  # of a word: conditions that are asked for together
@@ -318,7 +318,7 @@ class LeadThread:
 
         def flush() -> None:
             if held:
-                made.append(_guarded(held, lead))
+                made.append(under(lead, held))
                 held.clear()
 
         for o in statements:
@@ -330,7 +330,7 @@ class LeadThread:
                     return None
                 flush()
                 *inside, end = branch.then.ops
-                led = replace(branch, then=Block((), (_guarded(inside, lead), end)))
+                led = replace(branch, then=Block((), (under(lead, inside), end)))
                 body = tuple(led if x is branch else x for x in o.body.ops)
                 made.append(replace(o, body=replace(o.body, ops=body)))
             elif isinstance(o, ops.While) and self._repeated(o):
@@ -384,9 +384,3 @@ class LeadThread:
             and (e.region.type.space == "local" or is_clonable(o, self.written))
             for e in o.effects()
         )
-
-
-def _guarded(statements: Sequence[Op], lead: Value) -> Op:
-    b = Builder(statements[0].loc)
-    b.branch(lead, statements)
-    return b.ops[0]

@@ -34,6 +34,7 @@ from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
 from tilec.ir.types import INT32, UINT32, DType, ScalarType
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.building import under
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
@@ -58,7 +59,7 @@ def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
     plane = any(o.dim == 1 for o in func.body.every(ops.BlockIndex))
-    by_hand = any(any(o.every(ops.TmaCopy)) for o in func.body.every(ops.For))
+    by_hand = any(o.has(ops.TmaCopy) for o in func.body.every(ops.For))
     return plane and (can_persist(func) or by_hand)
 
 
@@ -449,9 +450,7 @@ def only_inside(statements: Sequence[Op], inside: Value | None) -> list[Op]:
 
 def _guarded(o: Op, inside: Value) -> Op:
     if _is_seen(o):
-        b = Builder(o.loc)
-        b.branch(inside, [o])
-        return b.ops[0]
+        return under(inside, [o])
     return o.with_regions(lambda r: replace(r, ops=tuple(only_inside(r.ops, inside))))
 
 

@@ -402,7 +402,7 @@ class _Placer:
         ):
             statements.append(ops.WarpSync(loc=o.loc))
             state.meet_lanes(self.group)
-        if self.by_hand and any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+        if self.by_hand and o.has(ops.CpAsyncWait):
             state.land(self.group)
         state.add(self.group, left)
 
@@ -412,7 +412,7 @@ class _Placer:
         if e.waited:
             left.ended |= left.reads
             left.reads.clear()
-        if not any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+        if not o.has(ops.CpAsyncWait):
             # Who has waited for the others may read them; no barrier lets them arrive.
             left.writes &= e.there
             left.unfenced &= e.there

@@ -42,6 +42,13 @@ def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
 
 
+def under(cond: Value, statements: Sequence[Op]) -> Op:
+    """The ops where a condition holds."""
+    b = Builder(statements[0].loc)
+    b.branch(cond, statements)
+    return b.ops[0]
+
+
 def or_zeros(b: Builder, cond: Value, then: Builder, values: Sequence[Value]) -> tuple[Value, ...]:
     """What `then` makes where `cond` holds, `values`; elsewhere 0 for each."""
     then.emit(Yield, tuple(values))
