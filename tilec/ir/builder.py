@@ -78,7 +78,15 @@ class Builder:
 
     def conjunction(self, conds: Sequence[Value]) -> Value | None:
         """All of the conditions; None if there are none."""
-        return functools.reduce(lambda x, y: self.binary("and", x, y), conds) if conds else None
+        return self.all_of(*conds) if conds else None
+
+    def all_of(self, *conds: Value) -> Value:
+        """All of some conditions."""
+        return functools.reduce(lambda x, y: self.binary("and", x, y), conds)
+
+    def any_of(self, *conds: Value) -> Value:
+        """Any of some conditions."""
+        return functools.reduce(lambda x, y: self.binary("or", x, y), conds)
 
     def branch(self, cond: Value | None, then: Iterable[Op], orelse: Iterable[Op] = ()) -> None:
         """The ops `then` where `cond` holds (None: it does), else `orelse`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
@@ -38,6 +38,16 @@ class Block:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
 
+    def has(self, *kinds: type[Op]) -> bool:
+        """Whether there is an op of one of these classes."""
+        return any(isinstance(o, kinds) for o in walk(self))
+
+    @property
+    def statements(self) -> tuple[Op, ...]:
+        """The ops without a `Yield` at the end."""
+        ends = bool(self.ops) and self.ops[-1].opname == "yield"
+        return self.ops[:-1] if ends else self.ops
+
     def with_ops(self, ops: Sequence[Op]) -> Block:
         """The block with these ops; the same object if they are what it has."""
         same = len(ops) == len(self.ops) and all(map(operator.is_, ops, self.ops))
@@ -51,6 +61,20 @@ class Block:
     ) -> Block:
         """As `rewrite`, where `visit` sees the ops of one class."""
         return rewrite(self, visit, subst, kind)
+
+    @property
+    def makers(self) -> dict[Value, Op]:
+        """The op that makes each value, of the block's own."""
+        return makers(self.ops)
+
+    def substituted(self, subst: Substitution) -> Block:
+        """The block with other values in the place of some."""
+        return rewrite(self, lambda _: None, subst) if subst else self
+
+    def ending(self, ops: Sequence[Op], top: Sequence[Op] = ()) -> Block:
+        """The block with `ops` behind its statements, and `top` in front of them."""
+        count = len(self.statements)
+        return Block(self.args, (*top, *self.ops[:count], *ops, *self.ops[count:]))
 
 
 _T = TypeVar("_T", bound=type)
@@ -124,6 +148,10 @@ class Op:
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
+
+    def has(self, *kinds: type[Op]) -> bool:
+        """Whether it, or an op inside, is of one of these classes."""
+        return any(isinstance(o, kinds) for o in walk(self))
 
     def with_regions(self, change: Callable[[Block], Block], backwards: bool = False) -> Self:
         """The op with each of its regions (the last one first, if `backwards`) as `change` makes
@@ -311,6 +339,13 @@ class Func:
                 return p
         raise InternalError(f"kernel {self.name} has no parameter {name}")
 
+    def unused(self, name: str, others: Collection[str] = ()) -> str:
+        """A name like this one that is none of a parameter's, or of `others`."""
+        taken = {*others, *(p.value.name for p in self.params)}
+        while name in taken:
+            name += "_"
+        return name
+
 
 # --- walking ---
 
@@ -351,7 +386,12 @@ def _collect(block: Block, found: list[Op]) -> None:
 
 def defining_ops(block: Block) -> dict[Value, Op]:
     """The op that made each value in `block` (block arguments and parameters have none)."""
-    return {r: o for o in walk(block) for r in o.results}
+    return makers(walk(block))
+
+
+def makers(ops: Iterable[Op]) -> dict[Value, Op]:
+    """The op of these that makes each value."""
+    return {r: o for o in ops for r in o.results}
 
 
 def made_in(of: Block | Op) -> set[Value]:
@@ -469,6 +509,21 @@ def rewrite(
         else:
             ops.extend(got)
     return block.with_ops(ops)
+
+
+def rewritten(
+    ops: Sequence[Op], visit: Callable[[Any], Replacement], subst: Substitution | None = None
+) -> tuple[Op, ...]:
+    """As `rewrite`, of ops that stand in no block."""
+    return rewrite(Block((), tuple(ops)), visit, subst).ops
+
+
+def with_boxes(o: AnyOp, change: Callable[[Region], Region]) -> AnyOp:
+    """`o` with its regions as `change` makes them; the same object if nothing changes."""
+    given = {name: getattr(o, name) for name in o.operand_fields}
+    boxes = {name: (r, change(r)) for name, r in given.items() if isinstance(r, Region)}
+    changed = {name: new for name, (old, new) in boxes.items() if new is not old}
+    return altered(o, **changed) if changed else o
 
 
 def clone(o: Op, subst: Substitution) -> Op:

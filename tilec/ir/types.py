@@ -195,6 +195,16 @@ class BufferType:
             n *= e
         return n
 
+    @property
+    def bytes(self) -> int:
+        """Of these elements, one behind the other."""
+        return self.size * self.dtype.bits // 8
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, for its part of a fragment that is laid out."""
+        return -(-self.laid_out.size("reg") * self.dtype.bits // 32)
+
     def with_layout(self, layout: Layout | None) -> BufferType:
         return replace(self, layout=layout)
 

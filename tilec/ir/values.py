@@ -80,6 +80,16 @@ class Region:
         """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
         return self.extents == self.type.shape
 
+    def cut(self, dim: int, offset: Value, extent: int) -> Region:
+        """The box that begins at `offset` along one dimension, where it has this extent."""
+        offsets, extents = list(self.offsets), list(self.extents)
+        offsets[dim], extents[dim] = offset, extent
+        return Region(self.buffer, tuple(offsets), tuple(extents))
+
+    def within(self, buffer: Value, index: Value) -> Region:
+        """The same box of what stands at `index` in a buffer of one dimension more."""
+        return Region(buffer, (index, *self.offsets), (1, *self.extents))
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Effect:

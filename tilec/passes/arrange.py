@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
@@ -70,7 +70,7 @@ def arrange(func: Func, target: Target) -> Func:
     is)). Raises ResourceError where the plan wants iterations to overlap and no loop has a legal
     form, or none gains by it."""
     if not func.attrs.get("overlap") and not target.has("wgmma"):
-        return func.with_body(rewrite(func.body, _in_order))
+        return func.rewrite(For, _in_order)
     groups = int(func.attrs["threads"]) // target.warp_size // 4
     blocks = int(func.attrs.get("min_blocks", 1))
     limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
@@ -83,9 +83,9 @@ def arrange(func: Func, target: Target) -> Func:
             if b.products > 1
         )
         func = func.with_attrs(not_held=left) if left else func
-        return _in_versions(func.with_body(rewrite(func.body, _in_order)), groups, target)
+        return _in_versions(func.rewrite(For, _in_order), groups, target)
     why = "no T.Pipelined holds several products that run beside the threads"
-    found: dict[Op, Arrangement] = {}
+    found: dict[For, Arrangement] = {}
     not_held: list[tuple[int, str]] = []
     for o in func.body.every(For):
         if o.kind == "pipelined":
@@ -102,16 +102,16 @@ def arrange(func: Func, target: Target) -> Func:
             f"iterations of {func.name} cannot overlap: {why}", func.loc, "leave overlap out"
         )
 
-    def visit(o: Op) -> None | Op:
-        if not isinstance(o, For) or o not in found:
+    def visit(o: For) -> None | Op:
+        if o not in found:
             return _in_order(o)
         return replace(o, order=found[o].order, stage=found[o].stage, turns=found[o].turns)
 
     shown = tuple(
-        (o.loc.line, a, tuple(map(shown_statement, acting(o.regions[0])))) for o, a in found.items()
+        (o.loc.line, a, tuple(map(shown_statement, acting(o.body)))) for o, a in found.items()
     )
     func = func.with_attrs(not_held=tuple(not_held)) if not_held else func
-    return func.with_body(rewrite(func.body, visit)).with_attrs(arranged=shown)
+    return func.rewrite(For, visit).with_attrs(arranged=shown)
 
 
 def _in_versions(func: Func, groups: int, target: Target) -> Func:
@@ -125,8 +125,8 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
     conditional = {o.c for b in branches for o in Block((), (b,)).every(Gemm)}
     shown = []
 
-    def visit(o: Op) -> None | Op:
-        if not isinstance(o, For) or o.kind != "pipelined" or o.order or o.inits:
+    def visit(o: For) -> None | Op:
+        if o.kind != "pipelined" or o.order or o.inits:
             return None
         versions = filled(o)
         if not versions or any(x.c in conditional for x in free_running(o, _ringed(o), versions)):
@@ -137,7 +137,7 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
         shown.append((o.loc.line, found, tuple(map(shown_statement, acting(o.body)))))
         return replace(o, versions=2)
 
-    func = func.with_body(rewrite(func.body, visit))
+    func = func.rewrite(For, visit)
     return func.with_attrs(arranged=tuple(shown)) if shown else func
 
 
@@ -169,11 +169,9 @@ def shown_statement(o: Op) -> tuple[int, str]:
     return o.loc.line, f"{what} -> {', '.join(written)}"
 
 
-def _in_order(o: Op) -> None | Op:
+def _in_order(o: For) -> None | Op:
     """A loop whose author's stages have been heeded (`plan_pipeline`), as any other."""
-    if isinstance(o, For) and (o.order or o.stage):
-        return replace(o, order=(), stage=())
-    return None
+    return replace(o, order=(), stage=()) if o.order or o.stage else None
 
 
 class _Body:
@@ -361,8 +359,7 @@ def _registers(v: Value) -> int:
     t = v.buffer
     if t.space != "fragment" or t.layout is None:
         return 0
-    count = -(-t.layout.size("reg") * t.dtype.bits // 32)
-    return count if count > SMALL else 0
+    return t.registers if t.registers > SMALL else 0
 
 
 def _load_clocks(t: BufferType, target: Target) -> int:

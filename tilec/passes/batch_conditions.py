@@ -35,7 +35,9 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
+    defining_ops,
     inputs,
+    makers,
     rewrite,
     upstream,
     walk,
@@ -43,7 +45,7 @@ from tilec.ir.core import (
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
-from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.building import or_zero, or_zeros, under
 from tilec.target import Target
 
 BITS = 32  # of a word: conditions that are asked for together
@@ -77,7 +79,7 @@ class _Loops:
 
     @functools.cached_property
     def defs(self) -> dict[Value, Op]:
-        return {r: o for o in walk(self.func.body) for r in o.results}
+        return defining_ops(self.func.body)
 
     def visit(self, o: Op) -> None | list[Op]:
         jumps = self.asks(o) if isinstance(o, ops.For) else None
@@ -98,7 +100,7 @@ class _Loops:
             at = end = statements.index(asked)
             while at and _passes(statements[at - 1]):
                 at -= 1
-            defs = {r: o for o in statements[at:end] for r in o.results}
+            defs = makers(statements[at:end])
             needs = [*upstream(inputs(asked), defs), asked]
             if all(o is asked or is_clonable(o, self.written) for o in needs):
                 rest = [o for o in statements[at : end + 1] if o not in needs]
@@ -124,7 +126,7 @@ class _Loops:
             return None
         if not all(is_clonable(x, self.written) for x in head):
             return None
-        defs = {r: x for x in head for r in x.results}
+        defs = makers(head)
         used = [v for x in walk(branch.then) for v in x.operands]
         made = [*upstream((branch.cond,), defs)]
         if not self.pays(o.body.args[0], made, used):
@@ -143,7 +145,7 @@ class _Loops:
     def in_lanes(self, jumps: _Jumps) -> bool:
         """Whether the lanes of a warp can ask for one condition each: all of them run the loop, and
         no barrier in it needs to know that it is the same word for all warps."""
-        if any(jumps.branch.then.every(ops.Barrier)):
+        if jumps.branch.then.has(ops.Barrier):
             return False
         numbers = ("int", "uint", "float")
         if any(x.result.dtype.kind not in numbers for x in jumps.made if isinstance(x, ops.Load)):
@@ -209,12 +211,9 @@ class _Jumps:
             b.ops += [clone(x, own) for x in upstream(loads, defs)]
             return [own[v] for v in loads]
 
-        some, none = Builder(self.loop.loc), Builder(self.loop.loc)
-        some.emit(ops.Yield, tuple(ask(some, some.binary("add", self.loop.lo, mine))))
-        none.emit(ops.Yield, tuple(none.zero(v.dtype) for v in loads))
-        some_at_all = b.compare("lt", self.loop.lo, self.loop.hi)
-        types = tuple(v.type for v in loads)
-        asked = b.emit(ops.If, some_at_all, some.block(), none.block(), types)
+        some, some_at_all = Builder(self.loop.loc), b.compare("lt", self.loop.lo, self.loop.hi)
+        values = ask(some, some.binary("add", self.loop.lo, mine))
+        asked = or_zeros(b, some_at_all, some, values)
 
         at = outer.binary("add", self.start, mine)
         held = {v: Value(v.type, v.name) for v in loads}
@@ -230,7 +229,7 @@ class _Jumps:
         following = ask(outer, behind)
         self.do(word, last)
         outer.emit(ops.Yield, tuple(following))
-        return self.over_words(b, asked.results, held.values())
+        return self.over_words(b, asked, held.values())
 
     def do(self, word: Value, last: Value) -> None:
         """The body for each bit of the word."""
@@ -319,7 +318,7 @@ class LeadThread:
 
         def flush() -> None:
             if held:
-                made.append(_guarded(held, lead))
+                made.append(under(lead, held))
                 held.clear()
 
         for o in statements:
@@ -331,7 +330,7 @@ class LeadThread:
                     return None
                 flush()
                 *inside, end = branch.then.ops
-                led = replace(branch, then=Block((), (_guarded(inside, lead), end)))
+                led = replace(branch, then=Block((), (under(lead, inside), end)))
                 body = tuple(led if x is branch else x for x in o.body.ops)
                 made.append(replace(o, body=replace(o.body, ops=body)))
             elif isinstance(o, ops.While) and self._repeated(o):
@@ -385,9 +384,3 @@ class LeadThread:
             and (e.region.type.space == "local" or is_clonable(o, self.written))
             for e in o.effects()
         )
-
-
-def _guarded(statements: Sequence[Op], lead: Value) -> Op:
-    b = Builder(statements[0].loc)
-    b.branch(lead, statements)
-    return b.ops[0]

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, defining_ops, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression
-from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
+from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
@@ -47,7 +47,7 @@ def _usual(o: ops.For) -> tuple[Block, list[Value]]:
     for x in o.body.ops:
         if isinstance(x, ops.If) and not x.types:
             conds.append(x.cond)
-            statements += [y for y in x.then.ops if not isinstance(y, ops.Yield)]
+            statements += x.then.statements
         else:
             statements.append(x)
     return replace(o.body, ops=tuple(statements)), conds
@@ -130,7 +130,7 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
     first = Value(o.body.args[0].type, o.body.args[0].name)
     end = inner.binary("add", first, count)
     conds = [inner.compare("le", end, o.hi)]
-    defs = {r: x for x in walk(o.body) for r in x.results}
+    defs = defining_ops(o.body)
     body, asked = _usual(o)
     for number in range(count):
         at: Substitution = {}
@@ -142,15 +142,13 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
             conds.append(wanted)
         for p in body.ops:
             if isinstance(p, ops.Parallel):
-                found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
+                found = known.inside_at_corners(inner, p, defs, at)
                 if found is None:
                     return None
                 conds += found
-        for x in body.ops:
-            if isinstance(x, ops.Parallel):
-                fast.ops.append(clone(replace(x, inside=True), at))
-            elif not isinstance(x, ops.Yield):
-                fast.ops.append(clone(x, at))
+        for x in body.statements:
+            x = replace(x, inside=True) if isinstance(x, ops.Parallel) else x
+            fast.ops.append(clone(x, at))
     last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
     inner.branch(inner.conjunction(conds), fast.ops, slow.ops)

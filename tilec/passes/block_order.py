@@ -19,6 +19,7 @@ what their neighbours need, and every op of theirs that could be seen from outsi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
 from tilec.ir.types import INT32, UINT32, DType, ScalarType
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.building import under
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 
@@ -56,7 +59,7 @@ def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
     plane = any(o.dim == 1 for o in func.body.every(ops.BlockIndex))
-    by_hand = any(any(o.every(ops.TmaCopy)) for o in func.body.every(ops.For))
+    by_hand = any(o.has(ops.TmaCopy) for o in func.body.every(ops.For))
     return plane and (can_persist(func) or by_hand)
 
 
@@ -64,14 +67,14 @@ def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
     keeping busy, and does not walk over blocks by itself."""
     loops = (o for o in func.body.every(ops.For))
-    return bool(_pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
+    return bool(pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
 
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
     indices = {o.dim: o.result for o in func.body.every(ops.BlockIndex)}
-    loops = _pipelined(func.body)
+    loops = pipelined(func.body)
     return frozenset(
         d
         for d, v in indices.items()
@@ -92,15 +95,11 @@ def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> boo
         loop = isinstance(o, ops.For) and o.kind == "pipelined"
         if isinstance(o, ops.For) and loop and (differs(o.lo) or differs(o.hi)):
             return True
-        if isinstance(o, ops.If) and differs(o.cond) and (inside or _pipelined(o)):
+        if isinstance(o, ops.If) and differs(o.cond) and (inside or pipelined(o)):
             return True
         if any(_uneven(b, inside or loop, differs) for b in o.regions):
             return True
     return False
-
-
-def _pipelined(of: Block | Op) -> list[ops.For]:
-    return [o for o in of.every(ops.For) if o.kind == "pipelined"]
 
 
 class _Counter(Builder):
@@ -247,10 +246,6 @@ def _in_clusters(n: Builder, at: list[Value], func: Func) -> list[Value]:
     return made
 
 
-def _share(n: Builder, v: Value, parts: int) -> Value:
-    return v if parts == 1 else n.fold("floordiv", v, parts)
-
-
 def _rounded(func: Func) -> Func:
     """The grid rounded up to whole clusters; blocks beyond it do nothing that is seen."""
     b = Builder(func.loc)
@@ -263,8 +258,8 @@ def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     """`wished`: by the author, so that rows which are left over are a group, too."""
     b = _Counter(func.loc)
     c = cluster_of(func)
-    grid = [_share(b, b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
-    mine = [_share(b, b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
+    grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
+    mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
         size = b.const(group)
@@ -296,11 +291,9 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     c = cluster_of(func)
     user = UserGrid(func, b)
     clusters = user.clusters(b)
-    total = clusters[0]
-    for extent in clusters[1:]:
-        total = b.fold("mul", total, extent)
-    start = _share(b, b.value(ops.BlockIndex, 0), c[0])
-    step = _share(b, b.value(ops.GridSize, 0), c[0])
+    total = functools.reduce(functools.partial(b.fold, "mul"), clusters)
+    start = b.fold("floordiv", b.value(ops.BlockIndex, 0), c[0])
+    step = b.fold("floordiv", b.value(ops.GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
     inner = _Counter(func.loc)
     if len(clusters) == 3:  # three divisions, one behind the other, before a tile begins
@@ -309,7 +302,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     indices = _in_clusters(inner, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
-    inner.ops += [o for o in body if not isinstance(o, ops.Yield)]
+    inner.ops += Block((), tuple(body)).statements
     inner.emit(ops.Yield)
     b.emit(ops.For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
@@ -401,7 +394,7 @@ class UserGrid:
             self.extents = [p.value for p in given]
         else:
             subst: Substitution = {}
-            b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, ops.Yield)]
+            b.ops += [clone(o, subst) for o in func.grid.statements]
             self.extents = [narrow(b, subst.get(v, v)) for v in ops.yielded(func.grid)]
 
     def clusters(self, b: Builder) -> list[Value]:
@@ -438,14 +431,9 @@ def rounded_grid(func: Func) -> Block:
     if not ops.yielded(func.grid):
         return func.grid
     b = Builder(func.loc)
-    b.ops += [o for o in func.grid.ops if not isinstance(o, ops.Yield)]
-    extents = []
-    for extent, c in zip(ops.yielded(func.grid), cluster_of(func)):
-        if c > 1:
-            count = clusters_in(b, extent, c)
-            extent = b.binary("mul", count, c)
-        extents.append(extent)
-    b.emit(ops.Yield, tuple(extents))
+    b.ops += func.grid.statements
+    sides = zip(ops.yielded(func.grid), cluster_of(func))
+    b.emit(ops.Yield, tuple(b.fold("mul", clusters_in(b, e, c), c) for e, c in sides))
     return b.block()
 
 
@@ -462,9 +450,7 @@ def only_inside(statements: Sequence[Op], inside: Value | None) -> list[Op]:
 
 def _guarded(o: Op, inside: Value) -> Op:
     if _is_seen(o):
-        b = Builder(o.loc)
-        b.branch(inside, [o])
-        return b.ops[0]
+        return under(inside, [o])
     return o.with_regions(lambda r: replace(r, ops=tuple(only_inside(r.ops, inside))))
 
 

@@ -26,7 +26,7 @@ _Announcement = ops.MbarrierExpect | ops.MbarrierExpectTx
 
 
 def check_barriers(func: Func, target: Target) -> Func:
-    if any(func.body.every(ops.GridSync)):
+    if func.body.has(ops.GridSync):
         _check_grid(func)
     if not ops.is_by_hand(func.body) and not any(_is_named(v) for v in visits(func, target)):
         return func

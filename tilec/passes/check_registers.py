@@ -10,7 +10,7 @@ fixed all sizes) fragments of up to `MOST_HELD` registers pass, those of product
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.dependence import live_at_once, modref
@@ -35,7 +35,7 @@ def check_registers(func: Func, target: Target) -> Func:
     own = _asked_for(func)
     of_products = {v for o in func.body.every(Gemm) for v in _operands(o)}
     for held in _held_sets(func):
-        needed = sum(map(_registers, held))
+        needed = _taken(held)
         limit = min((own.get(o.result, given) for o in held), default=given)
         products = any(o.result in of_products for o in held)
         most = MOST_OF_PRODUCTS if products else MOST_HELD
@@ -54,18 +54,22 @@ def check_registers(func: Func, target: Target) -> Func:
 def most_held(func: Func) -> list[Alloc]:
     """Of a LAID_OUT function the fragments that take the most registers at once: one, or those of
     one loop's products."""
-    return max(_held_sets(func), key=lambda held: sum(map(_registers, held)), default=[])
+    return max(_held_sets(func), key=_taken, default=[])
 
 
 def said_of(held: list[Alloc], threads: int) -> str:
     """How many registers they take: "acc takes 128 registers of each of 256 threads"."""
-    return f"{_named(held)} {sum(map(_registers, held))} registers of each of {threads} threads"
+    return f"{_named(held)} {_taken(held)} registers of each of {threads} threads"
+
+
+def _taken(held: Iterable[Alloc]) -> int:
+    return sum(o.type.registers for o in held)
 
 
 def _held_sets(func: Func) -> list[list[Alloc]]:
     fragments = _fragments(func)
     sets = [[o] for o in fragments.values()]
-    registers = {v: _registers(o) for v, o in fragments.items()}
+    registers = {v: o.type.registers for v, o in fragments.items()}
     for loop in walk(func.body):
         if isinstance(loop, (For, While)):
             held = held_at_once(func, loop, registers)
@@ -75,7 +79,7 @@ def _held_sets(func: Func) -> list[list[Alloc]]:
 
 def fragment_registers(func: Func) -> int:
     """Registers of a thread that all fragments of a LAID_OUT function take."""
-    return sum(map(_registers, _fragments(func).values()))
+    return _taken(_fragments(func).values())
 
 
 def is_roomy(func: Func) -> bool:
@@ -131,11 +135,6 @@ def _local_bytes(o: Alloc) -> int:
     return o.type.size * max(8, o.type.dtype.bits) // 8
 
 
-def _of_products(loop: For | While) -> list[Value]:
-    """The fragments that the products of a loop keep in registers, each once."""
-    return list(dict.fromkeys(v for o in loop.every(Gemm) for v in _operands(o)))
-
-
 def _operands(o: Gemm) -> tuple[Value, Value, Value]:
     return o.c, o.a.buffer, o.b.buffer
 
@@ -147,7 +146,8 @@ def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) 
     uses = [modref(o, covered) for o in loop.body.ops]
     inner = [u for o, u in zip(loop.body.ops, uses) if isinstance(o, (For, While))]
     alone = {v for u in inner for v in u if sum(v in other for other in uses) == 1}
-    mine = [v for v in _of_products(loop) if v in registers and v not in alone]
+    of_products = dict.fromkeys(v for o in loop.every(Gemm) for v in _operands(o))
+    mine = [v for v in of_products if v in registers and v not in alone]
     inside = {*walk(loop.body)}
     outside = (o for o in walk(func.body) if o not in inside and not o.region_fields)
     lasting = {v for o in outside if not isinstance(o, Alloc) for v in o.operands}
@@ -157,16 +157,12 @@ def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) 
     return [v for v in mine if v in found]
 
 
-def _registers(o: Alloc) -> int:
-    return -(-o.type.laid_out.size("reg") * o.type.dtype.bits // 32)
-
-
 def _named(held: list[Alloc]) -> str:
     if len(held) == 1:
         (o,) = held
         shape = "x".join(map(str, o.type.shape))
         return f"the {shape} {o.type.dtype.name} fragment {o.result.name} takes"
-    parts = [f"{o.result.name} ({_registers(o)})" for o in held]
+    parts = [f"{o.result.name} ({o.type.registers})" for o in held]
     return f"the products of one loop hold {', '.join(parts)}, together"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.clusters import cluster_of
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.fold import fold
@@ -39,7 +39,7 @@ def check_schedule(func: Func, target: Target) -> Func:
     asynchronous = (ops.TmaLoad, ops.CpAsyncCommit, ops.WgmmaWait)
     if func.attrs.get("by_hand"):
         return func  # the author's schedule: the simulator executes it
-    if any(isinstance(o, asynchronous) for o in walk(func.body)):
+    if func.body.has(*asynchronous):
         program = Program(func)
         for size in SIZES:
             _Machine(program, size).run()
@@ -155,7 +155,7 @@ class _Thread:
                 case ops.If():
                     chosen = o.then if self.env.get(o.cond, True) else o.orelse
                     yield from self.block(chosen)
-                    self._assign(o.results, ops.yielded(chosen))
+                    self.env.update(zip(o.results, self._known(ops.yielded(chosen))))
                 case ops.Scope():
                     if o is scopes[0]:
                         self.machine.together(scopes, self)
@@ -195,16 +195,16 @@ class _Thread:
         if self.program.consumer_groups == 1 and len(indices) > first + last:
             indices = (*indices[:first], *indices[-last:])  # type: ignore[assignment]
         indices = indices[early:]
-        values = [self.env.get(v, 0) for v in o.inits]
+        values = self._known(o.inits)
         for i in indices:
             self.env[o.body.args[0]] = i
             self.env.update(zip(o.body.args[1:], values))
             yield from self.block(o.body)
-            values = [self.env.get(v, 0) for v in ops.yielded(o.body)]
+            values = self._known(ops.yielded(o.body))
         self.env.update(zip(o.results, values))
 
     def _while(self, o: ops.While) -> Iterator[ops.MbarrierWait | ops.OrderedWait | None]:
-        values = [self.env.get(v, 0) for v in o.inits]
+        values = self._known(o.inits)
         for _ in range(AGAIN):
             self.env.update(zip(o.cond.args, values))
             yield from self.block(o.cond)
@@ -212,12 +212,11 @@ class _Thread:
                 break
             self.env.update(zip(o.body.args, values))
             yield from self.block(o.body)
-            values = [self.env.get(v, 0) for v in ops.yielded(o.body)]
+            values = self._known(ops.yielded(o.body))
         self.env.update(zip(o.results, values))
 
-    def _assign(self, results: tuple[Value, ...], values: tuple[Value, ...]) -> None:
-        for r, v in zip(results, values):
-            self.env[r] = self.env.get(v, 0)
+    def _known(self, values: tuple[Value, ...]) -> list[Any]:
+        return [self.env.get(v, 0) for v in values]
 
     # --- ops ---
 

@@ -40,9 +40,7 @@ def claim_blocks(func: Func, target: Target) -> Func:
 class _Claims:
     def __init__(self, func: Func, target: Target, scopes: list[ops.Scope]) -> None:
         self.func = func
-        taken, name = {p.value.name for p in func.params}, "tiles_taken"
-        while name in taken:
-            name += "_"
+        name = func.unused("tiles_taken")
         self.counter = Value(BufferType((1,), INT32, "global", align=4), name)
         slot = BufferType((1,), INT32, "shared", stages=SLOTS, layout=row_major((1,)))
         self.top = Builder(func.loc)
@@ -54,7 +52,6 @@ class _Claims:
 
     def claimed(self) -> Func:
         init = Builder(self.func.loc)
-        assert self.ring.full is not None and self.ring.empty is not None
         self.ring.initialise(init)
 
         def visit(o: Op) -> None | list[Op]:
@@ -82,7 +79,7 @@ class _Claims:
         cond, body = Builder(o.loc), Builder(o.loc)
         asked = Value(ScalarType(INT32), tile.name)
         cond.emit(ops.Yield, (cond.compare("lt", asked, o.hi),))
-        body.ops += o.body.ops[:-1]
+        body.ops += o.body.statements
         following = self.hand_on(body, o, at) if produces else self.receive(body, at)
         body.emit(ops.Yield, (following,))
         b.emit(ops.While, (o.lo,), cond.block([asked]), body.block([tile]))

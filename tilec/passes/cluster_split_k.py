@@ -23,6 +23,7 @@ from tilec.ir.core import Block, Func, Op, Substitution, Value, inputs, rewrite,
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 
@@ -68,7 +69,7 @@ class _Sharer:
         sums = tuple(self.sums(loop))
         top, b = Builder(self.func.loc), Builder(loop.loc)
         b.ops += statements[:at]
-        rest = tuple(o for o in statements[at + 1 :] if not isinstance(o, ops.Yield))
+        rest = self.func.body.statements[at + 1 :]
         after = rest[0].loc if rest else loop.loc
         if self.split > 1:
             number = share = b.value(ops.ClusterIndex, 0)
@@ -93,7 +94,7 @@ class _Sharer:
             b.branch(first, rest)
         else:
             b.ops += rest
-        b.ops += [o for o in statements[at + 1 :] if isinstance(o, ops.Yield)]
+        b.ops += statements[len(self.func.body.statements) :]
         return self.relaunched(top, b.block())
 
     # --- the loop ---
@@ -110,9 +111,7 @@ class _Sharer:
                 first = first or why
                 continue
             after = self.func.body.ops[self.func.body.ops.index(loop) + 1 :]
-            if self.parts > 1 and any(
-                isinstance(o, ops.For) and o.kind == "pipelined" for o in walk(Block((), after))
-            ):
+            if self.parts > 1 and pipelined(Block((), after)):
                 raise self.refuse("another T.Pipelined follows it")
             return loop
         raise self.refuse(first or "no T.Pipelined stands at the top of its body")
@@ -236,7 +235,7 @@ class _Sharer:
         if not ops.yielded(grid):
             return grid
         b = Builder(self.func.loc)
-        b.ops += [o for o in grid.ops if not isinstance(o, ops.Yield)]
+        b.ops += grid.statements
         extents = list(ops.yielded(grid))
         if self.parts > 1:
             extents += [b.const(1) for _ in range(3 - len(extents))]

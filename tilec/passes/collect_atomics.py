@@ -32,7 +32,7 @@ from tilec.ir.core import (
     clone,
     defining_ops,
     made_in,
-    rewrite,
+    rewritten,
     upstream,
     users_of,
     walk,
@@ -51,7 +51,7 @@ _NOTHING = {"add": 0, "or": 0, "xor": 0, "and": -1}
 def collect_atomics(func: Func, target: Target) -> Func:
     if target.kind == "cpu" or func.attrs.get("may_alias") or asks_for_threads(func):
         return func
-    if not any(func.body.every(Atomic)):
+    if not func.body.has(Atomic):
         return func
     return func.with_body(_Scopes(func).block(func.body))
 
@@ -240,7 +240,7 @@ class _Scopes:
                 inner.emit(Atomic, own[x.dest], place, x.value, x.kind)
             return b.ops
 
-        return rewrite(Block((), (o,)), visit).ops
+        return rewritten([o], visit)
 
     def handed_on(self, b: Builder, found: _Bins, shape: Sequence[int], own: Value) -> None:
         """The atomics of the tensor, for what has come together: those of neighbouring places are

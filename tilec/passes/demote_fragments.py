@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, upstream, walk
+from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -141,7 +141,7 @@ class _Part(LoopRegions):
 
     def __init__(self, o: Parallel, found: Sequence[Access], facts: Facts) -> None:
         super().__init__(o, facts)
-        self.made = {r: x for x in walk(o.body) for r in x.results}
+        self.made = defining_ops(o.body)
         self.found = found
 
     def over_all(self) -> list[Op] | None:
@@ -156,17 +156,17 @@ class _Part(LoopRegions):
             behind = upstream(a.indices, self.made)
             if not inside.isdisjoint([*a.indices, *(v for x in behind for v in x.operands)]):
                 return None  # by the index of a loop inside
-        box = self.region(first.buffer, first.indices)
-        if box is None or {*box[2]} != {a for a, e in self.extents.items() if e > 1}:
+        found = self.walked(first.buffer, first.indices)
+        if found is None or {*found.order} != {a for a, e in self.extents.items() if e > 1}:
             return None  # several iterations share an element
-        offsets, extents, order = box
+        box = found.region
         b = Builder(self.o.loc)
         subst: Substitution = {}
         args: list[Value] = []
         places: list[Value] = []
         conds: list[Value] = []
-        left = iter(order)
-        for form, offset, extent, size in zip(forms, offsets, extents, shape):
+        left = iter(found.order)
+        for form, offset, extent, size in zip(forms, box.offsets, box.extents, shape):
             if size == 1:
                 places.append(offset)
                 continue
@@ -193,7 +193,7 @@ class _Part(LoopRegions):
             return None
 
         body = rewrite(self.o.body, visit, subst)
-        b.branch(b.conjunction(conds), [x for x in body.ops if not isinstance(x, Yield)])
+        b.branch(b.conjunction(conds), body.statements)
         b.emit(Yield)
         made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))
         return [*self.hoisted, made]

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import parts_of, split_of
-from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, rewrite
+from tilec.ir.core import Func, Op, Param, Substitution, Value, rewrite
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
@@ -54,7 +54,9 @@ def exchange_partial_sums(func: Func, target: Target) -> Func:
 
 class _Vectors:
     """The registers of one fragment as vectors of 16 bytes, in each of `threads` threads: `lanes`
-    elements each; `full` of them, and one more for the `left` elements."""
+    elements each; `full` of them, and one more for the `left` elements. They go to `buffer`."""
+
+    buffer: Value
 
     def __init__(self, fragment: Value, threads: int) -> None:
         layout = fragment.buffer.laid_out
@@ -83,6 +85,11 @@ class _Vectors:
         before = b.binary("mul", vector, self.threads * self.lanes)
         own = b.binary("mul", b.value(ops.ThreadIndex), self.lanes)
         return b.binary("add", before, own)
+
+    def store(self, b: Builder, at: Value, values: list[Value]) -> None:
+        """A vector to `buffer`."""
+        packed = b.value(ops.Pack, tuple(values))
+        b.emit(ops.MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
 
     def register(self, b: Builder, vector: Value, element: int) -> Value:
         first = b.binary("mul", vector, self.lanes)
@@ -114,9 +121,7 @@ class _Exchange:
         done = rewrite(
             self.func.body, lambda o: self.expand(subst) if o is self.op else None, subst
         )
-        statements = done.ops
-        end = len(statements) - (bool(statements) and isinstance(statements[-1], ops.Yield))
-        body = Block((), (*self.top.ops, *statements[:end], *self.end, *statements[end:]))
+        body = done.ending(self.end, self.top.ops)
         return replace(self.func, params=(*self.func.params, *self.params), body=body)
 
     def expand(self, subst: Substitution) -> list[Op]:
@@ -152,11 +157,8 @@ class _Parts(_Vectors):
     def write(self, b: Builder, vectors: list[Value], elements: int) -> None:
         """Vectors of registers to this block's shared memory."""
         for vector in vectors:
-            self.store(b, vector, self.registers(b, vector, elements))
-
-    def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
-        packed = b.value(ops.Pack, tuple(values))
-        b.emit(ops.MemStore, self.buffer, self.offset(b, vector), packed, VECTOR_BITS // 8)
+            values = self.registers(b, vector, elements)
+            self.store(b, self.offset(b, vector), values)
 
     def load(self, b: Builder, vector: Value, block: Value) -> list[Value]:
         """The elements of one vector of another block."""
@@ -259,7 +261,7 @@ class _Gather(_Exchange):
                 total = [b.binary("add", x, y) for x, y in zip(total, values)]
             # Beyond the last vector stands a part that its own block has yet to read.
             with b.when(b.compare("le", vector, last)) as store:
-                p.store(store, vector, total)
+                p.store(store, p.offset(store, vector), total)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
@@ -305,9 +307,7 @@ class _Stored(_Vectors):
         for vector in range(self.count):
             elements = self.lanes if vector < self.full else self.left
             values = self.registers(b, b.const(vector), elements)
-            packed = b.value(ops.Pack, tuple(values))
-            at = self.place(b, start, 0, vector)
-            b.emit(ops.MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
+            self.store(b, self.place(b, start, 0, vector), values)
 
 
 @dataclass(frozen=True)
@@ -329,18 +329,14 @@ class _Sum(_Exchange):
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
         # asks for what the others have.
         self.each = not target.has("global_barrier")
-        taken = {p.value.name for p in func.params}
-
-        def unused(name: str) -> str:
-            while name in taken:
-                name += "_"
+        taken: set[str] = set()
+        self.stored = []
+        for v in o.fragments:
+            name = func.unused(f"{v.name}_parts", taken)
             taken.add(name)
-            return name
-
-        self.stored = [
-            _Stored(v, self.threads, self.parts, unused(f"{v.name}_parts")) for v in o.fragments
-        ]
-        self.counters = Value(BufferType((1,), INT32, "global", align=4), unused("counters"))
+            self.stored.append(_Stored(v, self.threads, self.parts, name))
+        name = func.unused("counters", taken)
+        self.counters = Value(BufferType((1,), INT32, "global", align=4), name)
         flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
         self.came = self.top.value(ops.Alloc, flag, name="came_before")
         self.params = (

@@ -16,11 +16,12 @@ block waits any more by then."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Param, Value, rewrite
+from tilec.ir.core import Func, Op, Param, Value, rewrite
 from tilec.ir.errors import CompileError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.rings import elected
@@ -29,7 +30,7 @@ from tilec.target import Target
 
 def expand_grid_sync(func: Func, target: Target) -> Func:
     """Raises CompileError where a part of the block only comes."""
-    if not any(func.body.every(ops.GridSync)):
+    if not func.body.has(ops.GridSync):
         return func
     _check(func)
     return _Meeting(func, target).expanded()
@@ -50,15 +51,13 @@ class _Meeting:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.alone = func, target.kind == "cpu"  # a block is one thread
         self.each = not self.alone and not target.has("global_barrier")
-        taken, name = {p.value.name for p in func.params}, "blocks_met"
-        while name in taken:
-            name += "_"
+        name = func.unused("blocks_met")
         self.words = Value(BufferType((2,), INT32, "global", align=4), name)
 
     def expanded(self) -> Func:
         top = Builder(self.func.loc)
         sizes = [top.value(ops.GridSize, d) for d in range(3)]
-        self.blocks = _product(top, sizes)
+        self.blocks = functools.reduce(functools.partial(top.binary, "mul"), sizes)
         inside = [top.value(ops.BlockIndex, d) for d in range(3)]
         sum_of = top.binary("or", inside[0], top.binary("or", inside[1], inside[2]))
         first = top.compare("eq", sum_of, 0)
@@ -68,10 +67,9 @@ class _Meeting:
         body = rewrite(
             self.func.body, lambda o: self.met(o) if isinstance(o, ops.GridSync) else None
         )
-        *statements, end = body.ops
-        body = Block((), (*top.ops, *statements, *self.last(), end))
         params = (*self.func.params, Param(self.words, "counters", self.words.name, 8))
-        return replace(self.func, params=params, body=body).with_attrs(cooperative=True)
+        func = replace(self.func, params=params, body=body.ending(self.last(), top.ops))
+        return func.with_attrs(cooperative=True)
 
     def met(self, o: Op) -> list[Op]:
         b, one = Builder(o.loc), Builder(o.loc)
@@ -112,10 +110,3 @@ class _Meeting:
 
     def atomic(self, b: Builder, word: int, kind: str, value: Value) -> Value:
         return b.value(ops.Atomic, self.words, (b.const(word),), value, kind)
-
-
-def _product(b: Builder, values: list[Value]) -> Value:
-    found = values[0]
-    for v in values[1:]:
-        found = b.binary("mul", found, v)
-    return found

@@ -25,7 +25,7 @@ from typing import TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
@@ -93,14 +93,14 @@ class _Expander:
         self, b: Builder, loop: ops.For, copies: list[ops.Copy], index: Value, stage: Value
     ) -> None:
         """The loop's copies for iteration `index`, into stage `stage`."""
-        made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
+        made = _of_iteration(loop, copies, index)
 
         def here(o: ops.Copy) -> list[Op]:
             ring_stage = Builder(o.loc)
             v = ring_stage.value(ops.RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
             return [*ring_stage.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
 
-        b.ops += Block((), tuple(made)).rewrite(ops.Copy, here).ops
+        b.ops += made.rewrite(ops.Copy, here).ops
 
     def _body(
         self,
@@ -113,7 +113,6 @@ class _Expander:
         """What is left of the loop's body, on stage `stage`, without its Yield; products onto
         the fragments `in_flight` may be under way behind it."""
         subst = _at_stage(b, copies, stage)
-        rest = Block((), loop.body.ops[:-1])
 
         def start(o: Op) -> None | Op | list[Op]:
             if _is_ahead(o):
@@ -122,7 +121,7 @@ class _Expander:
                 return replace(o, asynchronous=True)
             return None
 
-        b.ops += rewrite(rest, start, subst).ops
+        b.ops += rewritten(loop.body.statements, start, subst)
 
     def _synchronise(self, b: Builder, copies: list[ops.Copy], loop: ops.For) -> None:
         """All threads' writes to the ring are done and visible to whoever reads it."""
@@ -248,16 +247,11 @@ class _Waiting:
             self.staged[v] = b.value(ops.Alloc, t, name=f"{v.name}_next")
         self.zero = b.const(0)
 
-    def _copied(self, copies: list[ops.Copy], index: Value) -> list[Op]:
-        """The copies, and what they need, for the iteration `index`."""
-        loop = self.loop
-        return [*Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})]
-
     def pieces(self, into: Builder, index: Value, once: bool) -> Pieces | None:
         """What `load` and `store` have to know of an iteration's tiles."""
         if not self.tiles:
             return None
-        made = self._copied(self.realigned, index)
+        made = _of_iteration(self.loop, self.realigned, index).ops
         moved = [o for o in made if isinstance(o, ops.Copy)]
         into.ops += [o for o in made if not isinstance(o, ops.Copy)]
         return self.realigner.pieces(into, moved, self.tiles, once)
@@ -271,7 +265,7 @@ class _Waiting:
             return replace(o, dest=fragment, ahead=False, engine="threads")
 
         if self.aligned:
-            made = Block((), tuple(self._copied(self.aligned, index)))
+            made = _of_iteration(self.loop, self.aligned, index)
             into.ops += made.rewrite(ops.Copy, to_fragment).ops
 
     def store(self, into: Builder, index: Value, stage: Value, found: Pieces | None) -> None:
@@ -286,8 +280,15 @@ class _Waiting:
             return b.ops
 
         for copy in self.aligned:
-            statements = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
-            into.ops += Block((), tuple(statements)).rewrite(ops.Copy, to_shared).ops
+            alone = copy in self.loop.body.ops
+            made = Block((), (copy,)) if alone else _of_iteration(self.loop, [copy], index)
+            into.ops += made.rewrite(ops.Copy, to_shared).ops
+
+
+def _of_iteration(loop: ops.For, copies: list[ops.Copy], index: Value) -> Block:
+    """The copies, and what they need, for the iteration `index`."""
+    made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
+    return Block((), tuple(made))
 
 
 def _is_ahead(o: Op) -> TypeGuard[ops.Copy]:

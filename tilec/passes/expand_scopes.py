@@ -18,10 +18,11 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewritten, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
+from tilec.passes.utils.building import is_shared
 from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
@@ -97,9 +98,8 @@ def _hoist_buffers(
     consumers use as scratch get a stage for each group: what they are called before and after."""
     private: dict[Value, Value] = {}
     for o in walk(body):
-        if not _is_shared(o):
+        if not is_shared(o):
             continue
-        assert isinstance(o, ops.Alloc)
         if groups is not None and o.result not in ring_of:
             made = groups.private(o)
             private[o.result] = made.result
@@ -198,7 +198,6 @@ def _producer(
             started[ring] = (ring.wait_empty(b, at), phase)
             left[ring] = len(ring.buffers)
         stage, phase = started[ring]
-        assert ring.full is not None
         tma_boxes(b, o, maps, ring.full, stage, multicast)
         left[ring] -= 1
         if left[ring] == 0:
@@ -206,10 +205,8 @@ def _producer(
             del started[ring]
         return b.ops
 
-    body = rewrite(Block((), tuple(statements)), visit)
-    issuing = [*top.ops, *body.ops]
     outer = Builder(func.loc)
-    outer.branch(elected(outer), issuing)
+    outer.branch(elected(outer), [*top.ops, *rewritten(statements, visit)])
     return outer.block()
 
 
@@ -244,8 +241,8 @@ class _Consumers:
                 statements += [*b.ops, shared_out]
             else:
                 statements.append(o)
-        rest = rewrite(Block((), tuple(statements)), lambda o: [] if _is_shared(o) else None)
-        body = groups.own(self.top, private, rest)
+        rest = rewritten(statements, lambda o: [] if is_shared(o) else None)
+        body = groups.own(self.top, private, Block((), rest))
         return Block((), (*self.top.ops, *body.ops))
 
     def block(
@@ -283,13 +280,10 @@ class _Consumers:
                 between = Builder(b.loc)
                 for r in early:
                     r.free(between, self.positions[r], *stages[r])
-                made = pipeline.ops(between.ops)
-                b.ops += rewrite(Block((), tuple(made)), lambda _: None, subst).ops
-            elif not (_is_shared(o) or is_brought(o)):
+                b.ops += Block((), tuple(pipeline.ops(between.ops))).substituted(subst).ops
+            elif not (is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
-                b.ops += (
-                    rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
-                )
+                b.ops += Block((), tuple(made)).substituted(subst).ops
             for r in ending:
                 r.free(b, self.positions[r], *stages[r])
         return b.block(block.args)
@@ -346,7 +340,7 @@ class _Consumers:
         left = b.fold("mod", b.fold("floordiv", last, loop.step), 2)
         index = loop.body.args[0]
         alone: Substitution = {index: loop.lo}
-        once = [clone(o, alone) for o in self.block(loop.body).ops[:-1]]
+        once = [clone(o, alone) for o in self.block(loop.body).statements]
         runs = b.compare("gt", loop.hi, loop.lo)
         b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
         start = b.fold("add", loop.lo, b.fold("mul", left, loop.step))
@@ -354,7 +348,7 @@ class _Consumers:
         others = {v: b.value(ops.Alloc, v.type, name=f"{v.name}_other") for v in versions}
         body = self.block(loop.body, pairs, products, tuple(others.values()))
         both = Builder(loop.loc)
-        both.ops += body.ops[:-1]
+        both.ops += body.statements
         after = both.fold("add", index, loop.step)
         subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
         both.ops += [clone(o, subst) for o in body.ops]
@@ -376,7 +370,3 @@ class _Consumers:
         for r, (stage, phase) in stages.items():
             r.release(b, self.positions[r].before(b, stage), later)
             self.positions[r].advance(b, stage, phase)
-
-
-def _is_shared(o: Op) -> bool:
-    return isinstance(o, ops.Alloc) and o.type.space == "shared"

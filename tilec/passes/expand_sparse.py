@@ -7,11 +7,10 @@ the compressed one is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
@@ -25,8 +24,8 @@ def expand_sparse(func: Func, target: Target) -> Func:
     if not any(o.metadata is not None for o in func.body.every(Gemm)):
         return func
 
-    def visit(o: Op) -> None | Sequence[Op]:
-        if not isinstance(o, Gemm) or o.metadata is None or sparse_instructions(o, target):
+    def visit(o: Gemm) -> None | list[Op]:
+        if o.metadata is None or sparse_instructions(o, target):
             return None
         b = Builder(o.loc)
         dense = _written_out(b, o, o.metadata)
@@ -35,7 +34,7 @@ def expand_sparse(func: Func, target: Target) -> Func:
         )
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Gemm, visit)
 
 
 def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:

@@ -302,10 +302,9 @@ class _Flat:
         blocks = b.binary("floordiv", up, self.count)
         with b.when(b.compare("lt", number, blocks)) as inner:
             self.start = inner.binary("mul", number, self.count)
-            for o in func.body.ops:
-                if not isinstance(o, ops.Yield):
-                    inner.loc = o.loc
-                    self._op(inner, o)
+            for o in func.body.statements:
+                inner.loc = o.loc
+                self._op(inner, o)
         b.emit(ops.Yield)
         params = tuple(
             replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)

@@ -35,6 +35,7 @@ from tilec.ir.ops import (
 )
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.dce import sweep
+from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
 
@@ -82,7 +83,7 @@ def _asked(
     elements that gather a tile, where they read, and all conditions around, of which `conditions`
     are those around the block."""
     for o in block.ops:
-        if staged and isinstance(o, Copy) and _brings(o):
+        if staged and fills_tile(o):
             yield from (*o.source.offsets, *conditions)
         elif staged and isinstance(o, Parallel):
             inside = [*walk(o.body)]
@@ -130,10 +131,6 @@ def _is_of_all_blocks(r: LiveRange, made: Mapping[Value, Op]) -> bool:
     return all(
         o.pure and not isinstance(o, BlockIndex) for o in upstream(r.fill.source.offsets, made)
     )
-
-
-def _brings(o: Copy) -> bool:
-    return _is_global(o.source.buffer) and o.dest.type.space == "shared"
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

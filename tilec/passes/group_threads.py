@@ -36,9 +36,7 @@ _BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.M
 def group_threads(func: Func, target: Target) -> Func:
     """Raises CompileError for a group that is no run of whole warps."""
     func = with_stages_by_hand(whole_warps(func, target), target)
-    asks = any(
-        isinstance(o, ops.ThreadIndex | ops.WarpMma | ops.LoadMatrices) for o in walk(func.body)
-    )
+    asks = func.body.has(ops.ThreadIndex, ops.WarpMma, ops.LoadMatrices)
     if not asks and not ops.is_by_hand(func.body):
         return func
     for o in walk(func.body):
@@ -121,17 +119,11 @@ class _Groups:
                 statements += self.branch(o, group, inside)
                 continue
             o = o.with_regions(lambda region: self.block(region, group, inside))
-            if (
-                isinstance(o, ops.Barrier)
-                and o.number is not None
-                and not (self.numbered or inside)
-            ):
-                o = replace(o, threads=0, number=None)  # all meet who come, be it for several
-            if isinstance(o, ops.For) and o.kind == "pipelined":
-                if (
-                    inside
-                    or ops.is_by_hand(o.body)
-                    or any(isinstance(x, _BARRIERS) for x in walk(o.body))
+            match o:
+                case ops.Barrier(number=Value()) if not (self.numbered or inside):
+                    o = replace(o, threads=0, number=None)  # all meet who come, be it for several
+                case ops.For(kind="pipelined") if (
+                    inside or ops.is_by_hand(o.body) or o.body.has(*_BARRIERS)
                 ):
                     o = replace(o, kind="serial", num_stages=0, order=(), stage=())
             statements.append(o)
@@ -141,9 +133,7 @@ class _Groups:
         mask = self.masks.mask(o.cond)
         whole = np.ones(self.masks.threads, bool) if group is None else group
         if mask is None or not (meets(o.then) or meets(o.orelse)):
-            then, orelse = (self.block(r, group, inside) for r in (o.then, o.orelse))
-            same = then is o.then and orelse is o.orelse
-            return [o if same else replace(o, then=then, orelse=orelse)]
+            return [o.with_regions(lambda region: self.block(region, group, inside))]
         mask = np.broadcast_to(mask, whole.shape)
         b = Builder(o.loc)
         kept = [
@@ -152,15 +142,16 @@ class _Groups:
         for region, who in ((o.then, mask & whole), (o.orelse, ~mask & whole)):
             if not who.any():
                 continue
-            if all(isinstance(x, ops.Yield) for x in region.ops) and not kept:
+            if not region.statements and not kept:
                 continue
             body = self.block(region, who, True)
             inner = Builder(o.loc)
-            inner.ops += [x for x in body.ops if not isinstance(x, ops.Yield)]
+            inner.ops += body.statements
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)
-            if meets(region) or (_waits(region) and self.is_run(who)):
+            # Threads that wait at barriers of the author's are a group of their own.
+            if meets(region) or (region.has(ops.MbarrierWait) and self.is_run(who)):
                 first, warps = self.warps(o, who)
                 name = f"threads_{first * self.size}"
                 b.emit(ops.Scope, name, first, warps, inner.block())
@@ -198,11 +189,6 @@ class _Groups:
         return first // self.size, (last - first) // self.size
 
 
-def _waits(region: Block) -> bool:
-    """Whether threads wait at barriers of the author's there: they are a group of their own."""
-    return any(isinstance(o, ops.MbarrierWait) for o in walk(region))
-
-
 # --- whole warps ----------------------------------------------------------------------------------
 
 
@@ -222,10 +208,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     behind its end; of tensors it is guarded, whatever the author says of his threads."""
     asked, size = int(func.attrs.get("threads") or 0), target.warp_size
     if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
-        shuffles = any(
-            isinstance(o, ops.Shuffle | ops.ShuffleXor | ops.WarpMma) for o in walk(func.body)
-        )
-        size = LANES if shuffles else 1
+        size = LANES if func.body.has(ops.Shuffle, ops.ShuffleXor, ops.WarpMma) else 1
     threads = -(-asked // size) * size
     if threads == asked:
         return func

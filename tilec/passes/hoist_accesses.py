@@ -22,7 +22,7 @@ ways."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
@@ -32,9 +32,9 @@ from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import part, whole
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
-from tilec.passes.utils.regions import LoopRegions
+from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.passes.utils.registers import budget
 from tilec.target import Target
 
@@ -56,14 +56,6 @@ def hoist_accesses(func: Func, target: Target) -> Func:
     return func.rewrite(Parallel, visit)
 
 
-@dataclass(frozen=True)
-class _Box:
-    """A box of a tensor; `order`: the loop's indices along its dimensions that are not 1."""
-
-    region: Region
-    order: tuple[Value, ...]
-
-
 class _Hoist(LoopRegions):
     """One loop that is taken apart."""
 
@@ -78,16 +70,15 @@ class _Hoist(LoopRegions):
             if isinstance(x, ElementAccess) and (r := self.box_of(x)) is not None
         }
 
-    def box_of(self, o: ElementAccess) -> _Box | None:
+    def box_of(self, o: ElementAccess) -> Walked | None:
         """What a copy can bring or take in the place of `o`."""
         if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
             return None
-        found = self.region(o.buffer, o.indices)
-        if found is None or not found[2]:
+        found = self.walked(o.buffer, o.indices)
+        if found is None or not found.order:
             return None
-        if not isinstance(o, Load) and len(found[2]) != sum(e > 1 for e in self.o.extents):
-            return None
-        return _Box(Region(o.buffer, found[0], found[1]), tuple(found[2]))
+        all_of_it = len(found.order) == sum(e > 1 for e in self.o.extents)
+        return found if all_of_it or isinstance(o, Load) else None
 
     def ops(self) -> list[Op] | None:
         dim, count = self.slices()
@@ -237,7 +228,7 @@ class _Slice:
         self.after.emit(Copy, whole(self.before, tile), dest)
         return tile
 
-    def fragment(self, hoisted: _Box, dtype: DType) -> Value:
+    def fragment(self, hoisted: Walked, dtype: DType) -> Value:
         layout = self.loop.projected(self.layout, hoisted.order)
         t = BufferType(layout.shape, dtype, "fragment", layout=layout)
         return self.before.value(Alloc, t, name=f"{hoisted.region.buffer.name}_tile")
@@ -258,27 +249,21 @@ class _Slice:
                 self.rename(self.after, v, self.parts[v], along, False)
         return self.parts[v]
 
-    def rename(self, b: Builder, v: Value, part: Value, along: int, out: bool) -> None:
+    def rename(self, b: Builder, v: Value, own_part: Value, along: int, out: bool) -> None:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
-        own = whole(self.before, part)
-        at = tuple(
-            self.before.const(self.start if d == along else 0) for d in range(len(own.extents))
-        )
-        held = replace(own, buffer=v, offsets=at)
+        own, all_of_it = whole(self.before, own_part), whole(self.before, v)
+        held = part(self.before, all_of_it, along, self.start, own.extents[along])
         sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, engine="registers", vector=1)
 
-    def box(self, hoisted: _Box) -> Region:
+    def box(self, hoisted: Walked) -> Region:
         """The slice's part of a region."""
-        offsets, extents = list(hoisted.region.offsets), list(hoisted.region.extents)
-        along = self.loop.o.body.args[self.dim]
-        wide = [d for d, e in enumerate(extents) if e != 1]
-        if self.count > 1 and along in hoisted.order:
-            d = wide[hoisted.order.index(along)]
-            step = self.before.const(self.start, offsets[d].dtype)
-            offsets[d] = self.before.binary("add", offsets[d], step)
-            extents[d] //= self.count
-        return Region(hoisted.region.buffer, tuple(offsets), tuple(extents))
+        r, along = hoisted.region, self.loop.o.body.args[self.dim]
+        if self.count == 1 or along not in hoisted.order:
+            return r
+        wide = [d for d, e in enumerate(r.extents) if e != 1]
+        d = wide[hoisted.order.index(along)]
+        return part(self.before, r, d, self.start, r.extents[d] // self.count)
 
 
 def sliced(layout: Layout, dim: int, count: int) -> Layout | None:

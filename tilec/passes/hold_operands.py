@@ -26,7 +26,7 @@ from math import prod
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Value, upstream, users_of, walk
+from tilec.ir.core import Func, Op, Value, defining_ops, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -37,6 +37,7 @@ from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import whole, with_types
+from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
 MOST = 32  # registers of a thread for one such tile
@@ -122,12 +123,7 @@ class _Found:
 def _is_brought(loop: For, engines: CopyEngines) -> bool:
     """Whether producers may bring all tiles that the loop copies to shared memory: else no product
     stays in flight."""
-    copies = (o for o in loop.body.ops if isinstance(o, Copy))
-    return all(
-        engines.tma_may_load(o, o.dest.dtype)
-        for o in copies
-        if (o.source.type.space, o.dest.type.space) == ("global", "shared")
-    )
+    return all(engines.tma_may_load(o, o.dest.dtype) for o in loop.body.ops if fills_tile(o))
 
 
 def _staged(loop: For, engines: CopyEngines) -> list[Op]:
@@ -189,7 +185,7 @@ def _computes(o: Op, facts: Facts) -> bool:
         return o.source.type.space != "global"
     if not isinstance(o, Parallel):
         return False
-    defs = {r: x for x in walk(o.body) for r in x.results}
+    defs = defining_ops(o.body)
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
     for x in (x for x in loads if x.source.buffer.space == "global"):

@@ -42,7 +42,13 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.conversions import convert_operands
-from tilec.passes.utils.distribution import covering, each_thread, fewest_registers, folded_rows
+from tilec.passes.utils.distribution import (
+    covering,
+    each_thread,
+    fewest_registers,
+    folded_rows,
+    is_narrow,
+)
 from tilec.passes.utils.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -297,8 +303,7 @@ class _Inference:
         layout = self.layouts.get(source)
         if source.buffer.space != "fragment" or layout is None or layout.rank < 2:
             return False
-        dim, run = leading_run(layout)
-        return dim != layout.rank - 1 or run * bits < 128
+        return is_narrow(layout, bits)
 
     # --- writing it down ---
 

@@ -286,7 +286,7 @@ class _Placer:
                 case _:
                     self._before(o, state, statements)
                     statements.append(o)
-        return block if tuple(statements) == block.ops else Block(block.args, tuple(statements))
+        return block.with_ops(statements)
 
     def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""
@@ -402,7 +402,7 @@ class _Placer:
         ):
             statements.append(ops.WarpSync(loc=o.loc))
             state.meet_lanes(self.group)
-        if self.by_hand and any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+        if self.by_hand and o.has(ops.CpAsyncWait):
             state.land(self.group)
         state.add(self.group, left)
 
@@ -412,7 +412,7 @@ class _Placer:
         if e.waited:
             left.ended |= left.reads
             left.reads.clear()
-        if not any(isinstance(x, ops.CpAsyncWait) for x in walk(o)):
+        if not o.has(ops.CpAsyncWait):
             # Who has waited for the others may read them; no barrier lets them arrive.
             left.writes &= e.there
             left.unfenced &= e.there

@@ -10,9 +10,6 @@ The L2 cache adds a vector in the time of a number."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
@@ -49,9 +46,7 @@ class _Joined:
         run: list[MemAtomic] = []  # with nothing between them that sees them
         for o in block.ops:
             if o.region_fields:
-                inner: dict[str, Any] = {n: self.block(getattr(o, n)) for n in o.region_fields}
-                changed = any(inner[name] is not getattr(o, name) for name in inner)
-                o = replace(o, **inner) if changed else o
+                o = o.with_regions(self.block)
             if isinstance(o, MemAtomic) and o in self.plain:
                 run.append(o)
                 continue
@@ -60,7 +55,7 @@ class _Joined:
                 run = []
             found.append(o)
         found += self._vectors(run)
-        return block if tuple(found) == block.ops else Block(block.args, tuple(found))
+        return block.with_ops(found)
 
     def _may_precede(self, o: Op, run: list[MemAtomic]) -> bool:
         """Whether sums that stand before `o` may as well be behind it."""

@@ -32,7 +32,6 @@ from tilec.ir.ops import (
     Copy,
     For,
     Gemm,
-    Yield,
     is_by_hand,
 )
 from tilec.ir.types import BufferType
@@ -77,7 +76,7 @@ def join_iterations(func: Func, target: Target) -> Func:
     ):
         return func
     sums = _Sums(func, target)
-    body = rewrite(func.body, lambda o: sums.joined(o) if isinstance(o, For) else None)
+    body = func.body.rewrite(For, sums.joined)
     return func.with_body(rewrite(body, sums.renamed)) if sums.made else func
 
 
@@ -134,7 +133,7 @@ class _Sums:
         counts = (self.facts.constant(o.lo), self.facts.constant(o.step)) == (0, 1)
         if not counts or o.kind != "pipelined" or not _runs_ahead(o):
             return []
-        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+        acts = [x for x in o.body.statements if not x.pure]
         copies = [x for x in acts if isinstance(x, Copy)]
         products = [x for x in acts if isinstance(x, Gemm)]
         if len(copies) + len(products) != len(acts) or not products:
@@ -212,17 +211,14 @@ class _Sums:
         return b.binary("floordiv", b.binary("add", made.lhs, step * (n - 1)), step * n)
 
     def wider(self, tile: _Tile, tiles: list[_Tile], n: int, more: Value, b: Builder) -> Copy:
-        s = tile.copy.source
-        offsets = [*s.offsets]
-        offsets[tile.along] = b.binary("add", offsets[tile.along], more)
-        extents = _times(n, s.extents, tile.along)
-        source = replace(s, offsets=tuple(offsets), extents=extents)
+        s, d = tile.copy.source, tile.along
+        source = s.cut(d, b.binary("add", s.offsets[d], more), n * s.extents[d])
         return replace(tile.copy, source=source, dest=self.whole(tile.copy.dest, tiles, n))
 
     def whole(self, region: Region, tiles: list[_Tile], n: int) -> Region:
         v = region.buffer
         (t,) = (t for t in tiles if t.copy.dest.buffer is v)
-        extents = _times(n, t.copy.dest.extents, t.dim)
+        extents = tuple(e * n if d == t.dim else e for d, e in enumerate(t.copy.dest.extents))
         if v not in self.made:
             self.made[v] = Value(replace(v.buffer, shape=extents), v.name)
         return replace(region, buffer=self.made[v], extents=extents)
@@ -235,7 +231,3 @@ class _Sums:
         if isinstance(o, AnnotateLayout) and o.dest in self.made:
             return replace(o, dest=self.made[o.dest])
         return None
-
-
-def _times(n: int, extents: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return tuple(e * n if d == dim else e for d, e in enumerate(extents))

@@ -34,9 +34,8 @@ def lower_barriers(func: Func, target: Target) -> Func:
         return func
     lowering = _Lowering(func, target)
     # what writes to other blocks of the cluster
-    copies = any(True for _ in func.body.every(ops.ClusterCopy)) or any(
-        o.mask for o in func.body.every(ops.TmaCopy)
-    )
+    several = any(o.mask for o in func.body.every(ops.TmaCopy))
+    copies = several or func.body.has(ops.ClusterCopy)
     body = rewrite(func.body, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)
@@ -52,12 +51,9 @@ def lower_barriers(func: Func, target: Target) -> Func:
         zero = top.const(0)
         top.emit(ops.Store, phase, (zero,), zero)
     top.emit(ops.ClusterBarrier if copies else ops.Barrier)
-    top.ops += [o for o in body.ops if not _is_barrier(o)]
-    if copies:
-        last = [top.ops.pop()] if isinstance(top.ops[-1], ops.Yield) else []
-        top.emit(ops.ClusterBarrier)
-        top.ops += last
-    return lowering.maps.added(top.block())
+    rest = Block((), tuple(o for o in body.ops if not _is_barrier(o)))
+    end = [ops.ClusterBarrier(loc=func.loc)] if copies else []
+    return lowering.maps.added(rest.ending(end, top.ops))
 
 
 def _is_barrier(o: Op) -> bool:

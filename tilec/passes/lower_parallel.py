@@ -19,7 +19,6 @@ of the other group, and sums are scaled in few iterations."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 
@@ -34,7 +33,7 @@ from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.masked_loads import masked_loads
-from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
+from tilec.passes.utils.memory_access import MemoryFacts, in_memory
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
 
@@ -235,14 +234,13 @@ class Lowering:
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
-        needs = self.known.needs(p)
-        if not needs:
+        if not self.known.needs(p):
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
         conds = None
         if flat and p.engine != "cp_async":
             inner = {r: o for o in walk(p.body) for r in o.results}
-            conds = inside_at_corners(self.known, b, p, needs, inner, {})
+            conds = self.known.inside_at_corners(b, p, inner, {})
         if conds is None:
             self._emit(b, p, place, replica, width if flat else 1, dim, guarded=True)
             return
@@ -303,9 +301,7 @@ class Lowering:
             inside = [inner.compare("lt", coords[d], p.extents[d]) for d in _partial(p)]
             own: Substitution = {}
             if nearest:
-                there = inner.conjunction(inside)
-                assert there is not None
-                own[body.inside] = there
+                own[body.inside] = inner.all_of(*inside)
                 _move_inside(inner, p, coords, width, dim)
             envs += (own | env for env in _neighbours(inner, p, coords, width, dim))
         if changes_memory(p) and not _registers_left(p):
@@ -319,7 +315,7 @@ class Lowering:
             inner.branch(inner.conjunction(inside), work.ops)
         inner.emit(ops.Yield)
         groups, block = registers // (width * batch), inner.block([group])
-        selects = any(isinstance(o, (ops.RegRead, ops.RegWrite, ops.Lookup)) for o in walk(block))
+        selects = block.has(ops.RegRead, ops.RegWrite, ops.Lookup)
         short = groups <= MOST_WRITTEN and not _is_long(p, most)
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.const(n) for n in (0, groups, 1))
@@ -328,7 +324,7 @@ class Lowering:
 
 def _factor(p: ops.Parallel) -> Value | None:
     """The fragment, if all that a loop does is to multiply another's elements by one of its."""
-    made = {r: o for o in p.body.ops for r in o.results}
+    made = p.body.makers
     acts = [
         o for o in p.body.ops if isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load)
     ]
@@ -358,7 +354,7 @@ def _unless_one(factor: Value, statements: list[Op]) -> list[Op]:
     one = b.const(1.0, factor.dtype)
     held = (b.const(r) for r in range(layout.size("reg")))
     tests = [b.compare("ne", b.value(ops.RegRead, factor, r), one) for r in held]
-    b.branch(functools.reduce(lambda x, y: b.binary("or", x, y), tests), statements)
+    b.branch(b.any_of(*tests), statements)
     return b.ops
 
 

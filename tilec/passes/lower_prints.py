@@ -21,7 +21,7 @@ from tilec.target import Target
 
 
 def lower_prints(func: Func, target: Target) -> Func:
-    if not any(func.body.every(Print)):
+    if not func.body.has(Print):
         return func
     tensors, uniformity = Tensors(func), uniformity_of(func)
 
@@ -31,7 +31,10 @@ def lower_prints(func: Func, target: Target) -> Func:
             return [dataclasses.replace(o, once=True)] if max(levels) == Level.BLOCK else None
         if o.buffer.buffer.space == "global":
             return _tensor(o, o.buffer, tensors, target)
-        return _on_chip(o, o.buffer)
+        b = Builder(o.loc)
+        with each_element(b, o.buffer.buffer.static_shape) as (inner, at):
+            _element(inner, o, o.buffer, at)
+        return b.ops
 
     return func.rewrite(Print, visit)
 
@@ -39,13 +42,6 @@ def lower_prints(func: Func, target: Target) -> Func:
 def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) -> None:
     holes = ", ".join("{}" for _ in indices)
     b.emit(Print, f"{o.format}[{holes}] = {{}}", (*indices, b.value(Load, buffer, indices)))
-
-
-def _on_chip(o: Print, buffer: Value) -> list[Op]:
-    b = Builder(o.loc)
-    with each_element(b, buffer.buffer.static_shape) as (inner, at):
-        _element(inner, o, buffer, at)
-    return b.ops
 
 
 def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[Op]:

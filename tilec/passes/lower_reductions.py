@@ -27,8 +27,7 @@ def lower_reductions(func: Func, target: Target) -> Func:
 
 
 def _lowered(o: Reduce) -> list[Op]:
-    source, dest = o.source.type.layout, o.dest.type.layout
-    assert source is not None and dest is not None
+    source, dest = o.source.type.laid_out, o.dest.type.laid_out
     b = Builder(o.loc)
     registers = _registers(o, source, dest)
     with counted(b, len(registers), "row") as (row, inner):

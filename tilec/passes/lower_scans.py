@@ -13,7 +13,7 @@ shared memory and back, but on a target whose blocks are one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isqrt
 
 from tilec.ir.builder import Builder
@@ -71,21 +71,19 @@ class _Rows:
         self.length = length
 
     def loops(self) -> None:
+        rows, shape = self.kept or (1,), (*self.kept, self.pieces)
         if self.pieces == 1:
-            self._parallel(self.kept or (1,), lambda b, at: self._run(b, at, None, None))
+            with each_element(self.b, rows) as (inner, at):
+                self._run(inner, at, None, None)
             return
-        made = BufferType((*self.kept, self.pieces), self.o.accumulator, "shared")
+        made = BufferType(shape, self.o.accumulator, "shared")
         totals = self.b.value(Alloc, made, name=f"{self.o.source.buffer.name}_totals")
-        shape = (*self.kept, self.pieces)
-        self._parallel(shape, lambda b, at: self._total(b, at[:-1], at[-1], totals))
-        self._parallel(self.kept or (1,), lambda b, at: self._before(b, at, totals))
-        self._parallel(shape, lambda b, at: self._run(b, at[:-1], at[-1], totals))
-
-    def _parallel(
-        self, shape: tuple[int, ...], body: Callable[[Builder, Sequence[Value]], None]
-    ) -> None:
         with each_element(self.b, shape) as (inner, at):
-            body(inner, at)
+            self._total(inner, at[:-1], at[-1], totals)
+        with each_element(self.b, rows) as (inner, at):
+            self._before(inner, at, totals)
+        with each_element(self.b, shape) as (inner, at):
+            self._run(inner, at[:-1], at[-1], totals)
 
     def _total(self, b: Builder, row: Sequence[Value], piece: Value, totals: Value) -> None:
         """What the elements of a piece make together."""

@@ -7,7 +7,7 @@ it wants; the warp meets again before the array is used anew."""
 from __future__ import annotations
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite
 from tilec.ir.ops import Alloc, Load, Shuffle, ShuffleXor, Store, ThreadIndex, WarpSync
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
@@ -16,7 +16,7 @@ from tilec.target import Target
 
 
 def lower_shuffles(func: Func, target: Target) -> Func:
-    if not any(isinstance(o, Shuffle | ShuffleXor) for o in walk(func.body)):
+    if not func.body.has(Shuffle, ShuffleXor):
         return func
     threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
     subst: Substitution = {}

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, rewrite
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.types import DType
@@ -62,8 +62,7 @@ def _drained(body: Block, func: Func, staged: bool) -> Block:
     b = Builder(func.loc)
     with b.when(b.compare("eq", Place(b).lane, 0)) as wait:
         wait.emit(ops.TmaStoreWait, 0, True)
-    end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], ops.Yield))
-    return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
+    return body.ending(b.ops)
 
 
 class _Late:
@@ -83,7 +82,8 @@ class _Late:
             for at, o in enumerate(statements):
                 if not isinstance(o, ops.Copy) or o.engine != "tma_store" or o.staging is not None:
                     continue
-                meets = (x for x in (*statements[at + 1 :], *statements[:at]) if _meets(x))
+                behind = (*statements[at + 1 :], *statements[:at])
+                meets = (x for x in behind if x.has(ops.Barrier, ops.GridSync, ops.ClusterBarrier))
                 first = next(meets, None)
                 if o.source.buffer in stages or not isinstance(first, ops.Barrier):
                     continue
@@ -91,10 +91,6 @@ class _Late:
                 self.barriers.add(first)
                 if statements.index(first) < at:
                     self.loops.add(loop.body.args[0])
-
-
-def _meets(o: Op) -> bool:
-    return any(isinstance(x, ops.Barrier | ops.GridSync | ops.ClusterBarrier) for x in walk(o))
 
 
 def _read(o: Op) -> list[Op]:

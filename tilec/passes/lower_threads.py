@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
@@ -36,6 +35,7 @@ from tilec.ir.core import (
     inputs,
     made_in,
     rewrite,
+    rewritten,
     walk,
 )
 from tilec.ir.errors import CompileError
@@ -53,10 +53,12 @@ from tilec.ir.ops import (
     WarpSync,
     While,
     Yield,
+    yielded,
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of, varying
+from tilec.passes.utils.dce import keep_results
 from tilec.target import Target
 
 
@@ -126,9 +128,6 @@ class _Split:
         b = Builder(o.loc)
         zero = b.const(0)
 
-        def uniform(values: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(v for v, place in zip(values, places) if place is None)
-
         def load(values: Sequence[Value]) -> list[Op]:
             return [
                 Load(place, (zero,), results=(v,), loc=o.loc)
@@ -143,29 +142,16 @@ class _Split:
                 if place is not None
             ]
 
-        def region(block: Block, first: int = 0) -> Block:
-            """`block` with its arguments from number `first` on, and what it yields, in memory."""
-            args = block.args[first:]
-            ops = [*load(args), *block.ops]
-            if isinstance(last := ops[-1], Yield):
-                ops[-1:] = [*store(last.values), replace(last, values=uniform(last.values))]
-            return Block((*block.args[:first], *uniform(args)), tuple(ops))
+        def region(block: Block) -> Block:
+            """`block` with its last arguments, and what it yields of these, in memory."""
+            held = load(block.args[-len(places) :]) if block.args else []
+            decides = isinstance(o, While) and block is o.cond
+            return block.ending([] if decides else store(yielded(block)), held)
 
         b.ops += [Alloc(p.buffer, results=(p,), loc=o.loc) for p in places if p is not None]
-        results = uniform(o.results)
-        match o:
-            case If():
-                then, orelse, types = region(o.then), region(o.orelse), uniform(o.types)
-                done: Op = replace(o, then=then, orelse=orelse, types=types, results=results)
-            case For():
-                b.ops += store(o.inits)
-                inits, body = uniform(o.inits), region(o.body, first=1)
-                done = replace(o, inits=inits, body=body, results=results)
-            case While():
-                b.ops += store(o.inits)
-                cond = Block(uniform(o.cond.args), (*load(o.cond.args), *o.cond.ops))
-                inits, body = uniform(o.inits), region(o.body)
-                done = replace(o, inits=inits, cond=cond, body=body, results=results)
+        b.ops += [] if isinstance(o, If) else store(o.inits)
+        uniform = [n for n, place in enumerate(places) if place is None]
+        done = keep_results(o.with_regions(region), uniform)
         return [*b.ops, done, *load(o.results)]
 
     def body(self, block: Block) -> Block:
@@ -305,5 +291,5 @@ class _Split:
                 return x.at(self.kept[x.buffer], (*x.indices, thread))
             return None
 
-        (made,) = rewrite(Block((), (o,)), visit).ops
+        (made,) = rewritten([o], visit)
         return made

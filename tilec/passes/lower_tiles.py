@@ -148,7 +148,8 @@ def reduction_loops(o: Reduce) -> list[Op]:
             for n in range(count // lanes * lanes, count):
                 last = inner.const(n)
                 value = combine(inner, o, value, _element(inner, o, args, last))
-        place = _place(inner, o.dest, [a for a, e in zip(args, kept) if e != 1])
+        wide = [a for a, e in zip(args, kept) if e != 1]
+        place = element_indices(inner, o.dest, wide or [inner.const(0)])
         if not o.clear:
             old = inner.value(Load, o.dest.buffer, place)
             value = combine(inner, o, inner.cast(old, o.accumulator), value)
@@ -176,7 +177,3 @@ def _element(b: Builder, o: Reduce, args: Sequence[Value], at: Value) -> Value:
     own = (*args[: o.dim], at, *args[o.dim :])
     indices = tuple(shifted(b, offset, arg) for offset, arg in zip(o.source.offsets, own))
     return taken(b, o, b.value(Load, o.source.buffer, indices))
-
-
-def _place(b: Builder, dest: Region, args: Sequence[Value]) -> tuple[Value, ...]:
-    return element_indices(b, dest, args or (b.const(0),))

@@ -24,6 +24,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, users_of, walk
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, uniformity_of
+from tilec.passes.utils.building import or_zeros
 from tilec.target import Target
 
 
@@ -63,9 +64,7 @@ class _Masks:
     def block(self, block: Block, mask: Value | None) -> list[Value]:
         """Copy the ops of a block; what it yields."""
         run: list[Op] = []
-        for o in block.ops:
-            if isinstance(o, ops.Yield):
-                break
+        for o in block.statements:
             if isinstance(o, (*_TOGETHER, ops.Alloc)) or _has_cut(o):
                 self.run(run, mask)
                 run = []
@@ -90,15 +89,11 @@ class _Masks:
         inside = {x for o in statements for x in walk(o)}
         made = [r for o in statements for r in o.results]
         needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
-        then, orelse = Builder(statements[0].loc), Builder(statements[0].loc)
+        then = Builder(statements[0].loc)
         then.ops += [clone(o, self.subst) for o in statements]
-        then.emit(ops.Yield, tuple(self.copy(r) for r in needed))
-        zeros = (orelse.zero(r.dtype) for r in needed)
-        orelse.emit(ops.Yield, tuple(zeros))
-        types = tuple(r.type for r in needed)
-        done = self.b.emit(ops.If, mask, then.block(), orelse.block(), types, loc=statements[0].loc)
-        self.subst.update(zip(needed, done.results))
-        self.masked.update(done.results)
+        results = or_zeros(self.b, mask, then, [self.copy(r) for r in needed])
+        self.subst.update(zip(needed, results))
+        self.masked.update(results)
 
     def op(self, o: Op, mask: Value | None) -> None:
         self.b.loc = o.loc

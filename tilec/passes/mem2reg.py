@@ -204,10 +204,8 @@ class _Lifting:
         """`block` with the buffers' values at its end added to what it yields."""
         if not buffers:
             return block
-        last = block.ops[-1] if block.ops else None
-        ends = isinstance(last, Yield)
-        last = last if isinstance(last, Yield) else Yield()
-        outer, self.out = self.out, list(block.ops[:-1] if ends else block.ops)
+        last = next((o for o in block.ops[-1:] if isinstance(o, Yield)), Yield())
+        outer, self.out = self.out, [*block.statements]
         values = tuple(self.now[b] or self.anything(b, last) for b in buffers)
         ops, self.out = self.out, outer
         done = replace(last, values=(*yielded(block), *values))

@@ -429,8 +429,7 @@ class _Padding:
             made = BufferType(source.extents, v.dtype, "fragment")
             held = b.value(ops.Alloc, made, name=f"{v.name}_filled")
             with each_element(b, source.extents) as (inner, at):
-                inside = _inside(inner, at, o.source.extents, source.extents)
-                assert inside is not None
+                inside = inner.all_of(*_inside(inner, at, o.source.extents, source.extents))
                 own, other = inner.value(ops.Load, v, at), neutral(inner, o, v.dtype)
                 inner.emit(ops.Store, held, at, inner.select(inside, own, other))
             source = whole(b, held)
@@ -447,19 +446,17 @@ class _Padding:
     def _guarded(self, o: ops.Parallel, extents: tuple[int, ...]) -> ops.Parallel:
         """The loop over `extents`, which acts in its own."""
         b = Builder(o.loc)
-        cond = _inside(b, o.body.args, o.extents, extents)
+        cond = b.conjunction(_inside(b, o.body.args, o.extents, extents))
         if cond is None:
             return o
-        b.branch(cond, (x for x in o.body.ops if not isinstance(x, ops.Yield)))
+        b.branch(cond, o.body.statements)
         b.emit(ops.Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
 
 
 def _inside(
     b: Builder, args: Sequence[Value], extents: Sequence[int], grown: Sequence[int]
-) -> Value | None:
-    """Whether indices below `grown` are below `extents`; None where all of them are."""
-    below = [
-        b.compare("lt", arg, own) for arg, own, more in zip(args, extents, grown) if more > own
-    ]
-    return b.conjunction(below)
+) -> list[Value]:
+    """Tests that indices below `grown` are below `extents`, of those that may not be."""
+    sides = zip(args, extents, grown)
+    return [b.compare("lt", arg, own) for arg, own, more in sides if more > own]

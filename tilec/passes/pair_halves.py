@@ -26,6 +26,7 @@ from tilec.ir.core import (
     Substitution,
     Value,
     inputs,
+    makers,
     rewrite,
     substitute,
     upstream,
@@ -162,7 +163,7 @@ class _Straight:
         halves = [o for o in statements if _is_half(o)]
         if len(halves) < 2:
             return statements
-        made = {r: o for o in statements for r in o.results}
+        made = makers(statements)
         words: dict[Value, Value] = {}  # of the lower half
         for low, high, word in _halves_of_words(statements, made, self.numbers):
             partner[low], words[low] = high, word
@@ -276,7 +277,7 @@ def _masked(o: Op | None, made: Mapping[Value, Op], numbers: Mapping[Value, Numb
 
 def _whole_words(statements: list[Op], numbers: Mapping[Value, Number]) -> list[Op]:
     """Four bytes, shifted and put together, are the bits of a vector: so LLVM sees one load."""
-    made = {r: o for o in statements for r in o.results}
+    made = makers(statements)
     out: list[Op] = []
     for o in statements:
         parts = _bytes_of(o.result, made, numbers) if isinstance(o, ops.Binary) else {}

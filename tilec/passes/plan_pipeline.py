@@ -18,28 +18,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from tilec.ir.analysis import acting
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
-from tilec.passes.utils.plans import shared_of
-from tilec.passes.utils.rings import ring_copies, with_stages
+from tilec.passes.utils.building import is_shared
+from tilec.passes.utils.plans import pipelined, shared_of
+from tilec.passes.utils.rings import fills_tile, ring_copies, with_stages
 from tilec.passes.utils.slicing import can_run_ahead, is_separable
 from tilec.target import Target
 
 
 def plan_pipeline(func: Func, target: Target) -> Func:
-    if not any(o.kind == "pipelined" for o in func.body.every(For)):
+    if not pipelined(func.body):
         return func
     boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
     rings = Rings(func, CopyEngines(func, target))
     chosen = rings.chosen(boxes, groups)
-    shared = (o for o in func.body.every(Alloc) if _is_shared(o))
-    sizes = {o.result: stage_bytes(o.type) for o in shared}
+    sizes = {o.result: stage_bytes(o.type) for o in func.body.every(Alloc) if is_shared(o)}
     beside = sum(n for v, n in sizes.items() if v not in chosen) + staging_bytes(
         int(func.attrs["threads"] or 0) * groups, bool(func.attrs.get("staged_store")), target
     )
@@ -53,16 +52,16 @@ def plan_pipeline(func: Func, target: Target) -> Func:
         func = func.with_attrs(not_ahead=tuple(reasons))
     func = with_stages(func, stages, ahead=True)
 
-    def visit(o: Op) -> None | Op | list[Op]:
-        if not isinstance(o, For) or o.kind != "pipelined":
+    def visit(o: For) -> None | Op | list[Op]:
+        if o.kind != "pipelined":
             return None
         if not ring_copies(o):
             return replace(o, kind="serial", num_stages=0, order=(), stage=())
-        inside = [x for x in o.body.ops if _is_shared(x)]
+        inside = [x for x in o.body.ops if is_shared(x)]
         body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
         return [*inside, replace(o, body=body)] if inside else None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(For, visit)
 
 
 def buffer_stages(
@@ -179,7 +178,7 @@ class Rings:
 
     def _buffers(self) -> dict[Value, Filled]:
         """The buffers all of whose writers are copies that fill them, with clear live ranges."""
-        copies = [o for o in walk(self.func.body) if _to_shared(o)]
+        copies = [o for o in walk(self.func.body) if fills_tile(o)]
         found: dict[Value, Filled] = {}
         wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.homes}
         for v, ranges in live_ranges(self.func.body, wanted).items():
@@ -199,7 +198,7 @@ class Rings:
 
     def _refusal(self, fill: Op) -> str | None:
         """Why an op that fills a buffer cannot do so ahead of time."""
-        if not _to_shared(fill):
+        if not fills_tile(fill):
             return f"line {fill.loc.line} writes it too"
         if fill.source.buffer in self.engines.written:
             return f"the kernel writes {fill.source.buffer.name}"
@@ -251,7 +250,7 @@ class Rings:
         found: list[tuple[int, str, str]] = []
         for loop in self.loops:
             for o in once(loop.body):
-                if not _to_shared(o) or o in ahead:
+                if not fills_tile(o) or o in ahead:
                     continue
                 name = str(o.dest.buffer.name)
                 if not o.dest.is_whole:
@@ -271,15 +270,6 @@ def _homes(block: Block) -> Iterator[tuple[Value, Block]]:
             yield o.result, block
         for name in o.region_fields:
             yield from _homes(getattr(o, name))
-
-
-def _to_shared(o: Op) -> TypeGuard[Copy]:
-    """Whether an op copies from global to shared memory."""
-    return isinstance(o, Copy) and o.source.type.space == "global" and o.dest.type.space == "shared"
-
-
-def _is_shared(o: Op) -> bool:
-    return isinstance(o, Alloc) and o.type.space == "shared"
 
 
 def _held_back(loop: For, top: Op) -> bool:

@@ -51,11 +51,11 @@ class _Tile:
         self.p = p
         self.loop = loop
         self.known = known
-        self.made = {r: o for o in p.body.ops for r in o.results}
+        self.made = p.body.makers
         acts = [o for o in p.body.ops if not is_clonable(o, known.written)]
         acts = [o for o in acts if not isinstance(o, ops.Assume | ops.Yield)]
         self.store = acts[0] if len(acts) == 1 and isinstance(acts[0], ops.Store) else None
-        self.around = {r: o for o in loop.body.ops for r in o.results}
+        self.around = loop.body.makers
 
     def width(self) -> int:
         """Elements that lie side by side, for the access that brings them; 0 if it is no tile that
@@ -95,9 +95,7 @@ class _Tile:
 
     def needed(self) -> list[Op]:
         """What the places are computed by: in the loop with stages, and in the tile's own."""
-        inside = [
-            o for o in self.p.body.ops if o is not self.store and not isinstance(o, ops.Yield)
-        ]
+        inside = [o for o in self.p.body.statements if o is not self.store]
         own = {r for o in inside for r in o.results} | {*self.p.body.args}
         used = [v for o in inside for v in inputs(o) if v not in own]
         return [*upstream(used, self.around), *inside]

@@ -8,7 +8,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
-from tilec.passes.utils.regions import LoopRegions
+from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.target import Target
 
 
@@ -40,17 +40,13 @@ class _Loop(LoopRegions):
         store = effects[0]
         if _space(store.dest) not in ("global", "shared", "fragment"):
             return None
-        found = self.region(store.dest, store.indices)
-        if found is None:
-            return None
-        offsets, extents, order = found
-        if len(order) != sum(e > 1 for e in self.o.extents):
-            return None  # an index that selects no element: iterations write the same place
-        dest = Region(store.dest, offsets, extents)
-        made = self.copy(store, dest, order) or self.fill(store, dest)
+        dest = self.walked(store.dest, store.indices)
+        if dest is None or len(dest.order) != sum(e > 1 for e in self.o.extents):
+            return None  # or an index selects no element: iterations write the same place
+        made = self.copy(store, dest) or self.fill(store, dest.region)
         return None if made is None else [*self.hoisted, made]
 
-    def copy(self, store: Store, dest: Region, order: list[Value]) -> Op | None:
+    def copy(self, store: Store, dest: Walked) -> Op | None:
         value = self.made.get(store.value)
         if isinstance(value, Cast):
             value = self.made.get(value.operand)
@@ -58,12 +54,11 @@ class _Loop(LoopRegions):
             return None
         if _space(value.source) not in ("global", "shared", "fragment"):
             return None
-        found = self.region(value.source, value.indices)
-        if found is None or found[2] != order:
+        source = self.walked(value.source, value.indices)
+        if source is None or source.order != dest.order:
             return None
-        source = Region(value.source, *found[:2])
-        assert source.shape == dest.shape
-        return Copy(source, dest, coalesced_width=self.o.coalesced_width, loc=store.loc)
+        width = self.o.coalesced_width
+        return Copy(source.region, dest.region, coalesced_width=width, loc=store.loc)
 
     def fill(self, store: Store, dest: Region) -> Op | None:
         whole = dest.is_whole and self.zeros.issuperset(dest.offsets)

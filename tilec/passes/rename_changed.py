@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, users_of, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
@@ -32,9 +32,9 @@ def rename_changed(func: Func, target: Target) -> Func:
     room = target.shared_bytes - sum(map(stage_bytes, shared))
     names: dict[Value, Value] = {}
 
-    def of_loop(o: Op) -> None | Op:
+    def of_loop(o: For) -> None | Op:
         nonlocal room
-        if not isinstance(o, For) or not has_stages(o) or o.order or o.stage:
+        if not has_stages(o) or o.order or o.stage:
             return None
         inside, ops = {*walk(o.body)}, list(o.body.ops)
         for v, at in _changed(o):
@@ -43,7 +43,7 @@ def rename_changed(func: Func, target: Target) -> Func:
                 names[v] = made = Value(v.type, f"{v.name}_changed")
                 ops[at] = _onto(ops[at], v, made)
                 behind: Substitution = {v: made}
-                ops[at + 1 :] = rewrite(Block((), tuple(ops[at + 1 :])), _same, behind).ops
+                ops[at + 1 :] = Block((), tuple(ops[at + 1 :])).substituted(behind).ops
         return None if ops == [*o.body.ops] else replace(o, body=replace(o.body, ops=tuple(ops)))
 
     def made(o: Alloc) -> None | list[Op]:
@@ -51,12 +51,8 @@ def rename_changed(func: Func, target: Target) -> Func:
             return None
         return [o, Alloc(o.type, results=(names[o.result],), loc=o.loc)]
 
-    body = rewrite(func.body, of_loop)
+    body = func.body.rewrite(For, of_loop)
     return func.with_body(body.rewrite(Alloc, made)) if names else func
-
-
-def _same(_: Op) -> None:
-    return None
 
 
 def _changed(loop: For) -> list[tuple[Value, int]]:

@@ -19,20 +19,31 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, substitute
+from tilec.ir.core import (
+    Block,
+    Func,
+    Op,
+    Region,
+    Substitution,
+    Value,
+    rewrite,
+    rewritten,
+    substitute,
+    with_boxes,
+)
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
-from tilec.passes.utils.building import or_zero
+from tilec.passes.utils.building import or_zero, whole
 from tilec.passes.utils.warp_matrices import by_elements
 
 
 def resolve_views(func: Func) -> Func:
     """Raises CompileError for atomics, and for stores of a part of an element of a tensor, through
     a view of another dtype."""
-    if not any(func.body.every(ops.View)):
+    if not func.body.has(ops.View):
         return func
     func = func.with_body(_narrowest_first(_parts(func.body)))
     return func.with_body(_Views(func).block(func.body))
@@ -48,22 +59,21 @@ def _parts(body: Block) -> Block:
     def visit(o: Op) -> Sequence[Op] | Op | None:
         if isinstance(o, ops.View) and o.result in part:
             return []
+        done = with_boxes(o, of_source)
         changed: dict[str, object] = {}
-        for name in o.operand_fields:
-            got = getattr(o, name)
-            if isinstance(got, Region) and got.buffer in part:
-                view = part[got.buffer]
-                assert view.at is not None
-                offsets = (view.at, *got.offsets)
-                changed[name] = Region(view.source, offsets, (1, *got.extents))
-            elif isinstance(got, Value) and got in part:
-                view = part[got]
-                changed[name] = view.source
-                if hasattr(o, "indices"):
-                    changed["indices"] = (view.at, *o.indices)
-        if isinstance(o, ops.Reduce | ops.Scan) and "source" in changed:
+        if isinstance(o, ops.Reduce | ops.Scan) and o.source.buffer in part:
             changed["dim"] = o.dim + 1
-        return replace(o, **changed) if changed else None  # type: ignore[arg-type]
+        for name in done.operand_fields:
+            view = part.get(got) if isinstance(got := getattr(done, name), Value) else None
+            if view is not None:
+                changed[name] = view.source
+                if hasattr(done, "indices"):
+                    changed["indices"] = (view.at, *done.indices)
+        return replace(done, **changed) if changed else done  # type: ignore[arg-type]
+
+    def of_source(r: Region) -> Region:
+        view = part.get(r.buffer)
+        return r if view is None or view.at is None else r.within(view.source, view.at)
 
     return rewrite(body, visit)
 
@@ -81,14 +91,14 @@ def _narrowest_first(body: Block) -> Block:
         if root in allocs and v.dtype.bits < known.dtype.bits:
             narrowest[root] = v.buffer
 
-    def visit(o: Op) -> Sequence[Op] | None:
-        if not isinstance(o, ops.Alloc) or o.result not in narrowest:
+    def visit(o: ops.Alloc) -> Sequence[Op] | None:
+        if o.result not in narrowest:
             return None
         kept = Value(narrowest[o.result], o.result.name)
         made = replace(o, type=narrowest[o.result], results=(kept,))
         return [made, ops.View(kept, o.type, results=o.results, loc=o.loc)]
 
-    return rewrite(body, visit)
+    return body.rewrite(ops.Alloc, visit)
 
 
 class _Views:
@@ -112,8 +122,7 @@ class _Views:
                 subst[o.result] = self.load(b, o.source, o.indices)
                 return b.ops
             case ops.LoadMatrices() if o.source in self.source:
-                loads = Block((), tuple(by_elements(o)))
-                return rewrite(loads, lambda x: self.visit(x, subst), subst).ops
+                return self.visited(by_elements(o), subst)
             case ops.Store() if o.dest in self.source:
                 b = Builder(o.loc)
                 self.store(b, o.dest, o.indices, o.value)
@@ -136,10 +145,13 @@ class _Views:
         if type(o) in ELEMENTWISE:
             loop = loop_of(o)
             loops = in_turn(loop) if is_private(o, self.uniformity) else [loop]
-            return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
+            return self.visited(loops, subst)
         alone = isinstance(o, ops.Gemm)  # an operand's box is nothing to the others
         kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}
-        return [*b.ops, *self.copied(_with_regions(o, kept), subst)]
+        return [*b.ops, *self.copied(with_boxes(o, lambda r: kept.get(r, r)), subst)]
+
+    def visited(self, statements: Sequence[Op], subst: Substitution) -> Sequence[Op]:
+        return rewritten(statements, lambda x: self.visit(x, subst), subst)
 
     # --- elements ---
 
@@ -171,10 +183,7 @@ class _Views:
             return self.indices(b, root.buffer.shape, place), inside
         found: list[Value] = []
         for of_view, of_root in _groups(v.buffer.shape, root.buffer.shape):
-            place = indices[of_view[0]]
-            for d in of_view[1:]:
-                number = self.tensors.number(b, v.buffer.shape[d], place.dtype)
-                place = b.binary("add", b.binary("mul", place, number), indices[d])
+            place = self.number(b, v, [(d, indices[d]) for d in of_view])
             found += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
         return tuple(found), None
 
@@ -209,10 +218,10 @@ class _Views:
         else:
             count = b.const(root.dtype.bits // dtype.bits, place.dtype)
             at = b.binary("floordiv", place, count)
-            whole = _as(b, b.value(ops.Load, root, self.indices(b, root.buffer.shape, at)), own)
+            wide = _as(b, b.value(ops.Load, root, self.indices(b, root.buffer.shape, at)), own)
             part = b.cast(b.binary("mod", place, count), own)
             shift = b.binary("mul", part, dtype.bits)
-            value = b.cast(b.binary("shr", whole, shift), _bits(dtype))
+            value = b.cast(b.binary("shr", wide, shift), _bits(dtype))
         return self._inside(b, inside, _as(b, value, dtype))
 
     def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
@@ -280,7 +289,7 @@ class _Views:
             if len(inner) > 1 and [r.type.shape[d] for d in of_view] != inner:
                 if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
                     return None
-                place = self.first(b, r, of_view)
+                place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
                 offsets += self.indices(b, [root.buffer.shape[d] for d in of_root], place)
                 extents += [1] * (len(of_root) - 1) + [r.extents[of_view[-1]]]
                 continue
@@ -296,20 +305,20 @@ class _Views:
                 rest = of_view[of_view.index(large[0]) + 1 :] if large else []
                 if len(large) > 1 or any(r.type.shape[d] != 1 for d in rest):
                     return None
-            place = self.first(b, r, of_view)
+            place = self.number(b, r.buffer, [(d, r.offsets[d]) for d in of_view])
             for d in of_root:
                 here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
                 offsets.append(place if here else b.const(0))
                 extents.append(r.extents[large[0]] if here and large else 1)
         return Region(root, tuple(offsets), tuple(extents))
 
-    def first(self, b: Builder, r: Region, of_view: Sequence[int]) -> Value:
-        """The row-major number, among some dimensions, of a box's first element."""
+    def number(self, b: Builder, v: Value, indices: Sequence[tuple[int, Value]]) -> Value:
+        """The row-major number, among some dimensions of a view, of what has these indices."""
         place: Value = b.const(0)
-        for d in of_view:
-            extent = self.tensors.number(b, r.type.shape[d], r.offsets[d].dtype)
-            wide = b.cast(place, extent.dtype)
-            place = b.binary("add", b.binary("mul", wide, extent), r.offsets[d])
+        for d, index in indices:
+            wide = b.cast(place, index.dtype)
+            extent = self.tensors.number(b, v.buffer.shape[d], index.dtype)
+            place = b.binary("add", b.binary("mul", wide, extent), index)
         return place
 
     def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:
@@ -334,22 +343,19 @@ class _Views:
             own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
             made = before.value(ops.Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
-            zeros = tuple(before.const(0) for _ in theirs.extents)
-            whole = Region(made, zeros, theirs.extents)
+            mine = whole(before, made)
             if any(e.reads for e in own):
-                before.emit(ops.Copy, theirs, whole)
+                before.emit(ops.Copy, theirs, mine)
             if any(e.writes for e in own):
-                behind.emit(ops.Copy, whole, theirs)
-            return whole
+                behind.emit(ops.Copy, mine, theirs)
+            return mine
 
         boxes = {r: copy(r) for r in dict.fromkeys(_regions(o)) if r.buffer in self.source}
-        done = _with_regions(o, boxes)
+        done = with_boxes(o, lambda r: boxes.get(r, r))
         copies: Substitution = {}
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
-            zeros = tuple(before.const(0) for _ in v.buffer.shape)
-            copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
-        block = Block((), (*before.ops, substitute(done, copies), *behind.ops))
-        return rewrite(block, lambda x: self.visit(x, subst), subst).ops
+            copies[v] = copy(whole(before, v)).buffer
+        return self.visited([*before.ops, substitute(done, copies), *behind.ops], subst)
 
 
 def _fits(o: Op, r: Region, box: Region) -> bool:
@@ -365,15 +371,9 @@ def _regions(o: Op) -> list[Region]:
     return [r for r in found if isinstance(r, Region)]
 
 
-def _with_regions(o: Op, boxes: dict[Region, Region]) -> Op:
-    fields = {n: getattr(o, n) for n in o.operand_fields}
-    changed = {n: boxes[r] for n, r in fields.items() if isinstance(r, Region) and r in boxes}
-    return replace(o, **changed)  # type: ignore[arg-type]
-
-
 def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
     """`o` with these regions, which may have other extents of 1; None where it minds."""
-    made = _with_regions(o, boxes)
+    made = with_boxes(o, lambda r: boxes.get(r, r))
     match o, made:
         case ops.Gemm(), ops.Gemm():
             sides = [(o.a, made.a), (o.b, made.b)]

@@ -23,9 +23,9 @@ from tilec.ir.copy_engines import CopyEngines, same_order
 from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, users_of, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
-from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
-from tilec.ir.types import BufferType
+from tilec.ir.layout import Layout, has_runs, tma_box
 from tilec.passes.stage_stores import staged_form
+from tilec.passes.utils.distribution import is_narrow
 from tilec.passes.utils.peer_copies import MAX_BOX, arrive, box_of, part_of, pieces
 from tilec.passes.utils.rings import settle
 from tilec.passes.utils.slicing import is_separable
@@ -56,7 +56,7 @@ class _Chooser:
         self.engines = CopyEngines(func, target)
         unseen = _Unseen(func)
         self.unseen, self.users = unseen.copies, unseen.users
-        self.fences = any(func.body.every(ops.DeviceFence))
+        self.fences = func.body.has(ops.DeviceFence)
         groups = [o for o in func.body.every(ops.Scope)]
         self.grouped = {o for scope in groups for o in walk(scope.body)}
         self.not_reduced: list[tuple[int, str]] = []  # line of atomics, why TMA does not do them
@@ -153,7 +153,8 @@ class _Chooser:
             return False
         if f.space == "shared":
             return self._box_store(o)
-        return f.space == "fragment" and self._staged(o) and _is_narrow(f, t)
+        # Threads with more than that store well themselves.
+        return f.space == "fragment" and self._staged(o) and is_narrow(f.laid_out, t.dtype.bits)
 
     def _staged(self, o: ops.Copy) -> bool:
         """Whether a fragment can be staged on its way, warp by warp."""
@@ -258,9 +259,3 @@ def box_fits(layout: Layout, bits: int) -> bool:
     """Whether TMA boxes can write this shared layout."""
     found = tma_box(layout, bits)
     return found is not None and all(e <= MAX_BOX for e in found[0])
-
-
-def _is_narrow(fragment: BufferType, tensor: BufferType) -> bool:
-    """Whether a thread holds less than 16 bytes of a row: others store well themselves."""
-    dim, run = leading_run(fragment.layout)
-    return dim != fragment.laid_out.rank - 1 or run * tensor.dtype.bits < 128

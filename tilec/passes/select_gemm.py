@@ -16,11 +16,11 @@ suits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Func, Op, Value
+from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
 from tilec.ir.layout import Layout
@@ -32,7 +32,13 @@ from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32,
 from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.passes.utils.gemm_layouts import operand_shared_layout
 from tilec.passes.utils.groups import warps_of
-from tilec.passes.utils.operands import Operand, k_bytes, operand, through_registers, wgmma_reads
+from tilec.passes.utils.operands import (
+    WGMMA_K_BYTES,
+    k_bytes,
+    operand,
+    through_registers,
+    wgmma_reads,
+)
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
 
@@ -59,7 +65,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
-    if not any(func.body.every(Gemm)):
+    if not func.body.has(Gemm):
         return func
     widest = widest_wgmma(
         threads * int(func.attrs.get("consumer_groups", 1)),
@@ -102,9 +108,8 @@ class Selection:
             return self._sparse(o, warps, widest)
 
         def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
-            sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
             instrs = _instrs(*(dtypes or _dtypes(o)[0]), self._target)
-            return _warpgroups(o, instrs, warps, sides, self._annotated, self._rounded, widest)
+            return self._warpgroups(o, instrs, warps, widest)
 
         for a, b, c in _dtypes(o):
             for seen, dtypes in ((o, (a, b, c)), (replace(o, operands_swapped=True), (b, a, c))):
@@ -124,14 +129,69 @@ class Selection:
         """The product with a compressed A with its row: for its dtypes in their order one that
         reads the operands where they lie, else one of a warp."""
         rows = sparse_instructions(o, self._target)
-        sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
         for dtypes in _dtypes(o):
             own = [r for r in rows if (r.a_dtype, r.b_dtype, r.c_dtype) == dtypes]
-            chosen = _warpgroups(o, own, warps, sides, self._annotated, self._rounded, widest)
-            chosen = chosen or _warps(o, own, warps)
+            chosen = self._warpgroups(o, own, warps, widest) or _warps(o, own, warps)
             if chosen is not None:
                 return replace(o, instr=chosen[0], warps=chosen[1])
         raise InternalError(f"no row for a sparse gemm of {o.shape}", o.loc)
+
+    def _warpgroups(
+        self, o: Gemm, instrs: Sequence[MatrixInstruction], warps: int, widest: int
+    ) -> tuple[str, tuple[int, int]] | None:
+        """A row that several warps execute together, with B (and A, unless it is a fragment) read
+        from shared memory. The groups share C; rows first, because a wide instruction reads less
+        shared memory per flop."""
+        m, n, k = o.shape
+        by_n = {instr.n: instr for instr in instrs if instr.warps > 1 and k % instr.k == 0}
+        if not by_n or o.b.type.space != "shared":
+            return None
+        first = next(iter(by_n.values()))
+        if warps % first.warps or not self._as_stored(o, first):
+            return None
+        groups = warps // first.warps
+        found = [
+            (gm, gn)
+            for gm, gn in partitions(groups, m, n, first.m, 8)
+            if gm * gn == groups
+            and n // gn in by_n
+            and 2 * by_n[n // gn].registers[2] <= widest
+            and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
+            and (o.a.type.space == "fragment" or self._reads(o, "a", first, m // gm))
+            and self._reads(o, "b", first, n // gn, k_bytes(first))
+        ]
+        if not found:
+            return None
+        along = 1 if o.policy == "full_col" else 0
+        gm, gn = max(found, key=lambda p: p[along])
+        return by_n[n // gn].name, (first.warps * gm, gn)
+
+    def _reads(
+        self, o: Gemm, which: str, instr: MatrixInstruction, share: int, depth: int = WGMMA_K_BYTES
+    ) -> bool:
+        """Whether the row reads an operand in the layout that the user, or else tilec, gives it."""
+        x = operand(o, which, self._facts)
+        shape, bits = x.region.type.static_shape, x.region.dtype.bits
+        layout = self._annotated.get(x.buffer) or operand_shared_layout(shape, bits, instr.name)
+        return wgmma_reads(x, layout, share, depth) is not None
+
+    def _as_stored(self, o: Gemm, instr: MatrixInstruction) -> bool:
+        """Whether A and B are where the row reads them and in its own dtypes, or will be: a shared
+        tile that may be rounded where it lies (`round_operands`), a fragment that is rounded in
+        registers."""
+        for x, places, dtype in (
+            (o.a, instr.a_places, instr.a_dtype),
+            (o.b, instr.b_places, instr.b_dtype),
+        ):
+            t = x.type
+            rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
+            if t.space not in places or not (t.dtype == dtype or rounds):
+                return False
+            if rounds and t.space == "shared" and x.buffer not in self._rounded:
+                return False
+            if t.space == "fragment" and not x.is_whole:
+                return False
+        return True
 
 
 def _instrs(a: DType, b: DType, c: DType, target: Target) -> list[MatrixInstruction]:
@@ -208,69 +268,6 @@ def _warps(
             used = found[0][0] * found[0][1]
             best = instr.name, by_policy(found, o.policy, m, n)
     return best
-
-
-def _warpgroups(
-    o: Gemm,
-    instrs: Sequence[MatrixInstruction],
-    warps: int,
-    sides: tuple[Operand, Operand],
-    annotated: Mapping[Value, Layout],
-    rounded: Collection[Value],
-    widest: int,
-) -> tuple[str, tuple[int, int]] | None:
-    """A row that several warps execute together, with B (and A, unless it is a fragment) read from
-    shared memory. The groups share C; rows first, because a wide instruction reads less shared
-    memory per flop."""
-    m, n, k = o.shape
-    by_n = {instr.n: instr for instr in instrs if instr.warps > 1 and k % instr.k == 0}
-    if not by_n or o.b.type.space != "shared":
-        return None
-    first = next(iter(by_n.values()))
-    if warps % first.warps or not _as_stored(o, first, rounded):
-        return None
-    layouts = []
-    for x in sides:
-        t = x.buffer.buffer
-        assumed = annotated.get(x.buffer)
-        layouts.append(assumed or operand_shared_layout(t.static_shape, t.dtype.bits, first.name))
-    groups = warps // first.warps
-    found = [
-        (gm, gn)
-        for gm, gn in partitions(groups, m, n, first.m, 8)
-        if gm * gn == groups
-        and n // gn in by_n
-        and 2 * by_n[n // gn].registers[2] <= widest
-        and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
-        and (o.a.type.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
-        and wgmma_reads(sides[1], layouts[1], n // gn, k_bytes(first))
-    ]
-    if not found:
-        return None
-    if o.policy == "full_col":
-        gm, gn = max(found, key=lambda p: p[1])
-    else:
-        gm, gn = max(found, key=lambda p: p[0])
-    return by_n[n // gn].name, (first.warps * gm, gn)
-
-
-def _as_stored(o: Gemm, instr: MatrixInstruction, rounded: Collection[Value]) -> bool:
-    """Whether A and B are where the row reads them and in its own dtypes, or will be: a shared tile
-    that may be `rounded` where it lies (`round_operands`), a fragment that is rounded in
-    registers."""
-    for x, places, dtype in (
-        (o.a, instr.a_places, instr.a_dtype),
-        (o.b, instr.b_places, instr.b_dtype),
-    ):
-        t = x.type
-        rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
-        if t.space not in places or not (t.dtype == dtype or rounds):
-            return False
-        if rounds and t.space == "shared" and x.buffer not in rounded:
-            return False
-        if t.space == "fragment" and not x.is_whole:
-            return False
-    return True
 
 
 def _registers(o: Gemm, instr: MatrixInstruction, share: int) -> int:

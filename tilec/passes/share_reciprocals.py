@@ -72,7 +72,7 @@ def _in_flight(func: Func) -> set[Op]:
         inner
         for o in func.body.every(For)
         if o.kind != "persistent"
-        if any(o.body.every(Wgmma))
+        if o.body.has(Wgmma)
         for inner in o.body.every(For)
     }
 
@@ -121,7 +121,7 @@ class _Divisions:
             b.emit(Store, least, (at,), first[1])
         with counted(b, self.trips, "r") as (index, inner):
             subst: Substitution = {self.loop.body.args[0]: index}
-            defs = {r: o for o in self.loop.body.ops for r in o.results}
+            defs = self.loop.body.makers
             for o in upstream((d.lhs for d in self.ops), defs):
                 inner.ops.append(clone(o, subst))
             at = inner.value(Lookup, tuple(r % APART for r in range(self.trips)), index)
@@ -138,7 +138,7 @@ class _Divisions:
 
     def _multiplied(self, near: Value, lacking: Value) -> Op:
         """The loop with products for its quotients."""
-        made = {r: o for o in self.loop.body.ops for r in o.results}
+        made = self.loop.body.makers
         subst: Substitution = {}
 
         def visit(o: Op) -> None | list[Op]:
@@ -162,7 +162,7 @@ def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
     if o.kind != "unroll" or indices is None or indices != range(len(indices)) or o.results:
         return None
     trips = len(indices)
-    defs = {r: p for p in o.body.ops for r in p.results}
+    defs = o.body.makers
     written = {p.fragment for p in o.body.ops if isinstance(p, RegWrite)}
     ops: list[Binary] = []
     used: set[int] = set()

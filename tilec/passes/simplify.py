@@ -84,15 +84,15 @@ class _Forward:
     def region(self, block: Block) -> Block:
         outer, depth = self.out, len(self.trail)
         self.out = []
-        self.ops(block)
+        self.ops(block.ops)
         done, self.out = self.out, outer
         for key in self.trail[depth:]:
             del self.table[key]
         del self.trail[depth:]
         return block.with_ops(done)
 
-    def ops(self, block: Block) -> None:
-        for o in block.ops:
+    def ops(self, statements: Sequence[Op]) -> None:
+        for o in statements:
             self.loc = o.loc
             new = substitute(o, self.subst) if self.subst else o
             if new.region_fields:
@@ -104,8 +104,7 @@ class _Forward:
 
     def inline(self, block: Block) -> tuple[Value, ...]:
         """Put a region's ops in the place of its op; the values it yields."""
-        ends = bool(block.ops) and isinstance(block.ops[-1], Yield)
-        self.ops(Block((), block.ops[:-1] if ends else block.ops))
+        self.ops(block.statements)
         return tuple(self.subst.get(v, v) for v in yielded(block))
 
     # --- scalars ----------------------------------------------------------------------------------
@@ -295,7 +294,7 @@ class _Forward:
 
 def _after(first: Block, second: Block) -> Block:
     """The ops of two regions, of which the first yields nothing."""
-    return Block((), (*(o for o in first.ops if not isinstance(o, Yield)), *second.ops))
+    return Block((), (*first.statements, *second.ops))
 
 
 def _is_bare(block: Block) -> bool:

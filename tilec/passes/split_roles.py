@@ -33,18 +33,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewritten, with_boxes
 from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import columns, whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.late_scalars import load_in_scopes
+from tilec.passes.utils.operands import part_of_sum
 from tilec.passes.utils.registers import at_launch
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, Cut, kind_of, like, writes
 from tilec.passes.utils.slicing import Slice
@@ -133,13 +133,8 @@ class _Roles(Cut):
 
     def _scalars(self, b: Builder, statements: Sequence[Op], t: Value) -> Substitution:
         """What `ops` of the loop need of iteration number `t`, computed at `b`."""
-        needed = Slice(self.loop.body, statements).needed
-        index = self.loop.body.args[0]
-        subst: Substitution = {index: b.fold("add", self.loop.lo, t)}
-        for o in self.loop.body.ops:
-            if o not in self.statements and any(r in needed for r in o.results):
-                if not isinstance(o, ops.Alloc):
-                    b.ops.append(clone(o, subst))
+        subst: Substitution = {self.loop.body.args[0]: b.fold("add", self.loop.lo, t)}
+        b.ops += Slice(self.loop.body, statements).scalars(self.statements, subst)
         return subst
 
     def _first(self) -> Block:
@@ -191,9 +186,7 @@ class _Roles(Cut):
         b.emit(ops.Copy, whole(b, v), self._slot(b, v, stage))
 
     def _slot(self, b: Builder, v: Value, stage: Value) -> Region:
-        ring = self.ring[v]
-        zeros = whole(b, v).offsets
-        return Region(ring, (stage, *zeros), (1, *v.buffer.static_shape))
+        return whole(b, v).within(self.ring[v], stage)
 
     def _last(self, part: int) -> Block:
         b = Builder(self.loop.loc)
@@ -301,7 +294,7 @@ class _Roles(Cut):
             tile = x.dest.buffer
             if tile in self.parts:
                 tile = self.parts[tile][part]
-                source = self._share(b, source, part, LAST_GROUPS)
+                source = _share(b, source, part, LAST_GROUPS)
             b.emit(ops.TmaCopy, source, self._slot(b, tile, stage), full, stage, x.eviction_policy)
         self._arrive(b, "full", stage)
 
@@ -313,7 +306,7 @@ class _Roles(Cut):
             b.loc = o.loc
             sides = [(o.source, o.dest)]
             if held := self.lent.get(o.dest.buffer):
-                shares = (self._share(b, o.source, i, len(held)) for i in range(len(held)))
+                shares = (_share(b, o.source, i, len(held)) for i in range(len(held)))
                 sides = [(x, self._slot(b, v, last)) for x, v in zip(shares, held)]
             for source, dest in sides:
                 b.emit(ops.TmaCopy, source, dest, self.barriers["came"][0], none, o.eviction_policy)
@@ -338,14 +331,9 @@ class _Roles(Cut):
             width = v.buffer.static_shape[-1] // len(held)
             for part, lo, hi in self.promoted[v].parts():
                 slot, at = self._slot(b, held[lo // width], last), lo % width
-                b.emit(ops.Copy, _columns(b, slot, at, at + hi - lo), whole(b, part))
+                b.emit(ops.Copy, columns(b, slot, at, hi - lo), whole(b, part))
         if self.lent:
             self._arrive(b, "taken", none)
-
-    def _share(self, b: Builder, r: Region, part: int, parts: int) -> Region:
-        """One of equal parts of a region's columns."""
-        width = r.extents[-1] // parts
-        return _columns(b, r, part * width, (part + 1) * width)
 
     def _pieces(self, o: ops.Gemm, subst: Substitution, stage: Value) -> list[Op]:
         """A product of the first group, k by k where its operands lie in several buffers."""
@@ -362,27 +350,23 @@ class _Roles(Cut):
             cuts |= {n * k // LAST_GROUPS for n in range(LAST_GROUPS)}
         edges = sorted(cuts)
         for lo, hi in zip(edges, edges[1:]):
-            a = promoted.piece(b, lo, hi) if promoted else _columns(b, o.a, lo, hi, o.transpose_a)
+            piece = part_of_sum(b, o, lo, hi - lo)
+            if promoted is not None:
+                piece = replace(piece, a=promoted.piece(b, lo, hi))
             if parts is not None:
                 n = lo // (k // LAST_GROUPS)
-                tile, shift = parts[n], n * k // LAST_GROUPS
-                other = _columns(b, whole(b, tile), lo - shift, hi - shift)
-            else:
-                other = _columns(b, o.b, lo, hi, not o.transpose_b)
-            clear, policy = o.clear and lo == 0, "square"
-            piece = replace(o, a=a, b=other, clear=clear, policy=policy, asynchronous=True)
+                tile, shift = whole(b, parts[n]), n * k // LAST_GROUPS
+                piece = replace(piece, b=columns(b, tile, lo - shift, hi - lo))
+            clear = o.clear and lo == 0
+            piece = replace(piece, clear=clear, policy="square", asynchronous=True)
             b.ops += restaged(piece, self.staged, stage, self.refuse_at)
         return b.ops
 
 
-def _columns(b: Builder, r: Region, lo: int, hi: int, rows: bool = False) -> Region:
-    """Columns `lo` to `hi` of a region, or rows."""
-    at = -2 if rows else -1
-    if r.extents[at] == hi - lo:
-        return r
-    offsets, extents = list(r.offsets), list(r.extents)
-    offsets[at], extents[at] = b.fold("add", offsets[at], lo), hi - lo
-    return replace(r, offsets=tuple(offsets), extents=tuple(extents))
+def _share(b: Builder, r: Region, number: int, count: int) -> Region:
+    """One of equal parts of a region's columns."""
+    width = r.extents[-1] // count
+    return columns(b, r, number * width, width)
 
 
 # --- stages of larger buffers ---
@@ -399,14 +383,10 @@ def restaged(
     def visit(x: Op) -> None | Op:
         if isinstance(x, ops.Load | ops.Store) and x.buffer in ring:
             return x.at(ring[x.buffer], (stage, *x.indices))
-        changed: dict[str, Any] = {}
-        for name in x.operand_fields:
-            got = getattr(x, name)
-            if isinstance(got, Region) and got.buffer in ring:
-                offsets, extents = (stage, *got.offsets), (1, *got.extents)
-                changed[name] = Region(ring[got.buffer], offsets, extents)
-            elif isinstance(got, Value) and got in ring:
-                raise refuse(x, f"{got.name} is more than one tile")
-        return replace(x, **changed) if changed else None
+        done = with_boxes(x, lambda r: r.within(ring[r.buffer], stage) if r.buffer in ring else r)
+        for v in done.operands:
+            if v in ring:
+                raise refuse(x, f"{v.name} is more than one tile")
+        return done
 
-    return list(rewrite(Block((), (o,)), visit).ops)
+    return [*rewritten([o], visit)]

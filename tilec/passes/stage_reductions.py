@@ -10,11 +10,11 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, rewrite
+from tilec.ir.core import Func, Op, Region
 from tilec.ir.ops import Alloc, Copy, Fill, Reduce
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import INT32, BufferType, DType
-from tilec.passes.utils.building import counted, whole
+from tilec.ir.types import BufferType, DType
+from tilec.passes.utils.building import counted, part, whole
 from tilec.passes.utils.reductions import neutral
 from tilec.target import Target
 
@@ -22,9 +22,7 @@ MOST = 64  # registers of a thread that a copy of a tile may take
 
 
 def stage_reductions(func: Func, target: Target) -> Func:
-    def visit(o: Op) -> None | list[Op]:
-        if target.kind == "cpu" or not isinstance(o, Reduce):
-            return None
+    def visit(o: Reduce) -> None | list[Op]:
         if _is_fragment(o.source) and _is_fragment(o.dest):
             return None
         threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
@@ -45,7 +43,7 @@ def stage_reductions(func: Func, target: Target) -> Func:
             b.emit(Copy, dest, o.dest)
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit))
+    return func if target.kind == "cpu" else func.rewrite(Reduce, visit)
 
 
 def _slice_length(o: Reduce, threads: int) -> int:
@@ -69,15 +67,10 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
         b.emit(Copy, o.dest, so_far)
     count = o.source.extents[o.dim] // length
     with counted(b, count, "slice", "serial") as (number, inner):
-        offsets, extents = [*o.source.offsets], [*o.source.extents]
         first = inner.binary("mul", number, length)
-        if offsets[o.dim].dtype != INT32:
-            first = inner.cast(first, offsets[o.dim].dtype)
-        offsets[o.dim] = inner.binary("add", offsets[o.dim], first)
-        extents[o.dim] = length
-        part = Region(o.source.buffer, tuple(offsets), tuple(extents))
-        held = _fragment(inner, part)
-        inner.emit(Copy, part, held)
+        piece = part(inner, o.source, o.dim, first, length)
+        held = _fragment(inner, piece)
+        inner.emit(Copy, piece, held)
         inner.emit(Reduce, held, so_far, o.dim, o.kind, clear=False, propagate_nan=o.propagate_nan)
     b.emit(Copy, so_far, o.dest)
     return b.ops

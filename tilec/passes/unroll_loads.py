@@ -149,8 +149,8 @@ class _Ahead:
         goes_on = "lt", o.body.args[0], o.hi
         compared = (x for x in o.body.ops if isinstance(x, Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
-        self.copies = any(o.body.every(CpAsync))
-        made = {r: x for x in o.body.ops for r in x.results}
+        self.copies = o.body.has(CpAsync)
+        made = o.body.makers
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
         self.loads: list[MemLoad] = []

@@ -17,10 +17,11 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, inputs, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import Compare, For, If, Load, Parallel, Select, Store, Yield, constants
+from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.masked_loads import conjuncts
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest
@@ -29,8 +30,7 @@ _FALLING = ("gt", "ge")
 
 def version_loops(func: Func, target: Target) -> Func:
     known = _Known(func)
-    pipelined = (o for o in func.body.every(For) if o.kind == "pipelined")
-    repeated = {x for o in pipelined for x in walk(o.body)}
+    repeated = {x for o in pipelined(func.body) for x in walk(o.body)}
 
     return func.rewrite(Parallel, lambda o: _Guarded(o, known, o in repeated).split())
 
@@ -56,7 +56,7 @@ class _Guarded:
         self.o = o
         self.known = known
         self.repeated = repeated
-        self.made = {r: x for x in o.body.ops for r in x.results}
+        self.made = o.body.makers
         self.before: set[Value] = set()
         self.b = Builder(o.loc)
 
@@ -69,8 +69,7 @@ class _Guarded:
         met = [c for c in corners if c is not None]
         if len(met) != len(conds):
             return None
-        cond = self.b.conjunction(met)
-        assert cond is not None
+        cond = self.b.all_of(*met)
         self.b.loc = guard.loc
         orelse = self.unchanged()
         if isinstance(guard, Select):
@@ -95,9 +94,8 @@ class _Guarded:
                 n = Builder(a.loc)
                 last = n.binary("sub", a.rhs, 1)
                 bound = n.binary("min", last, b.rhs)
-                both = [n.compare("le", a.lhs, bound)]
-                cond = n.conjunction([*both, *(z for z in conds if z is not x and z is not y)])
-                assert cond is not None
+                both = n.compare("le", a.lhs, bound)
+                cond = n.all_of(both, *(z for z in conds if z is not x and z is not y))
                 at = self.o.body.ops.index(guard)
                 ops = self.o.body.ops
                 ops = (*ops[:at], *n.ops, replace(guard, cond=cond), *ops[at + 1 :])
@@ -118,9 +116,7 @@ class _Guarded:
         sides = [n for n, o in enumerate(origins) if sum(a in o for a in self.o.body.args) > 1]
         for n in sides if len(sides) > 1 else ():
             b = Builder(guard.loc)
-            others = b.conjunction(met[:n] + met[n + 1 :])
-            assert others is not None
-            b.emit(If, others, self.without(guard, conds[n]), found)
+            b.emit(If, b.all_of(*met[:n], *met[n + 1 :]), self.without(guard, conds[n]), found)
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))
         return found
 
@@ -132,7 +128,7 @@ class _Guarded:
         (o,) = acts
         if not isinstance(o, If) or o.results or any(x.regions for x in o.then.ops):
             return None
-        return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
+        return None if o.orelse.statements else o
 
     def mask(self) -> Select | None:
         """The choice of a number, or of the element itself, that is all that the body stores, in a
@@ -204,14 +200,14 @@ class _Guarded:
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
-        for x in self.o.body.ops:
+        for x in self.o.body.statements:
             if x is guard and isinstance(guard, Select):
                 if left is None:
                     subst[guard.result] = subst.get(guard.on_true, guard.on_true)
                     continue
                 x = replace(guard, cond=left)
-            inside = guard.then.ops if x is guard and isinstance(guard, If) else (x,)
-            ops += [clone(y, subst) for y in inside if not isinstance(y, Yield)]
+            inside = guard.then.statements if x is guard and isinstance(guard, If) else (x,)
+            ops += [clone(y, subst) for y in inside]
         ops.append(Yield(loc=self.o.loc))
         loop = Parallel(
             self.o.extents,

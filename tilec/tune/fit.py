@@ -15,7 +15,7 @@ from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
 from tilec.passes.arrange import asks_to_overlap
-from tilec.passes.utils.plans import Wanted, is_open, stages_of, take_wanted, with_plan
+from tilec.passes.utils.plans import Wanted, is_open, pipelined, stages_of, take_wanted, with_plan
 from tilec.target import Target
 from tilec.tune.plans import plans
 
@@ -136,16 +136,14 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
         1 <= error.stages < plan.stages
         and "stages" not in wanted.fields
         and any(
-            stages_of(o, error.stages) < stages_of(o, plan.stages)
-            for o in func.body.every(For)
-            if o.kind == "pipelined"
+            stages_of(o, error.stages) < stages_of(o, plan.stages) for o in pipelined(func.body)
         )
     )
 
 
 def check_kept(source: Func, func: Func, wanted: Wanted) -> None:
     """Raise CompileError where a pass could not give the user the schedule he asked for."""
-    loops = [o for o in source.body.every(For) if o.kind == "pipelined"]
+    loops = pipelined(source.body)
     reasons = {
         "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
         "specialise": (

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tilec.ir.core import Func, walk
-from tilec.ir.ops import Copy, For, Gemm
+from tilec.ir.core import Func
+from tilec.ir.ops import Copy, Gemm
+from tilec.passes.utils.plans import pipelined
 from tilec.target import Speeds
 from tilec.tune.cost import Estimate
 
@@ -27,14 +28,9 @@ READS = 4  # of each byte, on average
 def operands(func: Func) -> frozenset[str]:
     """The arguments whose tiles pipelined loops bring to products."""
     tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
-    loops = [o for o in func.body.every(For) if o.kind == "pipelined"]
-    found = set()
-    for loop in loops:
-        inside = [*walk(loop.body)]
-        if any(isinstance(o, Gemm) for o in inside):
-            sources = {o.source.buffer for o in inside if isinstance(o, Copy)}
-            found |= {tensors[v] for v in sources if v in tensors}
-    return frozenset(found)
+    loops = (o for o in pipelined(func.body) if o.body.has(Gemm))
+    sources = {o.source.buffer for loop in loops for o in loop.body.every(Copy)}
+    return frozenset(tensors[v] for v in sources if v in tensors)
 
 
 def pays(sizes: Sequence[int], plain: Estimate, packed: Estimate, speeds: Speeds) -> bool:

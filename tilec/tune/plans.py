@@ -12,23 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, walk
+from tilec.ir.core import Func, Op
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import (
-    For,
-    Gemm,
-    Load,
-    Parallel,
-    ThreadIndex,
-    Yield,
-    is_by_hand,
-    yielded,
-)
+from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.split_roles import refusal
-from tilec.passes.utils.plans import Wanted
+from tilec.passes.utils.plans import Wanted, pipelined
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.waits import is_mixed, waits_for_products
@@ -209,8 +200,7 @@ def _is_by_hand(func: Func) -> bool:
 @functools.lru_cache(maxsize=8)
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
-    loops = (o for o in func.body.every(For) if o.kind == "pipelined")
-    return any(isinstance(o, Gemm) for loop in loops for o in walk(loop.body))
+    return any(o.body.has(Gemm) for o in pipelined(func.body))
 
 
 @functools.lru_cache(maxsize=8)
@@ -220,9 +210,9 @@ def _shares_well(func: Func) -> bool:
     with at most 128 columns (of 256 each row brings more products: 64x256 192 us, 214 then), and
     threads do nothing in loops with tile products but to start these: all blocks wait for what
     else they do for each tile (uint8 less a zero point: 456 us, 621 then)."""
-    loops = [o for o in func.body.every(For) if o.kind == "pipelined" and any(o.body.every(Gemm))]
+    loops = [o for o in pipelined(func.body) if o.body.has(Gemm)]
     sides = [o.shape[:2] for o in func.body.every(Gemm)]
-    acts = [x for o in loops for x in o.body.ops if not x.pure and not isinstance(x, Yield)]
+    acts = [x for o in loops for x in o.body.statements if not x.pure]
     long = all(max(m, n) >= 2 * min(m, n) and n <= MOST_COLUMNS for m, n in sides)
     return bool(loops) and long and all(isinstance(x, Gemm) or _brings(x) for x in acts)
 
@@ -255,7 +245,7 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     if func.attrs.get("threads") is not None:
         more = func.attrs.get("more_threads")
         return (None, more) if more else (None,)
-    if any(func.body.every(ThreadIndex)):
+    if func.body.has(ThreadIndex):
         return (None,)
     largest = _largest_product(func)
     if not largest:
@@ -268,8 +258,7 @@ def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
     rows = [o.shape[0] for o in func.body.every(Gemm)]
     if None in choices:
         return []  # the author's number
-    loops = (o for o in func.body.every(For) if o.kind == "pipelined")
-    work = (p for o in loops for p in o.body.every(Parallel))
+    work = (p for o in pipelined(func.body) for p in o.body.every(Parallel))
     loads = (x for p in work for x in p.body.every(Load))
     if any(x.source.buffer.space == "global" for x in loads):
         return []  # what threads bring themselves (a bias) takes more registers than these have

@@ -35,12 +35,7 @@ from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import (
-    Estimate,
-    Realised,
-    estimate,
-    multiprocessors_for,
-)
+from tilec.tune.cost import Estimate, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.waits import is_mixed
@@ -120,7 +115,7 @@ class Candidate:
 
     @cached_property
     def _buffers(self) -> frozenset[Value]:
-        return frozenset(o.result for o in walk(self.func.body) if isinstance(o, Alloc))
+        return frozenset(o.result for o in self.func.body.every(Alloc))
 
     @cached_property
     def _sums(self) -> dict[Value, int]:
@@ -133,8 +128,8 @@ class Candidate:
         threads compute with what products give, for operands too."""
         words = {
             o.result: -(-o.type.size * o.type.dtype.bits // 32)
-            for o in walk(self.func.body)
-            if isinstance(o, Alloc) and o.type.space == "fragment"
+            for o in self.func.body.every(Alloc)
+            if o.type.space == "fragment"
         }
         sums = {v: n for v, n in words.items() if v in self._sums}
         found = [*sums.values()]
@@ -147,7 +142,7 @@ class Candidate:
     @cached_property
     def tile_bits(self) -> int:
         """Bits of a block's tiles, in shared memory and in registers."""
-        types = (o.type for o in walk(self.func.body) if isinstance(o, Alloc))
+        types = (o.type for o in self.func.body.every(Alloc))
         return sum(t.size * t.dtype.bits for t in types)
 
     @property
@@ -419,13 +414,10 @@ class Candidate:
                         o.operands_swapped or bool(instr.n % QUAD_COLUMNS)
                     )
                     alone = math.prod(o.warps) == instr.warps
-                    size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - self._buffers))
+                    brought = {o.a.buffer, o.b.buffer} - self._buffers
+                    size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
         return tuple(instrs), held, scattered, repeated
-
-
-def _bytes(v: Value) -> int:
-    return v.buffer.size * v.dtype.bits // 8
 
 
 def _counted(plan: Plan) -> Plan:

@@ -316,7 +316,7 @@ class Work:
 
     def fragment_bits(self) -> list[int]:
         """Bits of each fragment."""
-        allocs = (o for o in walk(self.func.body) if isinstance(o, ops.Alloc))
+        allocs = self.func.body.every(ops.Alloc)
         return [o.type.size * o.type.dtype.bits for o in allocs if o.type.space == "fragment"]
 
 
@@ -343,7 +343,7 @@ class _Reader:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.origins = facts_of(work.func).origins
-        self.gathers = {o.result: o for o in walk(work.func.body) if isinstance(o, ops.Gather)}
+        self.gathers = {o.result: o for o in work.func.body.every(ops.Gather)}
 
     def block(self, block: Block, loops: tuple[int, ...], behind: bool = False) -> None:
         """`behind`: whether a pipelined loop stands before it, in the block that it is a branch of

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, clone
 from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
+
+
+def is_shared(o: Op) -> TypeGuard[Alloc]:
+    """Whether an op allocates a shared buffer."""
+    return isinstance(o, Alloc) and o.type.space == "shared"
 
 
 def whole(b: Builder, v: Value) -> Region:
@@ -19,9 +24,38 @@ def whole(b: Builder, v: Value) -> Region:
     return Region(v, tuple(b.const(0) for _ in shape), shape)
 
 
+def part(b: Builder, r: Region, dim: int, start: Value | int, size: int) -> Region:
+    """`size` elements of a region along one dimension, from `start` on."""
+    if r.extents[dim] == size:
+        return r
+    start = start if isinstance(start, int) else b.cast(start, r.offsets[dim].dtype)
+    return r.cut(dim, b.fold("add", r.offsets[dim], start), size)
+
+
+def columns(b: Builder, r: Region, start: Value | int, size: int) -> Region:
+    """`size` columns of a region, from `start` on."""
+    return part(b, r, -1, start, size)
+
+
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
     b.emit(Copy, whole(b, source), whole(b, dest), **how)
+
+
+def under(cond: Value, statements: Sequence[Op]) -> Op:
+    """The ops where a condition holds."""
+    b = Builder(statements[0].loc)
+    b.branch(cond, statements)
+    return b.ops[0]
+
+
+def or_zeros(b: Builder, cond: Value, then: Builder, values: Sequence[Value]) -> tuple[Value, ...]:
+    """What `then` makes where `cond` holds, `values`; elsewhere 0 for each."""
+    then.emit(Yield, tuple(values))
+    other = Builder(then.loc)
+    other.emit(Yield, tuple(other.zero(v.dtype) for v in values))
+    types = tuple(v.type for v in values)
+    return b.emit(If, cond, then.block(), other.block(), types, loc=then.loc).results
 
 
 def or_zero(cond: Value, o: Op) -> Op:
@@ -51,7 +85,7 @@ def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op],
     """The ops of the loop's iteration at `index`, with fresh values, and what it hands on of what
     is `carried` in."""
     own: Substitution = dict(zip(o.body.args, (index, *carried)))
-    ops = [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
+    ops = [clone(x, own) for x in o.body.statements]
     return ops, tuple(own.get(v, v) for v in yielded(o.body))
 
 

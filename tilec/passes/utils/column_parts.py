@@ -14,6 +14,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Region, Substitution, Value, clone, rewrite
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Copy, ElementAccess, Fill, Gemm, If, Load, Parallel, Store
+from tilec.passes.utils.building import columns, whole
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ class ColumnPart:
             return
         match o:
             case Fill() if o.dest.is_whole:
-                b.ops.append(replace(o, dest=self._whole(b, o.dest.buffer)))
+                b.ops.append(replace(o, dest=whole(b, self.own[o.dest.buffer])))
             case Gemm() if o.c in self.own and o.metadata is None:
                 b.ops.append(replace(o, b=self._columns_of_b(o), c=self.own[o.c]))
             case Copy() if o.source.buffer in self.own and o.source.is_whole:
-                source = self._whole(b, o.source.buffer)
+                source = whole(b, self.own[o.source.buffer])
                 b.ops.append(replace(o, source=source, dest=self._columns(b, o, o.dest)))
             case Copy() if o.dest.buffer in self.own and o.dest.is_whole:
-                dest = self._whole(b, o.dest.buffer)
+                dest = whole(b, self.own[o.dest.buffer])
                 b.ops.append(replace(o, dest=dest, source=self._columns(b, o, o.source)))
             case Parallel():
                 b.ops.append(self._parallel(o))
@@ -68,22 +69,13 @@ class ColumnPart:
             self._emit(b, o)
         return replace(block, ops=tuple(b.ops))
 
-    def _whole(self, b: Builder, v: Value) -> Region:
-        made = self.own[v]
-        shape = made.buffer.static_shape
-        return Region(made, tuple(b.const(0) for _ in shape), shape)
-
     def _columns(self, b: Builder, o: Copy, other: Region) -> Region:
         """The part of the other side of a copy, whose last dimension is the columns."""
         mine = o.source if o.source.buffer in self.own else o.dest
         width = mine.extents[-1] // self.count
-        last = other.offsets[-1]
         if other.extents[-1] != mine.extents[-1] or other.type.space != "global":
             raise self.refuse(o, "the other side is no tensor with the same columns")
-        moved = b.fold("add", last, self.number * width)
-        return replace(
-            other, offsets=(*other.offsets[:-1], moved), extents=(*other.extents[:-1], width)
-        )
+        return columns(b, other, self.number * width, width)
 
     def _columns_of_b(self, o: Gemm) -> Region:
         tile = self.tiles.get(o.b.buffer)
@@ -104,7 +96,7 @@ class ColumnPart:
             raise self.refuse(o, "one of its indices would have to be the column everywhere")
         part = Value(index.type, index.name)
         top = Builder(o.loc)
-        whole = top.fold("add", part, self.number * width)
+        number = top.fold("add", part, self.number * width)
 
         def visit(x: Op) -> None | Op:
             if isinstance(x, Load | Store) and x.buffer in self.own:
@@ -113,7 +105,7 @@ class ColumnPart:
                 raise self.refuse(x, "it is more than a load or store of elements")
             return None
 
-        body = rewrite(Block((), o.body.ops), visit, {index: whole})
+        body = rewrite(Block((), o.body.ops), visit, {index: number})
         new_args = (*args[:dim], part, *args[dim + 1 :])
         extents = (*o.extents[:dim], width, *o.extents[dim + 1 :])
         return replace(o, extents=extents, body=Block(new_args, (*top.ops, *body.ops)))

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.passes.utils.addressing import narrow
-from tilec.passes.utils.rings import Position
+from tilec.passes.utils.rings import Position, is_brought
 from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_ORDERED = 1  # named barriers below it: 0 the block's, 1 … `groups` each group's own
@@ -60,8 +60,8 @@ class ConsumerGroups:
         self.ordered = FIRST_ORDERED + self.count
         self.loop = loop_over_blocks(func)
         body = self.loop.body
-        self.rings = [o for o in body.every(ops.For) if _brings(o)]
-        if len(self.rings) != sum(isinstance(o, ops.For) and _brings(o) for o in walk(func.body)):
+        self.rings = [o for o in body.every(ops.For) if _loads(o)]
+        if len(self.rings) != sum(bool(_loads(o)) for o in func.body.every(ops.For)):
             raise refusal(func, "a pipelined loop stands outside of its loop over blocks")
         if any(x in self.rings for o in self.rings for x in walk(o.body)):
             raise refusal(func, "a pipelined loop stands in another one")
@@ -113,7 +113,7 @@ class ConsumerGroups:
         subst: Substitution = {
             old: b.value(ops.RingStage, new, group, name=old.name) for old, new in private.items()
         }
-        return rewrite(body, lambda _: None, subst)
+        return body.substituted(subst)
 
     # --- the loop over blocks ---
 
@@ -135,17 +135,17 @@ class ConsumerGroups:
         number = b.cast(group, loop.step.dtype)
         first = b.binary("add", loop.lo, b.binary("mul", number, loop.step))
         for other in range(self.count - 1):
-            tile = b.binary("add", loop.lo, _times(b, loop.step, other))
+            tile = b.binary("add", loop.lo, b.fold("mul", loop.step, other))
             exists = b.compare("lt", tile, loop.hi)
             later = b.compare("gt", group, other)
             exists = b.binary("and", exists, later)
             b.branch(exists, self._skipped(tile))
-        stride = _times(b, loop.step, self.count)
+        stride = b.fold("mul", loop.step, self.count)
         body = Builder(loop.loc)
-        body.ops += own.ops[:-1]
+        body.ops += own.statements
         for ahead in range(1, self.count):
             index = loop.body.args[0]
-            tile = body.binary("add", index, _times(body, loop.step, ahead))
+            tile = body.binary("add", index, body.fold("mul", loop.step, ahead))
             exists = body.compare("lt", tile, loop.hi)
             body.branch(exists, self._skipped(tile))
         body.ops.append(own.ops[-1])
@@ -156,15 +156,15 @@ class ConsumerGroups:
         loop = self.loop
         b = Builder(loop.loc)
         handed: Substitution = {}
-        for o in loop.body.ops[:-1]:
+        for o in loop.body.statements:
             if self._is_shared(o):
-                b.ops += rewrite(Block((), (o,)), lambda _: None, handed).ops
+                b.ops += Block((), (o,)).substituted(handed).ops
             else:
                 b.ops += self.carried.copy(Block((), (o,)), handed)
         until = Value(group.type, "until")
         mine = b.compare("eq", until, 0)
         others = self._skipped(loop.body.args[0])
-        b.branch(mine, own.ops[:-1], others)
+        b.branch(mine, own.statements, others)
         sooner = b.binary("sub", until, 1)
         after = b.select(mine, b.const(self.count - 1), sooner)
         b.emit(ops.Yield, (*(handed.get(v, v) for v in ops.yielded(loop.body)), after))
@@ -179,11 +179,11 @@ class ConsumerGroups:
         """Ops that move the positions past iteration `tile`, which another group does."""
 
         def skip(o: ops.For) -> None | list[Op]:
-            if not _brings(o):
+            if not (loads := _loads(o)):
                 return None
             b = Builder(o.loc)
             trips = _trips(b, o.lo, o.hi, o.step)
-            for at in dict.fromkeys(self.positions[x.dest.buffer] for x in _loads(o)):
+            for at in dict.fromkeys(self.positions[x.dest.buffer] for x in loads):
                 at.skip(b, trips)
             return b.ops
 
@@ -239,15 +239,7 @@ class ConsumerGroups:
 
 def _loads(loop: ops.For) -> list[ops.Copy]:
     """The copies of a loop's body that producer warps bring."""
-    return [o for o in loop.body.ops if isinstance(o, ops.Copy) and o.engine == "tma"]
-
-
-def _brings(loop: ops.For) -> bool:
-    return bool(_loads(loop))
-
-
-def _times(b: Builder, v: Value, factor: int) -> Value:
-    return b.fold("mul", v, factor)
+    return [o for o in loop.body.ops if is_brought(o)]
 
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:

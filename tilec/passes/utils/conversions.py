@@ -108,7 +108,7 @@ def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
         mine = x.result if isinstance(x, Alloc) else x.dest.buffer if isinstance(x, Copy) else None
         return [] if mine in subst or mine in found.values() else None
 
-    body = rewrite(rewrite(o.body, visit), lambda _: None, subst)
+    body = rewrite(o.body, visit).substituted(subst)
     made.update(found.values())
     return [*b.ops, replace(o, body=body)]
 
@@ -153,7 +153,7 @@ class _Wants:
             subst[v] = fresh
         if not subst:
             return None
-        (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
+        (done,) = Block((), (o,)).substituted(subst).ops
         if isinstance(done, Gemm) and done.asynchronous:
             done = replace(done, asynchronous=False)  # what it gives is copied at once
         return [*before.ops, done, *after.ops]

@@ -68,8 +68,7 @@ class _Sweep:
             return False
         if o.region_fields:
             ends = isinstance(o, For | If | Parallel)
-            inner = (x for r in o.regions for x in r.ops if not isinstance(x, Yield))
-            return ends and all(map(self.idle, inner))
+            return ends and all(self.idle(x) for r in o.regions for x in r.statements)
         return all(
             e.kind in ("read", "allocate") or (e.kind in _SINKS and e.buffer in self.dead)
             for e in o.effects()

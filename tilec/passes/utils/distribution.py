@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log2, prod
 
-from tilec.ir.layout import Digit, Layout, blocked
+from tilec.ir.layout import Digit, Layout, blocked, leading_run
 
 LINE_BYTES = 128
 MISALIGNED = 0.5  # lines that an access of a warp touches beside those that it fills
@@ -117,6 +117,12 @@ def fewest_registers(extents: tuple[int, ...], warp_size: int, warps: int, vecto
         found.append(blocked(extents, warp_size, warps, vector))
         vector //= 2
     return min(found, key=lambda layout: layout.size("reg"))
+
+
+def is_narrow(layout: Layout, bits: int) -> bool:
+    """Whether a thread holds less than 16 bytes of a row, of elements of `bits` bits."""
+    dim, run = leading_run(layout)
+    return dim != layout.rank - 1 or run * bits < 128
 
 
 def idle(layout: Layout) -> int:

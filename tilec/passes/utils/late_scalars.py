@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Op, Substitution, Value, clone, inputs, rewrite
+from tilec.ir.core import Block, Op, Substitution, Value, clone, inputs, upstream
 from tilec.ir.effects import is_clonable
 
 # What a scope begins with that waits for nothing.
@@ -37,16 +37,12 @@ def load_in_scopes(block: Block, written: Container[Value]) -> Block:
 
 def _loading(body: Block, order: list[Op], late: dict[Value, Op]) -> Block:
     """A scope's body that makes those of `late` that it needs, in their `order`."""
-    needed = {v for o in body.ops for v in inputs(o) if v in late}
-    for o in reversed(order):
-        if any(r in needed for r in o.results):
-            needed.update(inputs(o))
+    needed = {*upstream((v for o in body.ops for v in inputs(o)), late)}
     subst: Substitution = {}
-    made = [clone(o, subst) for o in order if any(r in needed for r in o.results)]
+    made = [clone(o, subst) for o in order if o in needed]
 
     def asks(o: Op) -> bool:
         return (o.pure or isinstance(o, _ASKS)) and not any(v in late for v in inputs(o))
 
     at = next((n for n, o in enumerate(body.ops) if not asks(o)), 0)
-    whole = Block(body.args, (*body.ops[:at], *made, *body.ops[at:]))
-    return rewrite(whole, lambda o: None, subst)
+    return Block(body.args, (*body.ops[:at], *made, *body.ops[at:])).substituted(subst)

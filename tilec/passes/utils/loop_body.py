@@ -126,8 +126,7 @@ class LoopBody:
         """A condition that holds for all neighbours if it does for the outer two: they take the
         branch together where it holds, else each for itself."""
         b, together, apart = self.b, Builder(o.loc), Builder(o.loc)
-        whole = b.conjunction([env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
-        assert whole is not None
+        whole = b.all_of(*(env.get(o.cond, o.cond) for env in (envs[0], envs[-1])))
         self.b = together
         own = [dict(env) for env in envs]
         for x in o.then.ops:
@@ -162,7 +161,7 @@ class LoopBody:
 
     def _register(self, o: ops.Load | ops.Store, env: Substitution, e: int) -> None:
         access = self.fragments[o]
-        assert self.loop is not None and self.loop.layout is not None and self.first is not None
+        assert self.loop is not None and self.first is not None
         b = self.b
         index = b.binary("add", self.first, e) if e else self.first
         straight = access.dims == tuple(range(len(self.loop.extents)))
@@ -175,12 +174,10 @@ class LoopBody:
 
     def _table(self, access: Access) -> tuple[int, ...]:
         """Register of the fragment for each register of the loop."""
-        assert self.loop is not None and self.loop.layout is not None
+        assert self.loop is not None
         fragment, extents = access.buffer, self.loop.extents
-        own = fragment.buffer.layout
-        assert own is not None
-        mine = self.loop.layout.table("reg")
-        theirs = own.table("reg")
+        mine = self.loop.laid_out.table("reg")
+        theirs = fragment.buffer.laid_out.table("reg")
         where: dict[tuple[int, ...], int] = {}
         wide = [i for i, e in enumerate(fragment.buffer.static_shape) if e != 1]
         for r in reversed(range(len(theirs))):
@@ -378,7 +375,7 @@ class LoopBody:
 
     def _past_registers(self, block: Block) -> tuple[Op, ...]:
         """The store of a loop, and the load of what it stores: other loads say from where."""
-        made = {r: o for o in block.ops for r in o.results}
+        made = block.makers
         (store,) = (o for o in block.ops if isinstance(o, ops.Store))
         value = made[store.value]
         if isinstance(value, ops.Select):

@@ -4,7 +4,6 @@ needs."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.affine import Affine
@@ -175,48 +174,37 @@ class MemoryFacts:
                 found.append((d, not above, not below))
         return tuple(found)
 
+    def inside_at_corners(
+        self, b: Builder, p: Parallel, inner: dict[Value, Op], at: Substitution
+    ) -> list[Value] | None:
+        """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
+        corners; None if that cannot be told. Values of `inner` are computed anew, with those of
+        `at` in their place."""
+        conds: list[Value] = []
+        done: set[tuple[object, ...]] = set()
+        first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
+        last: Substitution = {**at, **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)}}
+        for o, (d, low, high) in self.needs(p):
+            index, extent = o.indices[d], o.buffer.buffer.shape[d]
+            slopes = [self.facts.slope(index, a) for a in p.body.args]
+            if any(slope is None or slope < 0 for slope in slopes):
+                return None
+            if (key := (index, extent, low, high)) in done:
+                continue
+            done.add(key)
+            if high:
+                if (most := clone_expression(b, index, inner, last)) is None:
+                    return None
+                end = self.tensors.number(b, extent, most.dtype)
+                conds.append(b.compare("lt", most, end))
+            if low:
+                if (least := clone_expression(b, index, inner, first)) is None:
+                    return None
+                conds.append(b.compare("ge", least, 0))
+        return conds
+
 
 Need = tuple[ElementAccess, tuple[int, bool, bool]]
-
-
-def inside_at_corners(
-    known: MemoryFacts,
-    b: Builder,
-    p: Parallel,
-    needs: Sequence[Need],
-    inner: dict[Value, Op],
-    at: Substitution,
-) -> list[Value] | None:
-    """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
-    corners; None if that cannot be told. Values of `inner` are computed anew, with those of `at`
-    in their place."""
-    conds: list[Value] = []
-    done: set[tuple[object, ...]] = set()
-    first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
-    last: Substitution = {**at, **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)}}
-    for o, (d, low, high) in needs:
-        index = o.indices[d]
-        t = o.buffer.buffer
-        for a in p.body.args:
-            slope = known.facts.slope(index, a)
-            if slope is None or slope < 0:
-                return None
-        key = (index, t.shape[d], low, high)
-        if key in done:
-            continue
-        done.add(key)
-        if high:
-            most = clone_expression(b, index, inner, last)
-            if most is None:
-                return None
-            extent = known.tensors.number(b, t.shape[d], most.dtype)
-            conds.append(b.compare("lt", most, extent))
-        if low:
-            least = clone_expression(b, index, inner, first)
-            if least is None:
-                return None
-            conds.append(b.compare("ge", least, 0))
-    return conds
 
 
 def in_memory(o: Op) -> bool:

@@ -10,7 +10,8 @@ blocks that load for one another then differ by an exclusive or, whichever block
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -125,24 +126,12 @@ class Multicast:
 
     def number(self, b: Builder) -> Value:
         """This block's number in its cluster."""
-        return self._number(b, range(3))
-
-    def _number(self, b: Builder, dims: Iterable[int]) -> Value:
-        total = b.const(0)
-        for d in dims:
-            if self.cluster[d] > 1:
-                step = b.fold("mul", b.value(ops.ClusterIndex, d), self.strides[d])
-                total = b.fold("add", total, step)
-        return total
+        return _number(b, {d: self.strides[d] for d in range(3) if self.cluster[d] > 1})
 
     def part(self, b: Builder, share: Share) -> Value:
         """Which part of the tile this block loads."""
-        total, below = b.const(0), 1
-        for d in share.dims:
-            step = b.fold("mul", b.value(ops.ClusterIndex, d), below)
-            total = b.fold("add", total, step)
-            below *= self.cluster[d]
-        return total
+        below = itertools.accumulate((self.cluster[d] for d in share.dims), operator.mul, initial=1)
+        return _number(b, dict(zip(share.dims, below)))
 
     def receivers(self, b: Builder, share: Share) -> Value:
         """A bit for each block that this one loads for."""
@@ -150,7 +139,15 @@ class Multicast:
         others = [d for d in range(3) if d not in share.dims and self.cluster[d] > 1]
         if not others:
             return b.const(group)
-        return b.fold("shl", b.const(group), self._number(b, others))
+        return b.fold("shl", b.const(group), _number(b, {d: self.strides[d] for d in others}))
+
+
+def _number(b: Builder, steps: Mapping[int, int]) -> Value:
+    """A block's number, of which a dimension of the cluster counts so many for each step."""
+    total = b.const(0)
+    for d, step in steps.items():
+        total = b.fold("add", total, b.fold("mul", b.value(ops.ClusterIndex, d), step))
+    return total
 
 
 def cut(layout: Layout, bits: int, parts: int) -> tuple[int, int, tuple[int, ...], int] | None:

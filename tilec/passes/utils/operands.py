@@ -21,7 +21,7 @@ from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import narrow, shared_offset
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import part, whole
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
 SWIZZLE_ROWS = 8  # after which every swizzle begins anew
@@ -42,6 +42,12 @@ class Operand:
     starts: tuple[int | None, ...]
     divisors: tuple[int, int]
     across: int
+
+    @classmethod
+    def of(cls, region: Region, across: int, facts: Facts) -> Operand:
+        """The operand, as far as it is known where the region is."""
+        row, column = (max(1, facts.divisor(v)) for v in region.offsets[-2:])
+        return cls(region, tuple(map(facts.constant, region.offsets)), (row, column), across)
 
     @property
     def buffer(self) -> Value:
@@ -75,29 +81,13 @@ class Operand:
 def operand(o: Gemm, which: str, facts: Facts) -> Operand:
     """Operand "a" or "b" of a gemm."""
     region, transposed = (o.a, o.transpose_a) if which == "a" else (o.b, o.transpose_b)
-    row, column = (max(1, facts.divisor(v)) for v in region.offsets[-2:])
-    return Operand(
-        region,
-        tuple(facts.constant(v) for v in region.offsets),
-        (row, column),
-        int((which == "a") == transposed),
-    )
+    return Operand.of(region, int((which == "a") == transposed), facts)
 
 
 def part_of_sum(b: Builder, o: Gemm, start: int, size: int) -> Gemm:
     """The product over `size` steps of K from `start` on; appends what its offsets need."""
     a_dim, b_dim = (-2 if o.transpose_a else -1), (-1 if o.transpose_b else -2)
-    return replace(o, a=_cut(b, o.a, a_dim, start, size), b=_cut(b, o.b, b_dim, start, size))
-
-
-def _cut(b: Builder, x: Region, dim: int, start: int, size: int) -> Region:
-    """`size` of the region's elements along `dim`, from `start` on."""
-    offsets, extents = list(x.offsets), list(x.extents)
-    extents[dim] = size
-    if start:
-        old = offsets[dim]
-        offsets[dim] = b.binary("add", old, start)
-    return Region(x.buffer, tuple(offsets), tuple(extents))
+    return replace(o, a=part(b, o.a, a_dim, start, size), b=part(b, o.b, b_dim, start, size))
 
 
 def plane(layout: Layout) -> Layout:
@@ -178,9 +168,9 @@ def through_registers(
             size //= 2
         b = Builder(o.loc)
         for start in range(0, k, size):
-            part = part_of_sum(b, o, start, size) if size < k else o
-            part = replace(part, clear=o.clear and start == 0)
-            b.ops.append(replace(_held(b, part, which, dtype), instr=found[0], warps=found[1]))
+            piece = part_of_sum(b, o, start, size) if size < k else o
+            piece = replace(piece, clear=o.clear and start == 0)
+            b.ops.append(replace(_held(b, piece, which, dtype), instr=found[0], warps=found[1]))
         return b.ops
     return None
 

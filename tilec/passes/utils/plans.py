@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.core import Block, Func, Op, rewrite
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
 from tilec.target import Target
+
+
+def pipelined(of: Block | Op) -> list[For]:
+    """The pipelined loops inside."""
+    return [o for o in of.every(For) if o.kind == "pipelined"]
 
 
 def is_open(o: Op) -> bool:
@@ -31,7 +36,7 @@ def stages_of(o: For, chosen: int) -> int:
 
 @functools.lru_cache(maxsize=64)  # each plan asks for each number of stages
 def _may_be_deeper(o: For) -> bool:
-    return o.num_stages > 1 and not o.stage and any(o.body.every(Gemm))
+    return o.num_stages > 1 and not o.stage and o.body.has(Gemm)
 
 
 def shared_limit(plan: Plan, target: Target) -> int:

@@ -15,7 +15,6 @@ the shift has made of nothing. What is out of bounds is set to zero behind the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple
 
@@ -139,7 +138,7 @@ class Realigner:
         reachable = [self._reachable(b, o) for o in copies]
         inside: list[Value | None] = [None for _ in copies]
         if not once:
-            inside = [b.conjunction([r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
+            inside = [b.all_of(r, *self._inside(b, o)) for o, r in zip(copies, reachable)]
         return Pieces(copies, [tiles[o.dest.buffer] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, held: Held) -> None:
@@ -162,8 +161,7 @@ class Realigner:
             for e in range(tile.parts * _per_piece(o)):
                 b.emit(ops.RegWrite, v, b.const(e), zero)
             for part in self._parts(ends, o, tile.elements.laid_out):
-                wanted = ends.conjunction(self._lacking(ends, o, part))
-                assert wanted is not None
+                wanted = ends.all_of(*self._lacking(ends, o, part))
                 for value in self._elements(ends, o, part, wanted):
                     n = ends.const(next(register))
                     ends.emit(ops.RegWrite, v, n, value)
@@ -250,14 +248,11 @@ class Realigner:
         """Whether the row of a part exists, and its two pieces lie in the memory of the tensor."""
         first = self._first(b, part)
         end = b.binary("add", first, 2 * _per_piece(o) - 1)
-        tests = [
+        return b.all_of(
             b.compare("ge", first, 0),
             b.compare("le", end, self._last(b, o)),
             *self._row_inside(b, o, part, 1),  # no row behind the last one ends before that
-        ]
-        found = b.conjunction(tests)
-        assert found is not None
-        return found
+        )
 
     def _lacking(self, b: Builder, o: ops.Copy, part: _Part) -> list[Value]:
         """Tests that the row of a part exists, and its pieces do not both lie in memory."""
@@ -276,9 +271,7 @@ class Realigner:
 
     def _unless_reachable(self, b: Builder, found: Pieces, made: Builder) -> None:
         """What is `made`, where not all pieces lie in memory."""
-        reachable = b.conjunction(found.reachable)
-        assert reachable is not None
-        b.branch(b.value(ops.Unary, "not", reachable), made.ops)
+        b.branch(b.value(ops.Unary, "not", b.all_of(*found.reachable)), made.ops)
 
     def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -295,8 +288,7 @@ class Realigner:
                 there = body.compare("lt", number, tile.parts)
                 mine = unique_replica(body, layout, Place(body))
                 own = [] if mine is None else [mine]
-                wanted = body.conjunction([there, *own, *self._lacking(body, o, part)])
-                assert wanted is not None
+                wanted = body.all_of(there, *own, *self._lacking(body, o, part))
                 some = wanted if some is None else body.binary("or", some, wanted)
                 inner = Builder(b.loc)
                 zero = inner.const(0)
@@ -306,7 +298,6 @@ class Realigner:
                     index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
                     inner.emit(ops.Store, dest[o.dest.buffer], index, value)
                 stores.branch(wanted, inner.ops)
-            assert some is not None
             body.branch(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: ops.Copy, part: _Part, first: int) -> list[Value]:
@@ -335,9 +326,10 @@ class Realigner:
             if cond is None:
                 each(b, o, tile, False)
                 continue
-            with _branches(b, cond) as (inside, other):
-                each(inside, o, tile, True)
-                each(other, o, tile, False)
+            inside, other = Builder(b.loc), Builder(b.loc)
+            each(inside, o, tile, True)
+            each(other, o, tile, False)
+            b.branch(cond, inside.ops, other.ops)
 
     def _inside(self, b: Builder, o: ops.Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""
@@ -392,11 +384,3 @@ class Realigner:
 
 def _per_piece(o: ops.Copy) -> int:
     return PIECE * 8 // o.source.dtype.bits
-
-
-@contextmanager
-def _branches(b: Builder, cond: Value) -> Iterator[tuple[Builder, Builder]]:
-    """Builders of what is done where `cond` holds, and where it does not."""
-    sides = Builder(b.loc), Builder(b.loc)
-    yield sides
-    b.branch(cond, *(side.ops for side in sides))

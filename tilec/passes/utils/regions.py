@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Op, Substitution, Value, clone, upstream
+from tilec.ir.core import Op, Region, Substitution, Value, clone, upstream
 from tilec.ir.ops import Binary, Cast, Const, Parallel
 from tilec.ir.types import DType, ScalarType
+
+
+class Walked(NamedTuple):
+    """A box, and a loop's indices in the order of the dimensions they run along, those of one
+    iteration left out."""
+
+    region: Region
+    order: tuple[Value, ...]
 
 
 class LoopRegions:
@@ -15,17 +25,14 @@ class LoopRegions:
     def __init__(self, o: Parallel, facts: Facts) -> None:
         self.o = o
         self.facts = facts
-        self.made = {r: x for x in o.body.ops for r in x.results}
+        self.made = o.body.makers
         self.extents = dict(zip(o.body.args, o.extents))
         self.hoisted: list[Op] = []
         self.subst: Substitution = {}
         self.zeros: set[Value] = set()
 
-    def region(
-        self, buffer: Value, indices: tuple[Value, ...]
-    ) -> tuple[tuple[Value, ...], tuple[int, ...], list[Value]] | None:
-        """(offsets, extents, loop indices in the order of the dimensions they run along), or None
-        if the accesses are no box with unit strides. Loop indices of extent 1 are dropped."""
+    def walked(self, buffer: Value, indices: tuple[Value, ...]) -> Walked | None:
+        """What accesses to elements at `indices` walk; None if that is no box with unit strides."""
         offsets: list[Value] = []
         extents: list[int] = []
         order: list[Value] = []
@@ -40,7 +47,7 @@ class LoopRegions:
             order += along
             offsets.append(offset)
             extents.append(self.extents[along[0]] if along else 1)
-        return tuple(offsets), tuple(extents), order
+        return Walked(Region(buffer, tuple(offsets), tuple(extents)), tuple(order))
 
     def invariant(self, v: Value) -> Value | None:
         """`v` computed before the loop, None if it depends on the iteration or on memory."""

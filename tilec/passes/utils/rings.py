@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir import ops
@@ -34,6 +34,12 @@ def ring_copies(loop: ops.For) -> list[ops.Copy]:
     if loop.kind != "pipelined":
         return []
     return [o for o in once(loop.body) if isinstance(o, ops.Copy) and o.ahead]
+
+
+def fills_tile(o: Op) -> TypeGuard[ops.Copy]:
+    """Whether an op copies from global to shared memory."""
+    sides = (o.source.type.space, o.dest.type.space) if isinstance(o, ops.Copy) else ()
+    return sides == ("global", "shared")
 
 
 def is_brought(o: Op) -> TypeGuard[ops.Copy]:
@@ -170,15 +176,15 @@ class Ring:
     stages: int
     arrivals: int
     release_every: int
-    full: Value | None = None
-    empty: Value | None = None
     links: tuple[int, ...] = (0,)
     number: Value | None = None
+    full: Value = field(init=False)
+    empty: Value = field(init=False)
 
     @property
     def bytes(self) -> int:
         """Bytes that fill one stage."""
-        return sum(v.buffer.size * v.buffer.dtype.bits // 8 for v in self.buffers)
+        return sum(v.buffer.bytes for v in self.buffers)
 
     def allocate(self, b: Builder) -> None:
         stages = BufferType((self.stages,), INT64, "barrier")
@@ -186,14 +192,12 @@ class Ring:
         self.empty = b.value(ops.Alloc, stages, name=f"{self.name}_empty")
 
     def initialise(self, b: Builder) -> None:
-        assert self.full is not None and self.empty is not None
         b.emit(ops.MbarrierInit, self.full, 1)
         b.emit(ops.MbarrierInit, self.empty, self.arrivals * len(self.links))
 
     def wait_full(self, b: Builder, at: Position, only: Value | None = None) -> Value:
         """Wait until the stage at `at` is filled (`only` threads for which this holds); returns the
         stage."""
-        assert self.full is not None
         stage = at.get_stage(b)
         wait = ops.MbarrierWait(self.full, stage, at.get_phase(b), loc=b.loc)
         b.branch(only, [wait])
@@ -201,20 +205,17 @@ class Ring:
 
     def wait_free(self, b: Builder, at: Position) -> Value:
         """Wait until the stage at `at` is free; returns the stage."""
-        assert self.empty is not None
         stage = at.get_stage(b)
         b.emit(ops.MbarrierWait, self.empty, stage, at.get_phase(b))
         return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:
         """Wait until the stage at `at` is free and announce its bytes; returns the stage."""
-        assert self.full is not None
         stage = self.wait_free(b, at)
         b.emit(ops.MbarrierExpect, self.full, stage, self.bytes)
         return stage
 
     def release(self, b: Builder, stage: Value, guard: Value | None = None) -> None:
-        assert self.empty is not None
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.binary("and", who, guard)

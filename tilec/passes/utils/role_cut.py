@@ -5,7 +5,7 @@ shared memory."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeGuard
 
 from tilec.ir.analysis import acting
@@ -15,10 +15,11 @@ from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc, Copy, For, Gemm, Yield, constants
+from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import columns, whole
+from tilec.passes.utils.plans import pipelined
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.target import Target
@@ -37,7 +38,7 @@ class Cut:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self.written = written_tensors(func.body)
-        loops = [o for o in func.body.every(For) if o.kind == "pipelined"]
+        loops = pipelined(func.body)
         if len(loops) != 1 or loops[0] not in func.body.ops or func.attrs.get("by_hand"):
             raise self.refuse("it is not one T.Pipelined that stands at the top of the kernel")
         (self.loop,) = loops
@@ -61,7 +62,7 @@ class Cut:
         self.sums = self._sums()
         self.late = [o for o in self.statements if self.is_late(o)]
         self.early = [o for o in self.statements if o not in self.late and o not in self.copies]
-        ops = [o for o in func.body.ops if o is not self.loop and not isinstance(o, Yield)]
+        ops = [o for o in func.body.statements if o is not self.loop]
         at = func.body.ops.index(self.loop)
         mine = {o for o in acting(func.body) if o is not self.loop}
         self.scalars = [o for o in ops if o not in mine and not isinstance(o, Alloc)]
@@ -181,8 +182,8 @@ class Cut:
         shared = {v for o in self.late for v in self.uses[o] if v in self.tiles}
         self.parts: dict[Value, list[Value]] = {}  # of tiles that are shared out by columns
         for v in (v for v in self.tiles if v in shared):
-            *rows, columns = v.buffer.static_shape
-            shape = (*rows, columns // LAST_GROUPS)
+            *rows, width = v.buffer.static_shape
+            shape = (*rows, width // LAST_GROUPS)
             self.parts[v] = [like(v, shape, f"{v.name}_{n}") for n in range(LAST_GROUPS)]
         invariant = [*self.before, *self.early]
         self.promoted: dict[Value, Promoted] = promote(invariant, self.early, left, size)
@@ -212,7 +213,7 @@ class Cut:
                 made.append(v)
         ringed = [v for v in self.tiles if v not in self.parts]
         ringed += [x for parts in self.parts.values() for x in parts] + made
-        each, fixed = sum(map(_bytes, ringed)), sum(map(_bytes, shared))
+        each, fixed = (sum(v.buffer.bytes for v in of) for of in (ringed, shared))
         word = INT64.bits // 8
         room = (self.target.shared_bytes - fixed - ONCE * word) // (each + BARRIERS * word)
         self.stages = min(room, max(self.loop.num_stages, LEAST_STAGES))
@@ -277,10 +278,6 @@ def kind_of(v: Value) -> tuple[object, ...]:
     return v.buffer.static_shape, v.buffer.dtype
 
 
-def _bytes(v: Value) -> int:
-    return v.buffer.size * v.buffer.dtype.bits // 8
-
-
 def _registers(v: Value, threads: int) -> int:
     return -(-v.buffer.size * v.buffer.dtype.bits // 32 // threads)
 
@@ -313,26 +310,13 @@ class Promoted:
     def piece(self, b: Builder, lo: int, hi: int) -> Region:
         """Columns from one of the cuts to another at most."""
         n = next(i for i, at in enumerate(self.cuts) if lo < at) - 1
-        r = whole(b, self.buffers[n])
-        if r.extents[-1] == hi - lo:
-            return r
-        return replace(
-            r,
-            offsets=(*r.offsets[:-1], b.const(lo - self.cuts[n])),
-            extents=(*r.extents[:-1], hi - lo),
-        )
+        return columns(b, whole(b, self.buffers[n]), lo - self.cuts[n], hi - lo)
 
     def filled(self, o: Copy) -> list[Op]:
         """The copies that fill the parts, instead of the one that filled the tile."""
         b = Builder(o.loc)
-        last = o.source.offsets[-1]
         for v, lo, hi in self.parts():
-            source = replace(
-                o.source,
-                offsets=(*o.source.offsets[:-1], b.fold("add", last, lo)),
-                extents=(*o.source.extents[:-1], hi - lo),
-            )
-            b.emit(Copy, source, whole(b, v))
+            b.emit(Copy, columns(b, o.source, lo, hi - lo), whole(b, v))
         return b.ops
 
 
@@ -353,13 +337,13 @@ def promote(
             continue
         if not all(x in products and _takes_whole(x, v) for x in readers):
             continue
-        rows, columns = v.buffer.static_shape
+        rows, width = v.buffer.static_shape
         step = STEP_BYTES * 8 // v.dtype.bits
         each = rows * STEP_BYTES // 4 // threads
-        most = columns // PIECES
+        most = width // PIECES
         if not each or most % step or registers < each:
             continue
-        held = min(columns, registers // each * step)
+        held = min(width, registers // each * step)
         registers -= held // step * each
         cuts = [*range(0, held, most), held]
         parts = [
@@ -367,9 +351,9 @@ def promote(
             for n, (lo, hi) in enumerate(zip(cuts, cuts[1:]))
         ]
         rest = None
-        if held < columns:
-            cuts.append(columns)
-            rest = Value(BufferType((rows, columns - held), v.dtype, "shared"), f"{v.name}_rest")
+        if held < width:
+            cuts.append(width)
+            rest = Value(BufferType((rows, width - held), v.dtype, "shared"), f"{v.name}_rest")
             parts.append(rest)
         found[v] = Promoted(tuple(cuts), tuple(parts), rest)
     return found

@@ -3,9 +3,8 @@ an earlier iteration without being sent there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from tilec.ir.core import (
     Block,
@@ -20,10 +19,9 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import For, If, While, Yield, decides, handed_on, yielded
+from tilec.ir.ops import Alloc, For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
-
-_T = TypeVar("_T")
+from tilec.passes.utils.dce import keep_results
 
 
 class NotClonable(Exception):
@@ -36,7 +34,7 @@ class Slice:
     made again."""
 
     def __init__(self, block: Block, keep: Iterable[Op]) -> None:
-        self.keep = set(keep)
+        self.block, self.keep = block, set(keep)
         self.written = written_tensors(block)
         self.needed: set[Value] = set()
         self.defs: dict[Value, Op] = {}
@@ -89,6 +87,16 @@ class Slice:
             elif not isinstance(v.type, BufferType):
                 raise NotClonable(o)
 
+    def scalars(self, statements: Container[Op], subst: Substitution) -> list[Op]:
+        """The needed ops of a loop's body besides its `statements`, with fresh values: buffers stay
+        as they are."""
+        return [
+            clone(o, subst)
+            for o in self.block.ops
+            if o not in statements and not isinstance(o, Alloc)
+            if any(r in self.needed for r in o.results)
+        ]
+
     def copy(self, block: Block, subst: Substitution) -> list[Op]:
         """The needed part of `block` with fresh values; kept ops are cloned like the others."""
         out: list[Op] = []
@@ -106,33 +114,21 @@ class Slice:
     def _copy_control(self, o: Op, subst: Substitution) -> Op:
         if not isinstance(o, (For, While, If)):
             raise NotClonable(o)
-        slots = handed_on(o)
-        kept = [i for i, (_, holders) in enumerate(slots) if not self.needed.isdisjoint(holders)]
-
-        def of(values: Sequence[_T]) -> tuple[_T, ...]:
-            """Those of the slots that are kept, and what stands before the slots."""
-            first = len(values) - len(slots)
-            return (*values[:first], *(values[first + i] for i in kept)) if values else ()
+        slots = enumerate(handed_on(o))
+        kept = [i for i, (_, holders) in slots if not self.needed.isdisjoint(holders)]
 
         def fresh(values: Sequence[Value]) -> tuple[Value, ...]:
             made = tuple(Value(v.type, v.name) for v in values)
             subst.update(zip(values, made))
             return made
 
-        given: dict[str, Any] = (
-            {"types": of(o.types)} if isinstance(o, If) else {"inits": of(o.inits)}
-        )
-        done = substitute(replace(o, **given), subst)
-        regions: dict[str, Any] = {}
-        for name in o.region_fields:
-            region = getattr(o, name)
-            args = fresh(of(region.args))
-            ops = self.copy(region, subst)
-            values = yielded(region)
-            values = values if name == "cond" else of(values)
-            ops.append(Yield(tuple(subst.get(v, v) for v in values), loc=o.loc))
-            regions[name] = Block(args, tuple(ops))
-        return replace(done, **regions, results=fresh(of(o.results)))
+        def copied(region: Block) -> Block:
+            args, ops = fresh(region.args), self.copy(region, subst)
+            values = tuple(subst.get(v, v) for v in yielded(region))
+            return Block(args, (*ops, Yield(values, loc=o.loc)))
+
+        done = substitute(keep_results(o, kept), subst).with_regions(copied)
+        return replace(done, results=fresh(done.results))
 
 
 def _used(o: Op) -> list[Value]:
@@ -156,7 +152,7 @@ def can_run_ahead(loop: For, copy: Op) -> bool:
     """Whether the copy's operands can be computed for a later iteration: no carried value is
     needed."""
     if copy in loop.body.ops:
-        defs = {r: o for o in loop.body.ops for r in o.results}
+        defs = loop.body.makers
         if all(o.pure for o in upstream(copy.operands, defs)) and len(loop.body.args) == 1:
             return True  # what most loops are
     try:

@@ -175,11 +175,8 @@ class SoftwarePipeline:
 
     def _scalars(self, b: Builder, stage: int, index: Value) -> Substitution:
         """What the statements of a stage need of iteration `index`, computed at `b`."""
-        part, subst = self.parts[stage], {self.loop.body.args[0]: index}
-        for o in self.loop.body.ops:
-            if o not in self.stage and any(r in part.needed for r in o.results):
-                if not isinstance(o, Alloc):
-                    b.ops.append(clone(o, subst))
+        subst = {self.loop.body.args[0]: index}
+        b.ops += self.parts[stage].scalars(self.stage, subst)
         return subst
 
     def _statement(

@@ -31,13 +31,7 @@ class Metadata:
         self.place = place
         steps = o.shape[2] // instr.k
         self.served = instr.selectors if steps % instr.selectors == 0 else 1
-        offsets = o.metadata.offsets
-        self.region = Operand(
-            o.metadata,
-            tuple(facts.constant(v) for v in offsets),
-            (max(1, facts.divisor(offsets[-2])), max(1, facts.divisor(offsets[-1]))),
-            int(o.transpose_metadata),
-        )
+        self.region = Operand.of(o.metadata, int(o.transpose_metadata), facts)
 
     def alloc(self, b: Builder, times: int) -> Value:
         """A fragment, made at `b`, for `times` words for each atom along M, one atom after the
@@ -73,43 +67,42 @@ class Metadata:
             top = each.fold("add", first, each.fold("mul", i, instr.m))
             parts = [self._unit(each, each.fold("add", top, row), unit) for row, unit in own]
             word = _joined(each, parts, instr.unit)
-            either = _word(each, "or", _by(each, "shr", word, 2), _by(each, "shr", word, 3))
-            nothing = _by(each, "xor", _by(each, "and", either, _LOW), _LOW)
-            word = _word(each, "or", word, _by(each, "shl", nothing, 2))
+            op = each.binary
+            either = op("or", op("shr", word, 2), op("shr", word, 3))
+            nothing = op("xor", op("and", either, _LOW), _LOW)
+            word = op("or", word, op("shl", nothing, 2))
             at = each.fold("mul", i, times)
             at = at if times == 1 else each.fold("add", at, step)
             each.emit(RegWrite, words, at, word)
 
     def _unit(self, x: Builder, row: Value, unit: Value) -> Value:
         """Unit number `unit` along K of a row, as a word."""
-        b, bits, wanted = x, self.region.buffer.dtype.bits, self.instr.unit
+        bits, wanted = self.region.buffer.dtype.bits, self.instr.unit
         if bits > wanted:
             per = bits // wanted
             whole = self._elements(x, row, x.fold("floordiv", unit, per), 1)[0]
             place = x.fold("mul", x.fold("mod", unit, per), wanted)
-            part = _word(b, "shr", whole, b.cast(place, UINT32))
-            return _by(b, "and", part, (1 << wanted) - 1)
+            return x.binary("and", x.binary("shr", whole, x.cast(place, UINT32)), (1 << wanted) - 1)
         count = wanted // bits
         column = x.fold("mul", unit, count)
-        return _joined(b, self._elements(x, row, column, count), bits)
+        return _joined(x, self._elements(x, row, column, count), bits)
 
-    def _elements(self, x: Builder, row: Value, column: Value, count: int) -> list[Value]:
+    def _elements(self, b: Builder, row: Value, column: Value, count: int) -> list[Value]:
         """`count` neighbours along K, by one load where they are adjacent in memory, as words."""
-        v, b = self.region.buffer, x
-        memory, bits = v.buffer.layout, v.dtype.bits
-        assert memory is not None
+        v = self.region.buffer
+        memory, bits = v.buffer.laid_out, v.dtype.bits
+        own = DTYPES[f"uint{bits}"]
         runs = not self.region.mn_major and has_runs(memory, count)
         width = count if runs and self.region.divisors[1] % count == 0 else 1
         found = []
         for e in range(0, count, width):
-            at = self.region.coordinates(x, row, x.fold("add", column, e))
+            at = self.region.coordinates(b, row, b.fold("add", column, e))
             offset = shared_offset(b, memory, at)
             loaded = b.value(MemLoad, v, offset, width, width * bits // 8)
             for q in range(width):
                 value = loaded if width == 1 else b.value(Extract, loaded, q)
-                own = DTYPES[f"uint{bits}"]
                 value = value if value.dtype == own else b.value(Bitcast, value, own)
-                found.append(value if own == UINT32 else b.cast(value, UINT32))
+                found.append(b.cast(value, UINT32))
         return found
 
 
@@ -117,13 +110,5 @@ def _joined(b: Builder, parts: list[Value], bits: int) -> Value:
     """Words that have `bits` bits each, side by side, the first one lowest."""
     word = parts[0]
     for i, part in enumerate(parts[1:], 1):
-        word = _word(b, "or", word, _by(b, "shl", part, i * bits))
+        word = b.binary("or", word, b.binary("shl", part, i * bits))
     return word
-
-
-def _word(b: Builder, kind: str, x: Value, y: Value) -> Value:
-    return b.binary(kind, x, y)
-
-
-def _by(b: Builder, kind: str, x: Value, y: int) -> Value:
-    return _word(b, kind, x, b.const(y, UINT32))

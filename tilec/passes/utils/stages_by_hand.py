@@ -27,7 +27,7 @@ import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, walk, with_boxes
 from tilec.ir.effects import effects_in
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import INT32, BufferType
@@ -48,15 +48,11 @@ def with_stages_by_hand(func: Func, target: Target) -> Func:
     if not target.has("mbarrier"):
         return func
     for loop in [*func.body.every(ops.For)]:
-        if loop.kind == "pipelined" and loop.num_stages > 1 and _waits(loop):
+        if loop.kind == "pipelined" and loop.num_stages > 1 and loop.body.has(ops.MbarrierWait):
             staged = _Staged(func, loop, target)
             if staged.may():
                 return with_stages_by_hand(staged.rewritten(), target)
     return func
-
-
-def _waits(loop: ops.For) -> bool:
-    return any(isinstance(o, ops.MbarrierWait) for o in walk(loop.body))
 
 
 class _Staged:
@@ -231,25 +227,20 @@ class _Staged:
         stages = {index.dtype: stage, INT32: slot}
 
         def region(r: Region) -> Region:
-            offsets = (stages[r.offsets[0].dtype], *r.offsets)
-            return Region(made[r.buffer], offsets, (1, *r.extents))
+            return r.within(made[r.buffer], stages[r.offsets[0].dtype]) if r.buffer in made else r
 
         def visit(o: Op) -> None | Op | list[Op]:
             if isinstance(o, ops.Load) and o.source in made:
                 return o.at(made[o.source], (stages[o.indices[0].dtype], *o.indices))
-            changed: dict[str, Any] = {}
-            for name in o.operand_fields:
-                got = getattr(o, name)
-                if isinstance(got, Region) and got.buffer in made:
-                    changed[name] = region(got)
             if not isinstance(o, _AT_BARRIERS):
-                return replace(o, **changed) if changed else None
+                return with_boxes(o, region)
             b = Builder(o.loc)
             first = b.binary("mul", slot, o.barrier.buffer.size)
-            changed |= {"barrier": made[o.barrier], "stage": b.binary("add", first, o.stage)}
+            stage = b.binary("add", first, o.stage)
+            at: dict[str, Any] = {"barrier": made[o.barrier], "stage": stage}
             if isinstance(o, ops.MbarrierWait):
-                changed["parity"] = parities[self.late[o]]
-            return [*b.ops, replace(o, **changed)]
+                at["parity"] = parities[self.late[o]]
+            return [*b.ops, replace(with_boxes(o, region), **at)]
 
         body = rewrite(self.loop.body, visit)
         return replace(
