@@ -193,7 +193,7 @@ class Assignments(ForLoops):
                 "loop before anything reads it",
             )
         number = self._stored(variable, value, place)
-        self.store(self.whole_element(variable), number)
+        self.store(self.first_element(variable), number)
 
     def _stored(self, buffer: Buffer, value: object, place: ast.expr) -> Number:
         """A value, written at `place`, as a number that the buffer can hold."""
@@ -279,8 +279,7 @@ class Assignments(ForLoops):
             elif isinstance(old, Lanes):
                 changed = self._changed_lanes(kind, old, node.value)
             else:
-                with self.at(node.target):
-                    before = self.number(old, "this operand")
+                before = self.number(old, "this operand", node.target)
                 changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_name(node.target.id, changed, node.value)
             return
@@ -290,8 +289,7 @@ class Assignments(ForLoops):
             return
         items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
         if not isinstance(element, Region) or (items is not None and not element.is_element):
-            with self.at(node.target):
-                before = self.number(element, "this operand")
+            before = self.number(element, "this operand", node.target)
             changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_to(node.target, changed, node.value)
             return

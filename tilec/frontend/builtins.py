@@ -105,8 +105,7 @@ class Call:
 
     def number(self, name: str) -> Number:
         """A number."""
-        with self.t.at(self.place(name)):
-            return self.t.number(self[name], f"{name} of T.{self.builtin}")
+        return self.t.number(self[name], f"{name} of T.{self.builtin}", self.place(name))
 
     def whole(self, name: str, hint: str, why: str = ", not an int") -> bool | int | Scalar:
         """A number that is no float, known now or at run time; `why` it cannot be one."""

@@ -41,8 +41,7 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
     value = t.run_time(c.number("value"))
     cond = c["cond"]
     if isinstance(cond, Scalar):
-        holds = cond if cond.dtype is BOOL else t.compare("ne", cond, 0)
-        assert isinstance(holds, Scalar)
+        holds = t.convert(cond, BOOL)
         value = t.select(holds, value, t.convert(reducer.identity, value.dtype))
     shape = t.block_shape
     stride, extent = math.prod(shape[:dim]), shape[dim] if dim < len(shape) else 1

@@ -328,11 +328,9 @@ def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
     """Whether a thread belongs to the group."""
     thread = t.emit_scalar(ops.ThreadIndex, reach=Reach(0))
     last = header.first + header.threads
-    inside = t.compare("lt", thread, last)
-    assert isinstance(inside, Scalar)
+    inside = t.run_time(t.compare("lt", thread, last))
     if header.first:
-        above = t.compare("ge", thread, header.first)
-        assert isinstance(above, Scalar)
+        above = t.run_time(t.compare("ge", thread, header.first))
         inside = t.logical_and(above, inside)
     return inside
 

@@ -53,8 +53,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             message = f"a grid extent is {describe(given)}; extents are arguments of their own"
             hint = ast.unparse(written)[1:-1] if isinstance(written, ast.Tuple) else "gx, gy"
             raise t.error(message, f"write T.Kernel({hint})", written)
-        with t.at(written):
-            extent = t.number(given, "a grid extent")
+        extent = t.number(given, "a grid extent", written)
         known = static_int(extent)
         if known is not None and known < (0 if t.has_empty_tensor else 1):
             hint = "T.ceildiv(N, BN) rounds up"

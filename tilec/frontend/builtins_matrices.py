@@ -11,7 +11,7 @@ from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_threads import index_of_thread
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
+from tilec.frontend.values import Buffer, Number, Region, describe
 from tilec.ir.ops import LoadMatrices, WarpMma
 from tilec.ir.types import FLOAT32, TFLOAT32
 from tilec.support.lazy import Lazy
@@ -143,7 +143,7 @@ def ldmatrix(t: Expressions, c: Call) -> None:
 def _behind(t: Expressions, element: Region, down: Number, right: Number) -> Region:
     *outer, row, column = element.offsets
     at = (t.binary("add", row, down), t.binary("add", column, right))
-    return Region(element.buffer, (*outer, *at), element.extents, element.loc)  # type: ignore[arg-type]
+    return t.element(element.buffer, (*outer, *at), element.loc)
 
 
 def _places(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
@@ -164,7 +164,4 @@ def _local(t: Expressions, c: Call, name: str) -> Buffer:
 
 
 def _element(t: Expressions, buffer: Buffer, first: Number, k: int) -> Region:
-    at = t.binary("add", first, k)
-    assert not isinstance(at, float)
-    index: int | Scalar = at
-    return Region(buffer, (index,), (None,), t.loc)
+    return t.element(buffer, [t.binary("add", first, k)])

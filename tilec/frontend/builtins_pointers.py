@@ -51,9 +51,9 @@ def place_of(t: Expressions, given: object, what: str, node: ast.AST) -> Region:
     if isinstance(given, Address):
         return given.element
     if isinstance(given, Buffer) and given.type.space != "barrier" and not given.variable:
-        return Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
+        return t.first_element(given)
     if isinstance(given, Region) and given.buffer.type.space != "barrier":
-        return Region(given.buffer, given.offsets, (None,) * len(given.offsets), given.loc)
+        return t.element(given.buffer, given.offsets, given.loc)
     hint = "write A[i] or A[i:i + 4]"
     raise t.error(f"{what} is {describe(given)}, no place in a buffer", hint, node)
 
@@ -71,11 +71,8 @@ def moved(t: Expressions, element: Region, by: Number, count: int = 0) -> Region
             carried.append(t.binary("mod", index, extents[d]))
             over = t.binary("floordiv", index, extents[d])
             index = t.binary("add", element.offsets[d - 1], over)
-        offsets = (index, *reversed(carried))
-    else:
-        offsets = (*outer, index)
-    assert all(isinstance(x, int | Scalar) for x in offsets)
-    return Region(element.buffer, offsets, element.extents, element.loc)  # type: ignore[arg-type]
+        return t.element(element.buffer, (index, *reversed(carried)), element.loc)
+    return t.element(element.buffer, (*outer, index), element.loc)
 
 
 def address(
@@ -286,10 +283,9 @@ def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
         return [t.convert(t.binary("shr", x, n), to) for x in parts for n in shifts]
     found = []
     for at in range(0, len(parts), bits // own):
-        word: Number = t.convert(parts[at], to)
+        word = t.convert(parts[at], to)
         for n, x in enumerate(parts[at + 1 : at + bits // own], 1):
-            word = t.binary("or", word, t.binary("shl", t.convert(x, to), n * own))
-        assert isinstance(word, Scalar)
+            word = t.run_time(t.binary("or", word, t.binary("shl", t.convert(x, to), n * own)))
         found.append(word)
     return found
 

@@ -209,8 +209,7 @@ def print_(t: Expressions, c: Call) -> None:
             raise t.error("T.print of a whole buffer cannot stand in T.Parallel", hint)
         t.emit(Print, prefix + obj.name, (), obj.value)
     else:
-        with t.at(node):
-            number = t.run_time(t.number(obj, "obj of T.print"))
+        number = t.run_time(t.number(obj, "obj of T.print", node))
         t.emit(Print, prefix + "{}", (number.value,))
 
 
@@ -226,8 +225,7 @@ def _format(t: Expressions, node: ast.JoinedStr) -> tuple[str, tuple[object, ...
             raise t.error("format specs are not supported in T.print", "write {x} alone", at=part)
         value = t.expression(part.value)
         if isinstance(value, Region | Buffer) or (is_number(value) and isinstance(value, Scalar)):
-            with t.at(part.value):
-                values.append(t.run_time(t.number(value, "a printed value")).value)
+            values.append(t.run_time(t.number(value, "a printed value", part.value)).value)
             text += "{}"
         elif is_number(value) or isinstance(value, str):
             text += _escaped(str(value))

@@ -198,21 +198,19 @@ def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
     return shuffled(t, value, there if inside else lane)
 
 
-def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Number:
+def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Scalar:
     """`value` of all lanes of the warp that the kernel asked for, combined."""
     threads = math.prod(t.block_shape)
     if t.block_shape and threads % t.warp_size:  # where nobody asked, warps are whole
         asked = t.compare("lt", index_of_thread(t, c), threads)
         if isinstance(asked, Scalar):
             value = t.select(asked, value, t.constant(_nothing(kind, value.dtype), value.dtype))
-    found: Number = value
     mask = t.warp_size // 2
     while mask:
-        assert isinstance(found, Scalar)
-        other = t.emit_scalar(ops.ShuffleXor, found.value, mask)
-        found = t.binary(_COMBINE[kind], found, other)
+        other = t.emit_scalar(ops.ShuffleXor, value.value, mask)
+        value = t.run_time(t.binary(_COMBINE[kind], value, other))
         mask //= 2
-    return found
+    return value
 
 
 def _nothing(kind: str, dtype: DType) -> int | float:

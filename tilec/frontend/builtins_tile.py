@@ -13,7 +13,7 @@ from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
-from tilec.frontend.placements import along, for_each_element, is_placed
+from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import Alloc, AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
@@ -79,7 +79,7 @@ def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
     packed = dtype if dtype in narrow.ON_CHIP else None
     variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True, packed=packed)
     if init is not None:
-        t.store(t.whole_element(variable), init)
+        t.store(t.first_element(variable), init)
     if t.parallel is not None:
         t.parallel.variables.append(variable)
     return variable
@@ -151,11 +151,7 @@ def copy(t: Expressions, c: Call) -> None:
             "copy it to another buffer, and from there",
         )
     if is_placed(t, source, dest):
-
-        def move(at: list[Scalar]) -> None:
-            t.store(along(t, dest, at, t.loc), t.load(along(t, source, at, t.loc)))
-
-        for_each_element(t, source.shape or (1,), move, t.loc)
+        copy_elements(t, source, dest)
         return
     if narrow.is_packed(source, dest) or narrow.rounds(source, dest):
         narrow.move(t, source, dest)
@@ -209,9 +205,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
     if narrow.is_packed(tile):
         narrow.fill(t, tile, number)
     elif is_placed(t, tile):
-        for_each_element(
-            t, tile.shape or (1,), lambda at: t.store(along(t, tile, at, t.loc), number), t.loc
-        )
+        fill_elements(t, tile, number)
     else:
         t.emit(Fill, t.box(tile), number.value)
     if tile.buffer.value in t.reducers:

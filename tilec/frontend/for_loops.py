@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
@@ -108,16 +108,14 @@ class ForLoops(Loops):
         if step > 0:
             return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
         trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
-        assert not isinstance(trips, float)
 
         def falling(i: Scalar) -> object:
             return self.binary("add", start, self.binary("mul", i, step))
 
-        return Counted(kind, builtin, 0, trips, 1, falling, attributes)
+        return Counted(kind, builtin, 0, integer(trips), 1, falling, attributes)
 
     def _bound(self, value: object, place: Loc) -> int | Scalar:
-        with self.at(place):
-            number = self.number(value, "a loop bound")
+        number = self.number(value, "a loop bound", place)
         if isinstance(number, Scalar) and not number.dtype.is_float:
             known = static_int(number)
             return self.to_index(number) if known is None else known
@@ -416,7 +414,6 @@ class ForLoops(Loops):
             total: Number = 1
             for e in extents:
                 total = self.binary("mul", total, e)
-            assert not isinstance(total, float)
             first = (
                 block_index(self, 0)
                 if args["index"] is None
@@ -438,7 +435,7 @@ class ForLoops(Loops):
             found = tuple(self._tile_coordinates(tile, extents, group))
             return found if isinstance(node.target, ast.Tuple) else found[0]
 
-        loop = Counted("persistent", "Persistent", first, total, wave, coordinates, {})
+        loop = Counted("persistent", "Persistent", first, integer(total), wave, coordinates, {})
         with self.at(node.iter):
             self.counted_loop(loop, node.target, node.body)
 
