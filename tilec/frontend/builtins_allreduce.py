@@ -8,7 +8,7 @@ import types
 
 from tilec import language as T
 from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_threads import index_of_thread
+from tilec.frontend.builtins_scalar import index_of_thread
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, describe
 from tilec.ir.types import BOOL
@@ -18,8 +18,7 @@ FUNCTIONS = Closure | T.Macro | types.FunctionType
 
 @builtin(T.comm_reducer)
 def comm_reducer(t: Expressions, c: Call) -> Reducer:
-    identity = c["identity"]
-    values = identity if isinstance(identity, tuple | list) else (identity,)
+    values = c.several("identity")
     if len(values) != 1 or not isinstance(c["combine"], FUNCTIONS):
         message = "T.comm_reducer takes a function of two values and a list of one number"
         raise t.error(message, "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])")

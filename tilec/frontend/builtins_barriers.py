@@ -31,14 +31,13 @@ def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
     if len(t.builders) > 1:
         hint = "move it up to the other buffers: a barrier is initialised once"
         raise t.error(f"T.{c.builtin} stands in a loop or under a condition", hint)
-    given = c["arrive_count"]
-    counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
+    counts = [*map(static_int, c.several("arrive_count"))]
     if not counts or any(n is None or not 0 < n <= sync.MAX_ARRIVALS for n in counts):
         hint = (
             "write how many threads arrive in a phase, a compile-time int from 1 to "
             f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers"
         )
-        raise c.wrong("arrive_count", f"is {describe(given)}", hint)
+        raise c.wrong("arrive_count", f"is {describe(c['arrive_count'])}", hint)
     made = BufferType((len(counts),), INT64, "barrier")
     barrier = t.emit(ops.Alloc, made).result
     for slot, n in enumerate(counts):
@@ -176,7 +175,7 @@ def _check_bytes(
 
 @builtin(T.tma_copy, of="tiles")
 def tma_copy(t: Expressions, c: Call) -> None:
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     path, hint = (
         "from a tensor to shared memory, or back",
         "write T.copy, or go through a shared tile",
@@ -222,7 +221,7 @@ def copy_cluster(t: Expressions, c: Call) -> None:
             "write dst_block=1 for the block that a shared tile goes to, or cluster_mask=0b11 for "
             "the blocks that are given one tile of a tensor",
         )
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     if c["cluster_mask"] is not None:
         _to_several(t, c, source, dest, policy)
         return
@@ -261,7 +260,7 @@ def tma_store_wait(t: Expressions, c: Call) -> None:
 @builtin(T.async_copy, of="tiles")
 def async_copy(t: Expressions, c: Call) -> None:
     width = 0 if c["coalesced_width"] is None else c.integer("coalesced_width", 1)
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     path = "from a tensor to shared memory"
     _check_bytes(t, c, tiles, "global shared", path, "write T.copy")
     t.emit(ops.Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")

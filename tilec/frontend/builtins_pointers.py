@@ -121,15 +121,12 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
         message = f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}"
         hint = "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64"
         raise t.error(message, hint, c.place("ptr"))
-    if t.parallel is not None:
-        hint = "write it in front of the loop"
-        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
+    c.of("memory")
     dtype, align = dtype_of(t, c), c.integer("align", 1)
     if dtype.bits < 8 or align & (align - 1) or not dtype.bits <= 8 * align <= 128:
         hint = "write a dtype of whole bytes, and a power of two from its bytes to 16"
         raise c.wrong("align", f"is {align}, elements are {dtype.name}", hint)
-    written = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
-    extents = [_named(t, c, "shape", e) for e in written]
+    extents = [_named(t, c, "shape", e) for e in c.several("shape")]
     if c["strides"] is None:
         steps: list[tuple[Extent, int | Scalar]] = [(1, 1)] * len(extents)
         for d in reversed(range(len(extents) - 1)):
@@ -307,8 +304,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
     def store(t: Expressions, c: Call) -> None:
         first, dtype, count = _elements(t, c, "dst", bits)
         given = c["value"]
-        values = given if isinstance(given, tuple | list) else (given,)
-        values = given.items if isinstance(given, Lanes) else values
+        values = given.items if isinstance(given, Lanes) else c.several("value")
         parts: list[Scalar] = []
         for x in values:
             number = t.number(x, f"value of T.{c.builtin}")

@@ -143,7 +143,7 @@ def copy(t: Expressions, c: Call) -> None:
         part = closed(t, r, other, t.tile_text(other))
         copy_open(t, r, *((part, other) if reads else (other, part)), reads)
         return
-    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = c.tiles()
     if _overlap(source, dest):
         raise t.error(
             f"T.copy of {t.tile_text(source)} onto a part of itself: elements would be read after "

@@ -50,14 +50,8 @@ def _source(t: Expressions, c: Call) -> Buffer:
 
 
 def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
-    if t.parallel is not None:
-        hint = "write it in front of the loop"
-        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
-    given = c["shape"]
-    if given is None:
-        shape: tuple[object, ...] = source.shape
-    else:
-        shape = tuple(given) if isinstance(given, tuple | list) else (given,)
+    c.of("memory")
+    shape = source.shape if c["shape"] is None else c.several("shape")
     extents = [_extent(t, c, e) for e in shape]
     _check_size(t, c, source, extents, dtype)
     packed = dtype if dtype in ON_CHIP else None

@@ -8,7 +8,8 @@ from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_threads import combined, index_of_thread, lane_of, not_a_mask, shuffled
+from tilec.frontend.builtins_scalar import index_of_thread
+from tilec.frontend.builtins_threads import combined, lane_of, not_a_mask, shuffled
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
