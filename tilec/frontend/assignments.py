@@ -108,13 +108,8 @@ class Assignments(ForLoops):
                     message = "* in an assignment is not allowed in a kernel"
                     hint = "name each value, or take it by its index: x[0]"
                     raise self.error(message, hint, starred[0])
-                if not isinstance(value, tuple | list):
-                    hint = "write one name, or a value for each: a, b = x, y"
-                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
-                if len(value) != len(target.elts):
-                    message = f"{len(value)} values for {len(target.elts)} names"
-                    raise self.error(message, "write as many names as values", target)
-                for t, v in zip(target.elts, value):
+                one = "write one name, or a value for each: a, b = x, y"
+                for t, v in self.unpacked(target, value, one, "write as many names as values"):
                     self._assign_to(t, v, place)
             case _:
                 hint = "assign to a name or an element: x = …, A[i, j] = …"

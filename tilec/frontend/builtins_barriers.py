@@ -15,7 +15,7 @@ from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, o
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
 from tilec.ir import ops
 from tilec.ir.core import Value
-from tilec.ir.types import INT32, INT64, BufferType
+from tilec.ir.types import INT32, INT64
 from tilec.support.lazy import Lazy
 
 sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instructions
@@ -38,11 +38,10 @@ def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
             f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers"
         )
         raise c.wrong("arrive_count", f"is {describe(c['arrive_count'])}", hint)
-    made = BufferType((len(counts),), INT64, "barrier")
-    barrier = t.emit(ops.Alloc, made).result
+    barrier = t.allocated((len(counts),), INT64, "barrier")
     for slot, n in enumerate(counts):
-        t.emit(ops.MbarrierInit, barrier, n, slot)
-    return Buffer(barrier, made.static_shape, t.loc)
+        t.emit(ops.MbarrierInit, barrier.value, n, slot)
+    return barrier
 
 
 builtin(T.alloc_barrier)(_alloc_barrier)

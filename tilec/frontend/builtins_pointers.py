@@ -265,9 +265,10 @@ def _unsigned(bits: int) -> DType:
     return found
 
 
-def as_bits(t: Expressions, x: Scalar) -> Scalar:
-    bits = _unsigned(x.dtype.bits)
-    return x if x.dtype is bits else t.emit_scalar(Bitcast, x.value, bits)
+def as_bits(t: Expressions, x: Scalar, dtype: DType | None = None) -> Scalar:
+    """The bits of a number, as another of `dtype`, or unsigned."""
+    to = dtype or _unsigned(x.dtype.bits)
+    return x if x.dtype is to else t.emit_scalar(Bitcast, x.value, to)
 
 
 def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
@@ -317,7 +318,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
                 c.place("value"),
             )
         words = regrouped(t, regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
-        made = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
+        made = [as_bits(t, x, dtype) for x in words]
 
         def write() -> None:
             for n, x in enumerate(made):

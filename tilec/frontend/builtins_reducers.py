@@ -43,8 +43,7 @@ def alloc_reducer(t: Expressions, c: Call) -> Buffer:
         message = f"a reducer by {kind} combines the bits of ints, its dtype is {dtype.name}"
         raise t.error(message, 'write op="sum", "max" or "min", or an int dtype', c.place("dtype"))
     held = FLOAT32 if dtype.is_float and dtype.bits < 32 else dtype
-    made = BufferType(c.shape("shape"), held, "fragment")
-    buffer = Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+    buffer = t.allocated(c.shape("shape"), held, "fragment")
     t.reducers[buffer.value] = Reducer(kind)
     return buffer
 

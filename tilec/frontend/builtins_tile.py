@@ -16,8 +16,8 @@ from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
 from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
-from tilec.ir.ops import Alloc, AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
-from tilec.ir.types import BufferType, DType
+from tilec.ir.ops import AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
+from tilec.ir.types import DType
 
 # What a copy may be asked to be done by.
 _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
@@ -53,9 +53,7 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     c.choice("scope", scopes)
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
-    made = BufferType(shape, narrow.on_chip(dtype), space)
-    packed = dtype if dtype in narrow.ON_CHIP else None
-    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)
+    return t.allocated(shape, dtype, space)
 
 
 builtin(T.alloc_shared)(_alloc)
@@ -75,9 +73,7 @@ def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
 
 def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
     """A variable of each thread, or of each iteration of a T.Parallel."""
-    made = BufferType((1,), narrow.on_chip(dtype), "local")
-    packed = dtype if dtype in narrow.ON_CHIP else None
-    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True, packed=packed)
+    variable = t.allocated((1,), dtype, "local", variable=True)
     if init is not None:
         t.store(t.first_element(variable), init)
     if t.parallel is not None:

@@ -22,7 +22,7 @@ from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
 from tilec.ir.core import Value
-from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
@@ -128,20 +128,18 @@ class ForLoops(Loops):
         args: Mapping[str, Any] = header.arguments
         stages = -1 if args["num_stages"] is None else static_int(args["num_stages"])
         if stages is None or (stages < 0 and args["num_stages"] is not None):
-            raise self.error(
-                f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
+            hint = (
                 "write a compile-time int: 0 for no overlap, 2 or more to prefetch; without one "
-                "tilec chooses",
-                header.place("num_stages"),
+                "tilec chooses"
             )
+            raise self._wrong(header, "num_stages", hint)
         lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):
             given = args[name] or ()
             values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
             if any(v is None for v in values):
-                message = f"{name} of T.Pipelined is {describe(given)}, not a list of ints"
                 hint = f"write {name}=[…], an int for each statement of the loop"
-                raise self.error(message, hint, header.place(name))
+                raise self._wrong(header, name, hint, ", not a list of ints")
             lists[name] = tuple(v for v in values if v is not None)
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
@@ -154,9 +152,13 @@ class ForLoops(Loops):
                     f"write num_stages={wanted}, or leave it out",
                 )
         if not isinstance(args["reversible"], bool):
-            message = f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"
-            raise self.error(message, "write reversible=True", header.place("reversible"))
+            raise self._wrong(header, "reversible", "write reversible=True", ", not a bool")
         return {"num_stages": stages, "reversible": args["reversible"], **lists}
+
+    def _wrong(self, header: LoopHeader, name: str, hint: str, why: str = "") -> CompileError:
+        """The error that says what an argument of a loop's header is, and `why` it cannot be."""
+        said = f"{name} of T.{header.builtin} is {describe(header.arguments[name])}{why}"
+        return self.error(said, hint, header.place(name))
 
     def _grid(self, node: ast.For, header: LoopHeader) -> None:
         """Nested loops, one for each extent."""
@@ -332,7 +334,7 @@ class ForLoops(Loops):
             return None
         if not isinstance(given, Fragment):
             hint = "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))"
-            raise self.error(f"loop_layout of T.Parallel is {describe(given)}", hint, place)
+            raise self._wrong(header, "loop_layout", hint)
         return fragment_layout(self, "the loop", extents, given, place)
 
     def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:

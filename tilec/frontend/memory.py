@@ -16,8 +16,8 @@ from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Binary, Load, Store
-from tilec.ir.types import INT64, MOST_NARROW, DType
+from tilec.ir.ops import Alloc, Binary, Load, Store
+from tilec.ir.types import INT64, MOST_NARROW, BufferType, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,6 +88,14 @@ class Memory(Arithmetic):
             case _:
                 hint = "numbers are literals, elements of buffers, and arithmetic on these"
         raise self.error(f"{what} is {describe(value)}, not a number", hint)
+
+    def allocated(
+        self, shape: tuple[int, ...], dtype: DType, space: str, variable: bool = False
+    ) -> Buffer:
+        """A new on-chip buffer."""
+        made = BufferType(shape, narrow.on_chip(dtype), space)
+        packed = dtype if dtype in narrow.ON_CHIP else None
+        return Buffer(self.emit(Alloc, made).result, shape, self.loc, (), variable, packed)
 
     def element(self, buffer: Buffer, offsets: Iterable[Number], loc: Loc | None = None) -> Region:
         """An element of a buffer, by its indices; named at `loc`, or where the code is."""
