@@ -245,8 +245,7 @@ def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
 
 
 def _is_even(offset: int | Scalar) -> bool:
-    form = affine_of(offset)
-    return form.const % 2 == 0 and all(c % 2 == 0 for c in form.terms.values())
+    return affine_of(offset).quotient(2) is not None
 
 
 def _first_of_two(t: Any, tile: Tile, at: list[Scalar]) -> Region:
