@@ -34,9 +34,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[in
     return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def line_link(line: int, text: str = "") -> str:
+def line_link(line: int) -> str:
     """A button that selects a line of the source."""
-    return f'<button class="line" data-line="{line}">{escape(text or f"line {line}")}</button>'
+    return f'<button class="line" data-line="{line}">line {line}</button>'
 
 
 def bar(part: float, whole: float, label: str, kind: str = "") -> str:
@@ -239,11 +239,12 @@ def bounds(one: Loop) -> str:
             f"{a.registers} registers of a thread."
         )
         told += " Warpgroups take turns at the tensor cores." if a.turns else ""
-    return f'<h4>Bounds</h4><p>{told}</p><div class="bounds">{_pairs(rows)}</div>'
+    return f"<h4>Bounds</h4><p>{told}</p>{_pairs(rows)}"
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"<div>{left}</div>{right}" for left, right in rows)
+    pairs = "".join(f"<div>{left}</div>{right}" for left, right in rows)
+    return f'<div class="bounds">{pairs}</div>'
 
 
 def statements(one: Loop) -> str:
@@ -289,7 +290,7 @@ def resources(facts: Facts) -> str:
         rows = [("registers of a thread", bar(r.registers, most, words))]
         kind = "bad" if r.spilled_bytes else ""
         rows.append(("spilled", bar(r.spilled_bytes or 0, 1024, spilled, kind)))
-        parts.append(f'<div class="bounds">{_pairs(rows)}</div>')
+        parts.append(_pairs(rows))
     else:
         parts.append("<p>No assembler was found: registers and spills are not known.</p>")
     parts.append(_shared(r.buffers, r.shared_bytes, t.shared_bytes))
@@ -303,10 +304,8 @@ def resources(facts: Facts) -> str:
             )
             for name, n in facts.limits.items()
         ]
-        parts.append(
-            "<h3>Blocks that a multiprocessor has room for, by resource</h3>"
-            f'<div class="bounds">{_pairs(rows)}</div>'
-        )
+        parts.append("<h3>Blocks that a multiprocessor has room for, by resource</h3>")
+        parts.append(_pairs(rows))
     return "".join(parts)
 
 

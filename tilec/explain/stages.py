@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilec import passes
@@ -45,52 +45,52 @@ class Stage:
 
 def of_func(name: str, func: Func) -> Stage:
     """The stage of a function of the IR."""
-    lines, places = [], []
-    for line in print_func(func, locs=True).splitlines():
-        found = _OF_OP.search(line)
-        lines.append(line[: found.start()] if found else line)
-        places.append(int(found[1]) if found else 0)
-    return Stage(name, about(name), tuple(lines), tuple(places))
+    every = print_func(func, locs=True).splitlines()
+    return _stage(name, (_apart(line, _OF_OP, int) for line in every))
+
+
+def _apart(line: str, place: re.Pattern[str], source: Callable[[str], int]) -> tuple[str, int]:
+    """A line without its `place`, and the line of the source that this means; 0 without one."""
+    found = place.search(line)
+    return (line[: found.start()], source(found[1])) if found else (line, 0)
+
+
+def _stage(name: str, rows: Iterable[tuple[str, int]]) -> Stage:
+    pairs = [*rows]
+    return Stage(name, about(name), tuple(x for x, _ in pairs), tuple(n for _, n in pairs))
 
 
 def of_text(name: str, text: str) -> Stage:
     """The stage of a text that LLVM, or tilec's code generator, has written."""
     every = text.splitlines()
     if name.startswith("llvm"):
-        return _of_llvm(name, every)
+        return _stage(name, _of_llvm(every))
     if any(_LOC.match(line) for line in every):
-        return _of_assembly(name, every)
-    return Stage(name, about(name), tuple(every), (0,) * len(every))
+        return _stage(name, _of_assembly(every))
+    return _stage(name, ((line, 0) for line in every))
 
 
-def _of_llvm(name: str, every: Sequence[str]) -> Stage:
+def _of_llvm(every: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Debug locations go, the metadata behind the code too."""
     known = {m[1]: int(m[2]) for line in every if (m := _LOCATION.match(line))}
-    lines, places = [], []
     for line in every:
-        if line.startswith("!") or line.startswith("attributes #"):
-            continue
-        found = _DEBUG.search(line)
-        lines.append(line[: found.start()] if found else line)
-        places.append(known.get(found[1], 0) if found else 0)
-    return Stage(name, about(name), tuple(lines), tuple(places))
+        if not line.startswith(("!", "attributes #")):
+            yield _apart(line, _DEBUG, lambda number: known.get(number, 0))
 
 
-def _of_assembly(name: str, every: Sequence[str]) -> Stage:
+def _of_assembly(every: Sequence[str]) -> Iterator[tuple[str, int]]:
     """A `.loc` holds for the instructions behind it; sections of debug information are left out."""
-    lines, places, now = list[str](), list[int](), 0
+    now = 0
     for line in every:
-        if line.strip().startswith((".section", ".file")) and lines:
+        if line.strip().startswith((".section", ".file")):
             now = 0
         if found := _LOC.match(line):
             now = int(found[1])
             continue
         if re.match(r"^\$?\.?L(__)?tmp\d+:", line.strip()):
             continue
-        lines.append(line)
         instruction = line[:1].isspace() and not line.strip().startswith(".")
-        places.append(now if instruction and not _COMMENT.match(line) else 0)
-    return Stage(name, about(name), tuple(lines), tuple(places))
+        yield line, now if instruction and not _COMMENT.match(line) else 0
 
 
 def about(name: str) -> str:

@@ -62,6 +62,12 @@ def static_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def integer(value: Number) -> int | Scalar:
+    """What arithmetic on integers gave."""
+    assert not isinstance(value, float)
+    return value
+
+
 def affine_of(value: Number) -> Affine:
     """What is known of an integer."""
     if isinstance(value, Scalar):

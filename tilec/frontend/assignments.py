@@ -108,13 +108,8 @@ class Assignments(ForLoops):
                     message = "* in an assignment is not allowed in a kernel"
                     hint = "name each value, or take it by its index: x[0]"
                     raise self.error(message, hint, starred[0])
-                if not isinstance(value, tuple | list):
-                    hint = "write one name, or a value for each: a, b = x, y"
-                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
-                if len(value) != len(target.elts):
-                    message = f"{len(value)} values for {len(target.elts)} names"
-                    raise self.error(message, "write as many names as values", target)
-                for t, v in zip(target.elts, value):
+                one = "write one name, or a value for each: a, b = x, y"
+                for t, v in self.unpacked(target, value, one, "write as many names as values"):
                     self._assign_to(t, v, place)
             case _:
                 hint = "assign to a name or an element: x = …, A[i, j] = …"
@@ -193,7 +188,7 @@ class Assignments(ForLoops):
                 "loop before anything reads it",
             )
         number = self._stored(variable, value, place)
-        self.store(self.whole_element(variable), number)
+        self.store(self.first_element(variable), number)
 
     def _stored(self, buffer: Buffer, value: object, place: ast.expr) -> Number:
         """A value, written at `place`, as a number that the buffer can hold."""
@@ -279,8 +274,7 @@ class Assignments(ForLoops):
             elif isinstance(old, Lanes):
                 changed = self._changed_lanes(kind, old, node.value)
             else:
-                with self.at(node.target):
-                    before = self.number(old, "this operand")
+                before = self.number(old, "this operand", node.target)
                 changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_name(node.target.id, changed, node.value)
             return
@@ -290,8 +284,7 @@ class Assignments(ForLoops):
             return
         items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
         if not isinstance(element, Region) or (items is not None and not element.is_element):
-            with self.at(node.target):
-                before = self.number(element, "this operand")
+            before = self.number(element, "this operand", node.target)
             changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_to(node.target, changed, node.value)
             return

@@ -17,7 +17,7 @@ from typing import Any
 from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Number, Scalar, describe
+from tilec.frontend.values import Number, Scalar, Tile, describe
 from tilec.ir.core import Op
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
@@ -43,6 +43,11 @@ _OUTSIDE = {
         "cannot stand in",
         "its iterations are not bound to threads; write it in front of the loop or behind it",
     ),
+    "indices": (
+        "cannot stand in",
+        "its iterations are not bound to threads; ask for the index before the loop",
+    ),
+    "memory": ("cannot stand in", "write it in front of the loop"),
 }
 
 
@@ -74,11 +79,39 @@ class Call:
         return self.t.error(f"{name} of T.{self.builtin} {said}", hint, self.place(name))
 
     def of(self, what: str) -> None:
-        """Raise CompileError in T.Parallel, where nothing of "tiles" or "threads" can stand."""
+        """Raise CompileError in T.Parallel, where nothing of such words as
+        "tiles" and "threads" can stand."""
         if self.t.parallel is not None:
             said, hint = _OUTSIDE[what]
             line = f"T.Parallel (line {self.t.parallel.line})"
             raise self.t.error(f"T.{self.builtin} {said} {line}", hint)
+
+    def alone(self) -> None:
+        """Raise CompileError but at the top level of a kernel."""
+        if self.t.parallel is not None or len(self.t.builders) > 1:
+            message = f"T.{self.builtin} stands at the top level of a kernel, in no loop or if"
+            raise self.t.error(message, "move it up, right below with T.Kernel")
+
+    def several(self, name: str) -> tuple[Any, ...]:
+        """The items of a tuple or list; what is none is an only one."""
+        value = self[name]
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+    def text(self, name: str, hint: str) -> str:
+        """A string."""
+        value = self[name]
+        if isinstance(value, str):
+            return value
+        raise self.wrong(name, f"is {describe(value)}, not a string", hint)
+
+    def message(self, hint: str) -> str:
+        """The string `msg` of a builtin whose arguments are syntax, "" where it is left out."""
+        node = self.nodes.get("msg")
+        return "" if node is None else self.but(msg=self.t.expression(node)).text("msg", hint)
+
+    def tiles(self) -> tuple[Tile, Tile]:
+        """Both sides of a copy."""
+        return self.t.tiles(self["src"], self["dst"], (self.place("src"), self.place("dst")))
 
     def integer(self, name: str, least: int) -> int:
         """A compile-time int that is at least `least`."""
@@ -105,8 +138,7 @@ class Call:
 
     def number(self, name: str) -> Number:
         """A number."""
-        with self.t.at(self.place(name)):
-            return self.t.number(self[name], f"{name} of T.{self.builtin}")
+        return self.t.number(self[name], f"{name} of T.{self.builtin}", self.place(name))
 
     def whole(self, name: str, hint: str, why: str = ", not an int") -> bool | int | Scalar:
         """A number that is no float, known now or at run time; `why` it cannot be one."""
@@ -125,8 +157,7 @@ class Call:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Compile-time extents of at least one."""
-        value, what = self[name], f"an extent of T.{self.builtin}"
-        entries = value if isinstance(value, tuple | list) else (value,)
+        what, entries = f"an extent of T.{self.builtin}", self.several(name)
         written = self.place(name)
         nodes = written.elts if isinstance(written, ast.Tuple | ast.List) else ()
         shape = []
@@ -151,13 +182,12 @@ class Call:
 
     def cluster(self, name: str, hint: str, most: int | None = None) -> tuple[int, ...]:
         """One to three compile-time ints of at least 1, and of at most `most` in all."""
-        value = self[name]
-        given = value if isinstance(value, tuple | list) else (value,)
+        given = self.several(name)
         sizes = tuple(s for s in map(static_int, given) if s is not None and s > 0)
         fits = most is None or math.prod(sizes) <= most
         if fits and len(sizes) == len(given) and 1 <= len(sizes) <= 3:
             return sizes
-        raise self.wrong(name, f"is {describe(value)}", hint)
+        raise self.wrong(name, f"is {describe(self[name])}", hint)
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         """One of a few strings."""

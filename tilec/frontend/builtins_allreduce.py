@@ -8,7 +8,7 @@ import types
 
 from tilec import language as T
 from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_threads import index_of_thread
+from tilec.frontend.builtins_scalar import index_of_thread
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, describe
 from tilec.ir.types import BOOL
@@ -18,8 +18,7 @@ FUNCTIONS = Closure | T.Macro | types.FunctionType
 
 @builtin(T.comm_reducer)
 def comm_reducer(t: Expressions, c: Call) -> Reducer:
-    identity = c["identity"]
-    values = identity if isinstance(identity, tuple | list) else (identity,)
+    values = c.several("identity")
     if len(values) != 1 or not isinstance(c["combine"], FUNCTIONS):
         message = "T.comm_reducer takes a function of two values and a list of one number"
         raise t.error(message, "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])")
@@ -41,8 +40,7 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
     value = t.run_time(c.number("value"))
     cond = c["cond"]
     if isinstance(cond, Scalar):
-        holds = cond if cond.dtype is BOOL else t.compare("ne", cond, 0)
-        assert isinstance(holds, Scalar)
+        holds = t.convert(cond, BOOL)
         value = t.select(holds, value, t.convert(reducer.identity, value.dtype))
     shape = t.block_shape
     stride, extent = math.prod(shape[:dim]), shape[dim] if dim < len(shape) else 1

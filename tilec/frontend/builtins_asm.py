@@ -23,11 +23,9 @@ from tilec.ir.types import INT32, DType
 
 @builtin(T.asm)
 def asm(t: Expressions, c: Call) -> object:
+    hint = 'write T.asm("add.s32 %0, %1, %2;", "=r,r,r", a, b, dtype="int32")'
     for name in ("template", "constraints"):
-        if not isinstance(c[name], str):
-            message = f"{name} of T.asm is {describe(c[name])}, not a string"
-            hint = 'write T.asm("add.s32 %0, %1, %2;", "=r,r,r", a, b, dtype="int32")'
-            raise t.error(message, hint, c.place(name))
+        c.text(name, hint)
     target = c.choice("target", tuple(REGISTERS))
     place = c.place("constraints")
     try:
@@ -69,8 +67,7 @@ def meaning(t: Expressions, c: Call) -> Meaning | None:
 
 
 def _types(t: Expressions, c: Call, read: Constraints, target: str) -> tuple[DType, ...]:
-    given = c["dtype"]
-    listed = () if given is None else given if isinstance(given, tuple | list) else (given,)
+    listed = () if c["dtype"] is None else c.several("dtype")
     place = c.place("dtype")
     types = tuple(dtype_at(t, d, place) for d in listed)
     if len(types) != len(read.outputs):

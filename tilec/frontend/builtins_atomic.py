@@ -52,7 +52,7 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
     with t.at(c.place(name)):
         one = isinstance(given, Buffer) and all(e == 1 for e in given.type.shape)
         if one and given.type.space != "local":
-            given = Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
+            given = t.first_element(given)
         if not isinstance(given, Region) or not given.is_element:
             message = f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer"
             raise t.error(message, "name the element: A[i, j]")
@@ -132,11 +132,11 @@ def _tile(
     if source is None or is_placed(t, source, dest):
 
         def update(at: list[Scalar]) -> None:
-            value = number if source is None else t.load(along(t, source, at, t.loc))
+            value = number if source is None else t.load(along(t, source, at))
             assert value is not None
-            _emit(t, along(t, dest, at, t.loc), value, kind)
+            _emit(t, along(t, dest, at), value, kind)
 
-        for_each_element(t, dest.shape or (1,), update, t.loc)
+        for_each_element(t, dest.shape, update)
     else:
         t.emit(AtomicTile, t.box(source), t.box(dest), kind, "tma_store" if by_tma else "")
     if order not in (None, "relaxed", "release"):

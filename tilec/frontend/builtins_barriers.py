@@ -15,7 +15,7 @@ from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, o
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
 from tilec.ir import ops
 from tilec.ir.core import Value
-from tilec.ir.types import INT32, INT64, BufferType
+from tilec.ir.types import INT32, INT64
 from tilec.support.lazy import Lazy
 
 sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instructions
@@ -31,19 +31,17 @@ def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
     if len(t.builders) > 1:
         hint = "move it up to the other buffers: a barrier is initialised once"
         raise t.error(f"T.{c.builtin} stands in a loop or under a condition", hint)
-    given = c["arrive_count"]
-    counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
+    counts = [*map(static_int, c.several("arrive_count"))]
     if not counts or any(n is None or not 0 < n <= sync.MAX_ARRIVALS for n in counts):
         hint = (
             "write how many threads arrive in a phase, a compile-time int from 1 to "
             f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers"
         )
-        raise c.wrong("arrive_count", f"is {describe(given)}", hint)
-    made = BufferType((len(counts),), INT64, "barrier")
-    barrier = t.emit(ops.Alloc, made).result
+        raise c.wrong("arrive_count", f"is {describe(c['arrive_count'])}", hint)
+    barrier = t.allocated((len(counts),), INT64, "barrier")
     for slot, n in enumerate(counts):
-        t.emit(ops.MbarrierInit, barrier, n, slot)
-    return Buffer(barrier, made.static_shape, t.loc)
+        t.emit(ops.MbarrierInit, barrier.value, n, slot)
+    return barrier
 
 
 builtin(T.alloc_barrier)(_alloc_barrier)
@@ -176,7 +174,7 @@ def _check_bytes(
 
 @builtin(T.tma_copy, of="tiles")
 def tma_copy(t: Expressions, c: Call) -> None:
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     path, hint = (
         "from a tensor to shared memory, or back",
         "write T.copy, or go through a shared tile",
@@ -222,7 +220,7 @@ def copy_cluster(t: Expressions, c: Call) -> None:
             "write dst_block=1 for the block that a shared tile goes to, or cluster_mask=0b11 for "
             "the blocks that are given one tile of a tensor",
         )
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     if c["cluster_mask"] is not None:
         _to_several(t, c, source, dest, policy)
         return
@@ -261,7 +259,7 @@ def tma_store_wait(t: Expressions, c: Call) -> None:
 @builtin(T.async_copy, of="tiles")
 def async_copy(t: Expressions, c: Call) -> None:
     width = 0 if c["coalesced_width"] is None else c.integer("coalesced_width", 1)
-    source, dest = tiles = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = tiles = c.tiles()
     path = "from a tensor to shared memory"
     _check_bytes(t, c, tiles, "global shared", path, "write T.copy")
     t.emit(ops.Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")
@@ -328,11 +326,9 @@ def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
     """Whether a thread belongs to the group."""
     thread = t.emit_scalar(ops.ThreadIndex, reach=Reach(0))
     last = header.first + header.threads
-    inside = t.compare("lt", thread, last)
-    assert isinstance(inside, Scalar)
+    inside = t.run_time(t.compare("lt", thread, last))
     if header.first:
-        above = t.compare("ge", thread, header.first)
-        assert isinstance(above, Scalar)
+        above = t.run_time(t.compare("ge", thread, header.first))
         inside = t.logical_and(above, inside)
     return inside
 

@@ -38,12 +38,9 @@ _CPP = re.compile(r"__device__|__global__|__forceinline__|#\s*include|template\s
 
 def import_text(t: Expressions, c: Call, name: str) -> None:
     """Make the functions of an argument known, a source text; None has none."""
-    source, place = c[name], c.place(name)
-    if source is None:
+    if c[name] is None:
         return
-    if not isinstance(source, str):
-        message = f"{name} of T.{c.builtin} is {describe(source)}, not a string"
-        raise t.error(message, "give the text of the source", place)
+    source, place = c.text(name, "give the text of the source"), c.place(name)
     if language_of(source):
         t.imported.update(dict.fromkeys(signatures(source), source))
         return

@@ -53,8 +53,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             message = f"a grid extent is {describe(given)}; extents are arguments of their own"
             hint = ast.unparse(written)[1:-1] if isinstance(written, ast.Tuple) else "gx, gy"
             raise t.error(message, f"write T.Kernel({hint})", written)
-        with t.at(written):
-            extent = t.number(given, "a grid extent")
+        extent = t.number(given, "a grid extent", written)
         known = static_int(extent)
         if known is not None and known < (0 if t.has_empty_tensor else 1):
             hint = "T.ceildiv(N, BN) rounds up"
@@ -147,9 +146,7 @@ def _shape_and_dtype(t: Expressions, c: Call) -> tuple[Call, Sequence[Any]]:
 
 @builtin(T.annotate_schedule)
 def annotate_schedule(t: Expressions, c: Call) -> None:
-    if t.parallel is not None or len(t.builders) > 1:
-        message = "T.annotate_schedule stands at the top level of a kernel, in no loop or if"
-        raise t.error(message, "move it up, right below with T.Kernel")
+    c.alone()
     if c.node.args:
         raise t.error("T.annotate_schedule takes keywords only", "write stages=4", c.node.args[0])
     if any(isinstance(o, AnnotateSchedule) for o in t.builder.ops):

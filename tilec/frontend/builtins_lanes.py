@@ -11,7 +11,7 @@ from tilec.frontend.builtins_pointers import as_bits, regrouped
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
 from tilec.frontend.values import Lanes, Number, Region, Scalar, describe
-from tilec.ir.ops import Bitcast, Fma
+from tilec.ir.ops import Fma
 from tilec.ir.types import DType
 
 _PAIRS = ("float32", "float16", "bfloat16")
@@ -122,5 +122,5 @@ def reinterpreted(t: Expressions, value: object, to: VectorDType | DType) -> Lan
             "name a dtype of as many bits in all",
         )
     words = regrouped(t, [as_bits(t, x) for x in scalars], dtype.bits)
-    found = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
+    found = [as_bits(t, x, dtype) for x in words]
     return Lanes(tuple(found)) if isinstance(to, VectorDType) else found[0]

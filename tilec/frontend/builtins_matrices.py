@@ -9,9 +9,9 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_pointers import place_of
-from tilec.frontend.builtins_threads import index_of_thread
+from tilec.frontend.builtins_scalar import index_of_thread
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
+from tilec.frontend.values import Buffer, Number, Region, describe
 from tilec.ir.ops import LoadMatrices, WarpMma
 from tilec.ir.types import FLOAT32, TFLOAT32
 from tilec.support.lazy import Lazy
@@ -143,15 +143,15 @@ def ldmatrix(t: Expressions, c: Call) -> None:
 def _behind(t: Expressions, element: Region, down: Number, right: Number) -> Region:
     *outer, row, column = element.offsets
     at = (t.binary("add", row, down), t.binary("add", column, right))
-    return Region(element.buffer, (*outer, *at), element.extents, element.loc)  # type: ignore[arg-type]
+    return t.element(element.buffer, (*outer, *at), element.loc)
 
 
 def _places(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
-    given = c[name] if isinstance(c[name], tuple | list) else (c[name],)
+    given = c.several(name)
     found = tuple(x for x in map(static_int, given) if x is not None and x >= 0)
     if len(found) != len(given) or len(found) not in (1, 2, 4):
         hint = "write one, two or four ints: (0, 8, 0, 8)"
-        raise t.error(f"{name} of T.ldmatrix is {describe(c[name])}", hint, c.place(name))
+        raise c.wrong(name, f"is {describe(c[name])}", hint)
     return found
 
 
@@ -164,7 +164,4 @@ def _local(t: Expressions, c: Call, name: str) -> Buffer:
 
 
 def _element(t: Expressions, buffer: Buffer, first: Number, k: int) -> Region:
-    at = t.binary("add", first, k)
-    assert not isinstance(at, float)
-    index: int | Scalar = at
-    return Region(buffer, (index,), (None,), t.loc)
+    return t.element(buffer, [t.binary("add", first, k)])

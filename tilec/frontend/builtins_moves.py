@@ -39,10 +39,10 @@ def transpose(t: Expressions, c: Call) -> None:
         lead, rest = at[:leading], iter(at[leading:])
         of_dest = [next(rest) if e != 1 else None for e in dest.extents[-2:]]
         turned = [i for i in reversed(of_dest) if i is not None]
-        number = t.load(along(t, source, [*lead, *turned], t.loc))
-        t.store(along(t, dest, at, t.loc), number)
+        number = t.load(along(t, source, [*lead, *turned]))
+        t.store(along(t, dest, at), number)
 
-    for_each_element(t, dest.shape or (1,), move, t.loc)
+    for_each_element(t, dest.shape, move)
 
 
 def _transposed_tiles(t: Expressions, c: Call) -> tuple[Tile, Tile]:
@@ -105,8 +105,7 @@ def _first(t: Expressions, c: Call, name: str, dtype: DType) -> Region:
     given: object = c[name]
     with t.at(c.place(name)):
         if isinstance(given, Buffer) and given.type.dtype is dtype:
-            rank = given.type.rank
-            given = Region(given, (0,) * rank, (None,) * rank, t.loc)
+            given = t.first_element(given)
         if isinstance(given, Region) and given.is_element and given.buffer.type.dtype is dtype:
             if given.buffer.type.space != "barrier":
                 return given

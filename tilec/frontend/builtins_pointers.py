@@ -51,9 +51,9 @@ def place_of(t: Expressions, given: object, what: str, node: ast.AST) -> Region:
     if isinstance(given, Address):
         return given.element
     if isinstance(given, Buffer) and given.type.space != "barrier" and not given.variable:
-        return Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
+        return t.first_element(given)
     if isinstance(given, Region) and given.buffer.type.space != "barrier":
-        return Region(given.buffer, given.offsets, (None,) * len(given.offsets), given.loc)
+        return t.element(given.buffer, given.offsets, given.loc)
     hint = "write A[i] or A[i:i + 4]"
     raise t.error(f"{what} is {describe(given)}, no place in a buffer", hint, node)
 
@@ -71,11 +71,8 @@ def moved(t: Expressions, element: Region, by: Number, count: int = 0) -> Region
             carried.append(t.binary("mod", index, extents[d]))
             over = t.binary("floordiv", index, extents[d])
             index = t.binary("add", element.offsets[d - 1], over)
-        offsets = (index, *reversed(carried))
-    else:
-        offsets = (*outer, index)
-    assert all(isinstance(x, int | Scalar) for x in offsets)
-    return Region(element.buffer, offsets, element.extents, element.loc)  # type: ignore[arg-type]
+        return t.element(element.buffer, (index, *reversed(carried)), element.loc)
+    return t.element(element.buffer, (*outer, index), element.loc)
 
 
 def address(
@@ -124,15 +121,12 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
         message = f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}"
         hint = "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64"
         raise t.error(message, hint, c.place("ptr"))
-    if t.parallel is not None:
-        hint = "write it in front of the loop"
-        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
+    c.of("memory")
     dtype, align = dtype_of(t, c), c.integer("align", 1)
     if dtype.bits < 8 or align & (align - 1) or not dtype.bits <= 8 * align <= 128:
         hint = "write a dtype of whole bytes, and a power of two from its bytes to 16"
         raise c.wrong("align", f"is {align}, elements are {dtype.name}", hint)
-    written = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
-    extents = [_named(t, c, "shape", e) for e in written]
+    extents = [_named(t, c, "shape", e) for e in c.several("shape")]
     if c["strides"] is None:
         steps: list[tuple[Extent, int | Scalar]] = [(1, 1)] * len(extents)
         for d in reversed(range(len(extents) - 1)):
@@ -271,9 +265,10 @@ def _unsigned(bits: int) -> DType:
     return found
 
 
-def as_bits(t: Expressions, x: Scalar) -> Scalar:
-    bits = _unsigned(x.dtype.bits)
-    return x if x.dtype is bits else t.emit_scalar(Bitcast, x.value, bits)
+def as_bits(t: Expressions, x: Scalar, dtype: DType | None = None) -> Scalar:
+    """The bits of a number, as another of `dtype`, or unsigned."""
+    to = dtype or _unsigned(x.dtype.bits)
+    return x if x.dtype is to else t.emit_scalar(Bitcast, x.value, to)
 
 
 def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
@@ -286,10 +281,9 @@ def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
         return [t.convert(t.binary("shr", x, n), to) for x in parts for n in shifts]
     found = []
     for at in range(0, len(parts), bits // own):
-        word: Number = t.convert(parts[at], to)
+        word = t.convert(parts[at], to)
         for n, x in enumerate(parts[at + 1 : at + bits // own], 1):
-            word = t.binary("or", word, t.binary("shl", t.convert(x, to), n * own))
-        assert isinstance(word, Scalar)
+            word = t.run_time(t.binary("or", word, t.binary("shl", t.convert(x, to), n * own)))
         found.append(word)
     return found
 
@@ -311,8 +305,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
     def store(t: Expressions, c: Call) -> None:
         first, dtype, count = _elements(t, c, "dst", bits)
         given = c["value"]
-        values = given if isinstance(given, tuple | list) else (given,)
-        values = given.items if isinstance(given, Lanes) else values
+        values = given.items if isinstance(given, Lanes) else c.several("value")
         parts: list[Scalar] = []
         for x in values:
             number = t.number(x, f"value of T.{c.builtin}")
@@ -325,7 +318,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
                 c.place("value"),
             )
         words = regrouped(t, regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
-        made = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
+        made = [as_bits(t, x, dtype) for x in words]
 
         def write() -> None:
             for n, x in enumerate(made):

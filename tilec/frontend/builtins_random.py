@@ -140,7 +140,7 @@ def _draw(t: Expressions, c: Call, count: int) -> list[Scalar]:
         return _shared(t, c, g).draw(t, c, count)
     if t.parallel is None and not g.uneven and not same_in_all_threads(t, t.guards[g.depth :]):
         g.uneven = t.loc.line
-    drawn = t.whole_element(g.drawn)
+    drawn = t.first_element(g.drawn)
     before = t.load(drawn)
     t.store(drawn, t.binary("add", before, count))
     return _words(t, g.stream, before, count)
@@ -186,12 +186,11 @@ class Shared:
         words = []
         for turn in (first, t.binary("add", first, 1)):
             words += _words(t, self.stream, self.place(t, turn, word), count)
-        second = t.compare("ne", t.binary("mod", self.turn, 2), 0)
-        return words, second if isinstance(second, Scalar) else t.constant(bool(second), BOOL)
+        return words, t.run_time(t.compare("ne", t.binary("mod", self.turn, 2), 0))
 
     def close(self, t: Expressions) -> None:
         """In front of the loop: give `base` and `stride` their values, count what it draws."""
-        drawn = t.whole_element(self.generator.drawn)
+        drawn = t.first_element(self.generator.drawn)
         t.load(drawn)
         t.builder.ops[-1] = replace(t.builder.ops[-1], results=(self.base,))
         t.builder.ops.append(replace(self.stride, value=self.taken))  # type: ignore[call-arg]
@@ -359,16 +358,16 @@ def _normal(t: Expressions, c: Call, dtype: DType) -> Scalar:
         words, second = _shared(t, c, g).pair(t, count)
         sine, cosine = _box_muller(t, words, dtype)
         return t.select(second, cosine, sine)
-    has, spare = (t.whole_element(x) for x in g.spare[dtype])
+    has, spare = (t.first_element(x) for x in g.spare[dtype])
     had = t.load(has)
     kept = t.load(spare)
     found = new_variable(t, dtype, kept)
 
     def make() -> None:
         sine, cosine = _box_muller(t, _draw(t, c, 2 * count), dtype)
-        t.store(t.whole_element(found), sine)
+        t.store(t.first_element(found), sine)
         t.store(spare, cosine)
 
     t.branch(t.run_time(t.logical_not(had)), make)
     t.store(has, t.logical_not(had))
-    return t.load(t.whole_element(found))
+    return t.load(t.first_element(found))

@@ -81,6 +81,8 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
         message = f"{t.tile_text(source)} has {size} elements, too many for one thread's registers"
         raise t.error(message, "allocate it with T.alloc_fragment, which all threads share")
 
+    add = functools.partial(t.binary, "add")
+
     def both(a: Scalar, b: Scalar) -> Scalar:
         found = t.binary(o.combine, a, b)
         if o.propagate_nan and o.accumulator.is_float:
@@ -88,10 +90,11 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
                 found = t.select(t.unary("isnan", x), x, found)
         return t.run_time(found)
 
+    def element(tile: Tile, at: tuple[int, ...]) -> Region:
+        return t.element(tile.buffer, map(add, tile.offsets, at))
+
     def number(tile: Tile, at: tuple[int, ...]) -> Scalar:
-        offsets = tuple(t.binary("add", start, n) for start, n in zip(tile.offsets, at))
-        place = Region(tile.buffer, offsets, (None,) * len(at), t.loc)  # type: ignore[arg-type]
-        return t.convert(t.load(place), o.accumulator)
+        return t.convert(t.load(element(tile, at)), o.accumulator)
 
     rest = [range(e) for d, e in enumerate(source.extents) if d != o.dim]
     places = itertools.product(*map(range, dest.extents))
@@ -104,9 +107,7 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
             values = [t.unary("abs", x) for x in values]
         if not o.clear:
             values.insert(0, number(dest, to))
-        offsets = tuple(t.binary("add", start, n) for start, n in zip(dest.offsets, to))
-        place = Region(dest.buffer, offsets, (None,) * len(to), t.loc)  # type: ignore[arg-type]
-        t.store(place, functools.reduce(both, values))
+        t.store(element(dest, to), functools.reduce(both, values))
 
 
 # --- between blocks ---

@@ -6,7 +6,6 @@ reducer holds. So a reducer is a fragment that is complete between loops."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +20,11 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Store
-from tilec.ir.types import FLOAT32, INT32, BufferType, DType
+from tilec.ir.ops.tile import COMBINED
+from tilec.ir.semantics import neutral
+from tilec.ir.types import FLOAT32, INT32, BufferType
 
-KINDS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+KINDS = {k: COMBINED.get(k, k) for k in ("sum", "max", "min", "bitand", "bitor", "bitxor")}
 
 
 @dataclass
@@ -42,8 +43,7 @@ def alloc_reducer(t: Expressions, c: Call) -> Buffer:
         message = f"a reducer by {kind} combines the bits of ints, its dtype is {dtype.name}"
         raise t.error(message, 'write op="sum", "max" or "min", or an int dtype', c.place("dtype"))
     held = FLOAT32 if dtype.is_float and dtype.bits < 32 else dtype
-    made = BufferType(c.shape("shape"), held, "fragment")
-    buffer = Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+    buffer = t.allocated(c.shape("shape"), held, "fragment")
     t.reducers[buffer.value] = Reducer(kind)
     return buffer
 
@@ -61,7 +61,7 @@ def reducer_init(t: Expressions, c: Call) -> None:
     buffer, reducer = _reducer(t, c, "reducer", c["reducer"])
     dtype = buffer.type.dtype
     if c["init"] is None:
-        value = t.constant(_neutral(reducer.kind, dtype), dtype)
+        value = t.constant(neutral(KINDS[reducer.kind], dtype), dtype)
     else:
         value = t.convert(c.number("init"), dtype)
     t.emit(Fill, _whole(t, buffer.value), value.value)
@@ -75,17 +75,6 @@ def takes(t: Expressions, element: object, kind: str) -> bool:
         return False
     reducer = t.reducers.get(element.buffer.value)
     return reducer is not None and KINDS[reducer.kind] == kind
-
-
-def _neutral(kind: str, dtype: DType) -> int | float:
-    """What changes no result."""
-    if dtype.is_float:
-        return {"max": -math.inf, "min": math.inf}.get(kind, 0.0)
-    return {
-        "max": T.min_value(dtype),
-        "min": T.max_value(dtype),
-        "bitand": -1 if dtype.kind == "int" else T.max_value(dtype),
-    }.get(kind, 0)
 
 
 def _whole(t: Expressions, v: Value) -> core.Region:
@@ -123,7 +112,7 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     made = BufferType(scope.extents, dtype, "fragment")
     shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
     zeros = tuple(before.const(0) for _ in scope.extents)
-    nothing = before.const(_neutral(reducer.kind, dtype), dtype)
+    nothing = before.const(neutral(KINDS[reducer.kind], dtype), dtype)
     before.emit(Fill, core.Region(shares, zeros, scope.extents), nothing, loc=t.loc)
     at = tuple(map(t.index_value, scope.indices))
     old = t.emit(Load, shares, at).result
@@ -204,7 +193,7 @@ def _combine(
             if d is None and size > 1:  # only there
                 at = inner.const(offset) if isinstance(offset, int) else offset.value
                 here = inner.compare("eq", arg, inner.cast(at, INT32))
-                nothing = inner.const(_neutral(kind, shares.dtype), shares.dtype)
+                nothing = inner.const(neutral(KINDS[kind], shares.dtype), shares.dtype)
                 share = inner.select(here, share, nothing)
         old = inner.value(Load, reducer, args)
         inner.emit(Store, reducer, args, inner.binary(KINDS[kind], old, share))

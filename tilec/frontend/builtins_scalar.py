@@ -58,7 +58,7 @@ def thread_along(t: Expressions, c: Call, dim: int) -> Number:
     shape = t.block_shape or (0,)
     if dim >= len(shape):
         return 0
-    index: Number = _thread(t, c)
+    index: Number = index_of_thread(t, c, "indices")
     for extent in shape[:dim]:
         index = t.binary("floordiv", index, extent)
     if dim < len(shape) - 1:
@@ -68,10 +68,9 @@ def thread_along(t: Expressions, c: Call, dim: int) -> Number:
     return index
 
 
-def _thread(t: Expressions, c: Call) -> Scalar:
-    if t.parallel is not None:
-        hint = "its iterations are not bound to threads; ask for the index before the loop"
-        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
+def index_of_thread(t: Expressions, c: Call, of: str = "threads") -> Scalar:
+    """The linear index of this thread in its block."""
+    c.of(of)
     return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
 
 
@@ -191,10 +190,7 @@ for _builtin in (T.infinity, T.max_value, T.min_value, T.dynamic, T.const):
 @builtin(T.print, raw=True)
 def print_(t: Expressions, c: Call) -> None:
     node = c.nodes["obj"]
-    msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
-    if not isinstance(msg, str):
-        hint = 'write T.print(x, msg="x is"), or T.print(f"{x} {y}") for several'
-        raise t.error(f"msg of T.print is {describe(msg)}, not a string", hint, c.place("msg"))
+    msg = c.message('write T.print(x, msg="x is"), or T.print(f"{x} {y}") for several')
     prefix = f"{_escaped(msg)}: " if msg else ""
     if isinstance(node, ast.JoinedStr):
         text, values = _format(t, node)
@@ -209,8 +205,7 @@ def print_(t: Expressions, c: Call) -> None:
             raise t.error("T.print of a whole buffer cannot stand in T.Parallel", hint)
         t.emit(Print, prefix + obj.name, (), obj.value)
     else:
-        with t.at(node):
-            number = t.run_time(t.number(obj, "obj of T.print"))
+        number = t.run_time(t.number(obj, "obj of T.print", node))
         t.emit(Print, prefix + "{}", (number.value,))
 
 
@@ -226,8 +221,7 @@ def _format(t: Expressions, node: ast.JoinedStr) -> tuple[str, tuple[object, ...
             raise t.error("format specs are not supported in T.print", "write {x} alone", at=part)
         value = t.expression(part.value)
         if isinstance(value, Region | Buffer) or (is_number(value) and isinstance(value, Scalar)):
-            with t.at(part.value):
-                values.append(t.run_time(t.number(value, "a printed value")).value)
+            values.append(t.run_time(t.number(value, "a printed value", part.value)).value)
             text += "{}"
         elif is_number(value) or isinstance(value, str):
             text += _escaped(str(value))

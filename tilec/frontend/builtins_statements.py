@@ -85,10 +85,7 @@ def _assume(t: Expressions, node: ast.Compare) -> None:
 @builtin(T.device_assert, raw=True)
 def device_assert(t: Expressions, c: Call) -> None:
     node = c.nodes["condition"]
-    msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
-    if not isinstance(msg, str):
-        hint = 'write T.device_assert(i < n, "i is too large"), or leave the message out'
-        raise c.wrong("msg", f"is {describe(msg)}, not a string", hint)
+    msg = c.message('write T.device_assert(i < n, "i is too large"), or leave the message out')
     hazards, checks = t.hazards, t.asserts
     with contextlib.nullcontext() if checks else t.inside():
         cond = _asserted(t, node)
@@ -179,9 +176,7 @@ def annotate_min_blocks_per_sm(t: Expressions, c: Call) -> None:
     if n > _MOST_BLOCKS:
         hint = "write 2 or 3: each of them gets its share of the registers"
         raise c.wrong("n", f"is {n}, the most is {_MOST_BLOCKS}", hint)
-    if t.parallel is not None or len(t.builders) > 1:
-        message = f"T.{c.builtin} stands at the top level of a kernel, in no loop or if"
-        raise t.error(message, "move it up, right below with T.Kernel")
+    c.alone()
     if "min_blocks" in t.attributes:
         raise t.error(f"this kernel has a T.{c.builtin} already", "keep one of them")
     t.attributes["min_blocks"] = n

@@ -9,25 +9,17 @@ from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, emits
-from tilec.frontend.builtins_scalar import block_index, thread_along
+from tilec.frontend.builtins_scalar import block_index, index_of_thread, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
-from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir import ops
 from tilec.ir.core import Block, Op, Value, upstream, walk
-from tilec.ir.types import DType
+from tilec.ir.ops.tile import COMBINED
+from tilec.ir.semantics import neutral
 from tilec.support.lazy import Lazy
 
 sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instructions
-
-_COMBINE = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or"}
-
-
-def index_of_thread(t: Expressions, c: Call) -> Scalar:
-    """The linear index of this thread in its block."""
-    c.of("threads")
-    return t.to_index(t.emit_scalar(ops.ThreadIndex, reach=Reach(0)))
 
 
 def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
@@ -198,30 +190,20 @@ def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
     return shuffled(t, value, there if inside else lane)
 
 
-def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Number:
+def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Scalar:
     """`value` of all lanes of the warp that the kernel asked for, combined."""
     threads = math.prod(t.block_shape)
     if t.block_shape and threads % t.warp_size:  # where nobody asked, warps are whole
         asked = t.compare("lt", index_of_thread(t, c), threads)
         if isinstance(asked, Scalar):
-            value = t.select(asked, value, t.constant(_nothing(kind, value.dtype), value.dtype))
-    found: Number = value
+            nothing = t.constant(neutral(COMBINED.get(kind, kind), value.dtype), value.dtype)
+            value = t.select(asked, value, nothing)
     mask = t.warp_size // 2
     while mask:
-        assert isinstance(found, Scalar)
-        other = t.emit_scalar(ops.ShuffleXor, found.value, mask)
-        found = t.binary(_COMBINE[kind], found, other)
+        other = t.emit_scalar(ops.ShuffleXor, value.value, mask)
+        value = t.run_time(t.binary(COMBINED.get(kind, kind), value, other))
         mask //= 2
-    return found
-
-
-def _nothing(kind: str, dtype: DType) -> int | float:
-    """What changes nothing where values are combined."""
-    signed = dtype.kind == "int"
-    least = -math.inf if dtype.is_float else -(1 << dtype.bits - 1) if signed else 0
-    largest = math.inf if dtype.is_float else (1 << dtype.bits - signed) - 1
-    every_bit = -1 if signed else largest
-    return {"sum": 0, "max": least, "min": largest, "bitand": every_bit, "bitor": 0}[kind]
+    return value
 
 
 def _reduction(kind: str) -> None:
@@ -234,7 +216,7 @@ def _reduction(kind: str) -> None:
         return combined(t, c, kind, value)
 
 
-for _kind in _COMBINE:
+for _kind in ("sum", "max", "min", "bitand", "bitor"):
     _reduction(_kind)
 
 

@@ -13,11 +13,11 @@ from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
-from tilec.frontend.placements import along, for_each_element, is_placed
+from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
-from tilec.ir.ops import Alloc, AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
-from tilec.ir.types import BufferType, DType
+from tilec.ir.ops import AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
+from tilec.ir.types import DType
 
 # What a copy may be asked to be done by.
 _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
@@ -53,9 +53,7 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     c.choice("scope", scopes)
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
-    made = BufferType(shape, narrow.on_chip(dtype), space)
-    packed = dtype if dtype in narrow.ON_CHIP else None
-    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)
+    return t.allocated(shape, dtype, space)
 
 
 builtin(T.alloc_shared)(_alloc)
@@ -75,11 +73,9 @@ def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
 
 def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
     """A variable of each thread, or of each iteration of a T.Parallel."""
-    made = BufferType((1,), narrow.on_chip(dtype), "local")
-    packed = dtype if dtype in narrow.ON_CHIP else None
-    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True, packed=packed)
+    variable = t.allocated((1,), dtype, "local", variable=True)
     if init is not None:
-        t.store(t.whole_element(variable), init)
+        t.store(t.first_element(variable), init)
     if t.parallel is not None:
         t.parallel.variables.append(variable)
     return variable
@@ -143,7 +139,7 @@ def copy(t: Expressions, c: Call) -> None:
         part = closed(t, r, other, t.tile_text(other))
         copy_open(t, r, *((part, other) if reads else (other, part)), reads)
         return
-    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    source, dest = c.tiles()
     if _overlap(source, dest):
         raise t.error(
             f"T.copy of {t.tile_text(source)} onto a part of itself: elements would be read after "
@@ -151,11 +147,7 @@ def copy(t: Expressions, c: Call) -> None:
             "copy it to another buffer, and from there",
         )
     if is_placed(t, source, dest):
-
-        def move(at: list[Scalar]) -> None:
-            t.store(along(t, dest, at, t.loc), t.load(along(t, source, at, t.loc)))
-
-        for_each_element(t, source.shape or (1,), move, t.loc)
+        copy_elements(t, source, dest)
         return
     if narrow.is_packed(source, dest) or narrow.rounds(source, dest):
         narrow.move(t, source, dest)
@@ -209,9 +201,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
     if narrow.is_packed(tile):
         narrow.fill(t, tile, number)
     elif is_placed(t, tile):
-        for_each_element(
-            t, tile.shape or (1,), lambda at: t.store(along(t, tile, at, t.loc), number), t.loc
-        )
+        fill_elements(t, tile, number)
     else:
         t.emit(Fill, t.box(tile), number.value)
     if tile.buffer.value in t.reducers:

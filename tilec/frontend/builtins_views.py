@@ -50,29 +50,26 @@ def _source(t: Expressions, c: Call) -> Buffer:
 
 
 def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
-    if t.parallel is not None:
-        hint = "write it in front of the loop"
-        raise t.error(f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})", hint)
-    given = c["shape"]
-    if given is None:
-        shape: tuple[object, ...] = source.shape
-    else:
-        shape = tuple(given) if isinstance(given, tuple | list) else (given,)
+    c.of("memory")
+    shape = source.shape if c["shape"] is None else c.several("shape")
     extents = [_extent(t, c, e) for e in shape]
     _check_size(t, c, source, extents, dtype)
-    packed = dtype if dtype in ON_CHIP else None
+    packed, stored = dtype if dtype in ON_CHIP else None, extents
     if source.is_global and (packed or source.packed):
-        return _view_of_bytes(t, c, source, extents, dtype)
-    if dtype is not source.dtype and min(dtype.bits, source.dtype.bits) < 8:
+        stored = _in_bytes(t, c, source, extents, dtype)
+    elif dtype is not source.dtype and min(dtype.bits, source.dtype.bits) < 8:
         raise t.error(
             f"a view of {describe(source)} as {dtype.name}: on chip elements of four bits have a "
             "byte or two each",
             "view the tensor that it comes from, or allocate it as bytes and take the bits apart",
         )
-    made = BufferType(tuple(e for e, _ in extents), on_chip(dtype), source.type.space)
+    in_bytes = packed is not None and source.is_global
+    own = UINT8 if in_bytes else on_chip(dtype)
+    made = BufferType(tuple(e for e, _ in stored), own, source.type.space)
     value = t.emit(View, source.value, made).result
     value.name = source.value.name
-    return Buffer(value, tuple(v for _, v in extents), t.loc, packed=packed)
+    shape, held = (tuple(v for _, v in x) for x in (extents, stored))
+    return Buffer(value, shape, t.loc, packed=packed, stored=held if in_bytes else None)
 
 
 def _check_size(
@@ -97,32 +94,25 @@ def _check_size(
         )
 
 
-def _view_of_bytes(
+def _in_bytes(
     t: Expressions,
     c: Call,
     source: Buffer,
     extents: list[tuple[Extent, int | Scalar]],
     dtype: DType,
-) -> Buffer:
-    """A view of a tensor in whose bytes elements are, or shall be, packed."""
-    stored = list(extents)
-    if dtype.bits < 8:
-        last, _ = extents[-1]
-        if not isinstance(last, int) or last % 2:
-            raise t.error(
-                f"T.{c.builtin} of {describe(source)} as {_shown(extents)} {dtype.name}: elements "
-                "of four bits come in pairs, a byte each",
-                "write a last extent that is even, and known at compile time",
-                c.place("shape") if c["shape"] is not None else None,
-            )
-        stored[-1] = last // 2, last // 2
-    made = BufferType(tuple(e for e, _ in stored), UINT8 if dtype in ON_CHIP else dtype, "global")
-    value = t.emit(View, source.value, made).result
-    value.name = source.value.name
-    shape = tuple(v for _, v in extents)
-    if dtype not in ON_CHIP:
-        return Buffer(value, shape, t.loc)
-    return Buffer(value, shape, t.loc, packed=dtype, stored=tuple(v for _, v in stored))
+) -> list[tuple[Extent, int | Scalar]]:
+    """The extents, in memory, of a tensor in whose bytes elements are, or shall be, packed."""
+    if dtype.bits >= 8:
+        return extents
+    last, _ = extents[-1]
+    if not isinstance(last, int) or last % 2:
+        raise t.error(
+            f"T.{c.builtin} of {describe(source)} as {_shown(extents)} {dtype.name}: elements "
+            "of four bits come in pairs, a byte each",
+            "write a last extent that is even, and known at compile time",
+            c.place("shape") if c["shape"] is not None else None,
+        )
+    return [*extents[:-1], (last // 2, last // 2)]
 
 
 def extent_of(t: Expressions, given: object) -> tuple[Extent, int | Scalar] | None:

@@ -8,7 +8,8 @@ from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_threads import combined, index_of_thread, lane_of, not_a_mask, shuffled
+from tilec.frontend.builtins_scalar import index_of_thread
+from tilec.frontend.builtins_threads import combined, lane_of, not_a_mask, shuffled
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
@@ -42,10 +43,8 @@ def _blocks(t: Expressions, dim: int) -> Number:
 def _holds(t: Expressions, c: Call) -> Scalar:
     """Whether this thread's predicate holds."""
     not_a_mask(t, c, "predicate")
-    given: Number = c.whole("predicate", "write a comparison, or an int", "")
-    if isinstance(given, Scalar) and given.dtype is not BOOL:
-        given = t.compare("ne", given, 0)
-    return given if isinstance(given, Scalar) else t.constant(bool(given), BOOL)
+    given = c.whole("predicate", "write a comparison, or an int", "")
+    return t.run_time(t.truth(given))
 
 
 def _in_mask(t: Expressions, c: Call) -> Scalar | None:
@@ -58,8 +57,7 @@ def _in_mask(t: Expressions, c: Call) -> Scalar | None:
         raise c.wrong("mask", f"is {describe(given)}, not an int of a bit for each lane", hint)
     mask = t.convert(c.number("mask"), UINT64)
     bit = t.binary("and", t.binary("shr", mask, t.convert(lane_of(t, c), UINT64)), 1)
-    found = t.compare("ne", bit, 0)
-    return found if isinstance(found, Scalar) else t.constant(found, BOOL)
+    return t.run_time(t.compare("ne", bit, 0))
 
 
 def _vote(t: Expressions, c: Call, kind: str, said: Scalar, yes: Number, otherwise: int) -> Number:
@@ -97,19 +95,13 @@ builtin(T.ballot)(ballot_sync)
 builtin(T.activemask)(lambda t, c: t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT64))
 
 
-def _same(t: Expressions, c: Call, other: Scalar, value: Scalar) -> Scalar:
-    found = t.compare("eq", other, value)
-    assert isinstance(found, Scalar)
-    return found
-
-
 @builtin(T.match_any_sync, of="threads")
 def match_any_sync(t: Expressions, c: Call) -> Number:
     not_a_mask(t, c, "value")
     value = t.run_time(c.number("value"))
     found: Number = t.constant(0, UINT32)
     for lane in range(32):
-        same = _same(t, c, shuffled(t, value, lane), value)
+        same = t.run_time(t.compare("eq", shuffled(t, value, lane), value))
         found = t.binary("or", found, t.select(same, t.constant(1 << lane, UINT32), 0))
     asked = _ballot(t, c, t.constant(True, BOOL))  # lanes of the mask that there are
     return t.binary("and", found, t.convert(asked, UINT32))
@@ -122,11 +114,9 @@ def match_all_sync(t: Expressions, c: Call) -> Number:
     asked = t.run_time(t.convert(_ballot(t, c, t.constant(True, BOOL)), UINT32))
     below = t.binary("sub", t.binary("and", asked, t.unary("neg", asked)), 1)
     first = t.unary("popcount", t.run_time(below))
-    same = _same(t, c, shuffled(t, value, first), value)
+    same = t.run_time(t.compare("eq", shuffled(t, value, first), value))
     agree = _vote(t, c, "bitand", same, t.constant(1, INT32), 1)
-    found = t.compare("ne", agree, 0)
-    assert isinstance(found, Scalar)
-    return t.select(found, asked, 0)
+    return t.select(t.run_time(t.compare("ne", agree, 0)), asked, 0)
 
 
 @builtin(T.shuffle_elect, of="threads")
@@ -157,9 +147,7 @@ def _counted(t: Expressions, c: Call) -> Number:
     c.of("threads")
     said = t.select(_holds(t, c), t.constant(1, INT32), 0)
     warps = -(-math.prod(_shape(t, c)) // t.warp_size)
-    total = t.trace_function(_count, [said, warps], {})
-    assert isinstance(total, Scalar)
-    return total
+    return t.number(t.trace_function(_count, [said, warps], {}), "the count")
 
 
 builtin(T.syncthreads_count)(lambda t, c: _counted(t, c))

@@ -156,10 +156,8 @@ class Calls(Functions):
         if any(isinstance(v, Lanes) for v in values):
             compute = builtins_scalar.elementwise
             return lanewise(self, lambda *row: compute(self, function, [*row]), *values)
-        numbers = []
-        for place, v in zip(node.args, values):
-            with self.at(place):
-                numbers.append(self.number(v, f"an argument of T.{function.name}"))
+        what = f"an argument of T.{function.name}"
+        numbers = [self.number(v, what, place) for place, v in zip(node.args, values)]
         return builtins_scalar.elementwise(self, function, numbers)
 
     def _round(self, node: ast.Call) -> object:

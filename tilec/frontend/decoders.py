@@ -139,10 +139,9 @@ def _bits_at(t: Expressions, place: Region, bits: int, skip: int = 0) -> Scalar:
 
 
 def _write(t: Expressions, place: Region, values: Sequence[Scalar]) -> None:
+    dtype = place.buffer.type.dtype
     for n, x in enumerate(values):
-        dtype = place.buffer.type.dtype
-        same = x.dtype is dtype or x.dtype.bits != dtype.bits
-        stored = x if same else t.emit_scalar(Bitcast, x.value, dtype)
+        stored = as_bits(t, x, dtype) if x.dtype.bits == dtype.bits else x
         t.store(moved(t, place, n, len(values)), stored)
 
 

@@ -6,7 +6,7 @@ import ast
 import enum
 import numbers
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tilec import language as T
@@ -309,21 +309,26 @@ class Expressions(Containers):
             case ast.Name():
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
-                if not isinstance(value, tuple | list):
-                    hint = "write one name, without a comma"
-                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
-                if len(value) != len(target.elts):
-                    hint = "name each of them: " + ", ".join("xyzijklmn"[: len(value)])
-                    raise self.error(
-                        f"{len(value)} value{'s' * (len(value) != 1)} for {len(target.elts)} names",
-                        hint if len(value) > 1 else "write one name, without parentheses",
-                        at=target,
-                    )
-                for t, v in zip(target.elts, value):
+                one, many = "write one name, without a comma", "write one name, without parentheses"
+                if isinstance(value, tuple | list) and len(value) > 1:
+                    many = "name each of them: " + ", ".join("xyzijklmn"[: len(value)])
+                for t, v in self.unpacked(target, value, one, many):
                     self.bind(t, v)
             case _:
                 message = "this cannot be a loop variable"
                 raise self.error(message, "write a name, or a tuple of names", target)
+
+    def unpacked(
+        self, target: ast.Tuple | ast.List, value: object, one: str, many: str
+    ) -> Iterator[tuple[ast.expr, object]]:
+        """The names of `target`, each with its part of `value`. `one` is what to do about a value
+        that is no sequence, `many` about one of another length."""
+        if not isinstance(value, tuple | list):
+            raise self.error(f"{describe(value)} cannot be unpacked", one, target)
+        if len(value) != len(target.elts):
+            said = f"{len(value)} value{'s' * (len(value) != 1)} for {len(target.elts)} names"
+            raise self.error(said, many, target)
+        return zip(target.elts, value)
 
     # --- subscripts -------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
@@ -22,7 +22,7 @@ from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
 from tilec.ir.core import Value
-from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
@@ -108,16 +108,14 @@ class ForLoops(Loops):
         if step > 0:
             return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
         trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
-        assert not isinstance(trips, float)
 
         def falling(i: Scalar) -> object:
             return self.binary("add", start, self.binary("mul", i, step))
 
-        return Counted(kind, builtin, 0, trips, 1, falling, attributes)
+        return Counted(kind, builtin, 0, integer(trips), 1, falling, attributes)
 
     def _bound(self, value: object, place: Loc) -> int | Scalar:
-        with self.at(place):
-            number = self.number(value, "a loop bound")
+        number = self.number(value, "a loop bound", place)
         if isinstance(number, Scalar) and not number.dtype.is_float:
             known = static_int(number)
             return self.to_index(number) if known is None else known
@@ -130,20 +128,18 @@ class ForLoops(Loops):
         args: Mapping[str, Any] = header.arguments
         stages = -1 if args["num_stages"] is None else static_int(args["num_stages"])
         if stages is None or (stages < 0 and args["num_stages"] is not None):
-            raise self.error(
-                f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
+            hint = (
                 "write a compile-time int: 0 for no overlap, 2 or more to prefetch; without one "
-                "tilec chooses",
-                header.place("num_stages"),
+                "tilec chooses"
             )
+            raise self._wrong(header, "num_stages", hint)
         lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):
             given = args[name] or ()
             values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
             if any(v is None for v in values):
-                message = f"{name} of T.Pipelined is {describe(given)}, not a list of ints"
                 hint = f"write {name}=[…], an int for each statement of the loop"
-                raise self.error(message, hint, header.place(name))
+                raise self._wrong(header, name, hint, ", not a list of ints")
             lists[name] = tuple(v for v in values if v is not None)
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
@@ -156,9 +152,13 @@ class ForLoops(Loops):
                     f"write num_stages={wanted}, or leave it out",
                 )
         if not isinstance(args["reversible"], bool):
-            message = f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"
-            raise self.error(message, "write reversible=True", header.place("reversible"))
+            raise self._wrong(header, "reversible", "write reversible=True", ", not a bool")
         return {"num_stages": stages, "reversible": args["reversible"], **lists}
+
+    def _wrong(self, header: LoopHeader, name: str, hint: str, why: str = "") -> CompileError:
+        """The error that says what an argument of a loop's header is, and `why` it cannot be."""
+        said = f"{name} of T.{header.builtin} is {describe(header.arguments[name])}{why}"
+        return self.error(said, hint, header.place(name))
 
     def _grid(self, node: ast.For, header: LoopHeader) -> None:
         """Nested loops, one for each extent."""
@@ -334,7 +334,7 @@ class ForLoops(Loops):
             return None
         if not isinstance(given, Fragment):
             hint = "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))"
-            raise self.error(f"loop_layout of T.Parallel is {describe(given)}", hint, place)
+            raise self._wrong(header, "loop_layout", hint)
         return fragment_layout(self, "the loop", extents, given, place)
 
     def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:
@@ -416,7 +416,6 @@ class ForLoops(Loops):
             total: Number = 1
             for e in extents:
                 total = self.binary("mul", total, e)
-            assert not isinstance(total, float)
             first = (
                 block_index(self, 0)
                 if args["index"] is None
@@ -438,7 +437,7 @@ class ForLoops(Loops):
             found = tuple(self._tile_coordinates(tile, extents, group))
             return found if isinstance(node.target, ast.Tuple) else found[0]
 
-        loop = Counted("persistent", "Persistent", first, total, wave, coordinates, {})
+        loop = Counted("persistent", "Persistent", first, integer(total), wave, coordinates, {})
         with self.at(node.iter):
             self.counted_loop(loop, node.target, node.body)
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from tilec import language as T
@@ -53,11 +53,7 @@ class Functions(Expressions):
             args, kwargs = self.arguments(node)
             return self.trace_function(macro.function, args, kwargs, macro=True)
         bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
-        values = {
-            name: value if name in bound.nodes else self.captured(name, value)
-            for name, value in bound.values.items()
-        }
-        return self._trace_body(source, values)
+        return self._trace_body(source, bound.values, bound.nodes)
 
     def _source(self, function: Callable[..., Any], unwrap: bool = True) -> Source:
         try:
@@ -66,8 +62,12 @@ class Functions(Expressions):
             hint = "write it as a def of its own, in a file or a notebook's cell"
             raise self.error(e.message.replace("a kernel", "traced"), hint) from None
 
-    def _trace_body(self, source: Source, values: Mapping[str, object]) -> object:
-        """The body of a function, traced here; `values` are those of its parameters."""
+    def _trace_body(
+        self, source: Source, values: Mapping[str, object], given: Container[str]
+    ) -> object:
+        """The body of a function, traced here; `values` are those of its parameters, of which the
+        `given` come from a call and the others from outside."""
+        values = {n: v if n in given else self.captured(n, v) for n, v in values.items()}
         if sum(f.source.function is source.function for f in self.frames) > MOST_DEEP:
             raise self.error(
                 f"{source.name} calls itself on run-time values",
@@ -76,7 +76,7 @@ class Functions(Expressions):
             )
         kept = self.loc
         references = self._references(source, values)
-        self.frames.append(Frame(source, dict(values), self.loc, references=references))
+        self.frames.append(Frame(source, values, self.loc, references=references))
         try:
             return self.run_body()
         finally:
@@ -99,7 +99,8 @@ class Functions(Expressions):
         if missing:
             hint = f"write {name}({', '.join(names)})"
             raise self.error(f"{name} needs the argument {missing[0]!r}", hint)
-        return self._trace_body(closure.source, {**closure.names, **values})
+        values = {**closure.names, **values}
+        return self._trace_body(closure.source, values, values)
 
     def as_python(self, value: object) -> object:
         """`value`; a function written in the kernel as one that Python can call on known values."""
@@ -294,11 +295,7 @@ class Functions(Expressions):
             raise self.error(f"{source.name}: {e}", f"write {source.name}({taken})") from None
         given = set(bound.arguments)
         bound.apply_defaults()
-        values = {
-            name: value if name in given else self.captured(name, value)
-            for name, value in bound.arguments.items()
-        }
-        return self._trace_body(source, values)
+        return self._trace_body(source, bound.arguments, given)
 
     _methods = {
         **Expressions._methods,

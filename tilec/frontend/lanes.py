@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import prod
 
 from tilec.builtins.lanes import MOST_LANES
 from tilec.frontend.memory import Memory, SliceIndex
@@ -62,9 +63,7 @@ def _from_the_end(t: Memory, buffer: Buffer, dim: int, index: int | Scalar) -> N
 def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
     """The elements of a slice, row by row, as many as a vector has lanes."""
     extents = [1 if e is None else e for e in tile.extents]
-    size = 1
-    for e in extents:
-        size *= e
+    size = prod(extents)
     if size != count:
         hint = "name as many elements: A[i:i + n]"
         raise t.error(f"{describe(tile)} has {size} elements, the vector {count} lanes", hint)
@@ -74,5 +73,5 @@ def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
     for steps in product(*map(range, extents)):
         apart = [s * tile.steps.get(d, 1) for d, s in enumerate(steps)]
         offsets = [t.index_number(t.binary("add", o, s)) for o, s in zip(tile.offsets, apart)]
-        found.append(Region(tile.buffer, tuple(offsets), (None,) * len(offsets), tile.loc))
+        found.append(t.element(tile.buffer, offsets, tile.loc))
     return found

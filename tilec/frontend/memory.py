@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend import narrow
-from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
+from tilec.frontend.arithmetic import Arithmetic, affine_of, integer, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
 from tilec.frontend.values import OPEN, Buffer, Method, Number, Region, Scalar, describe, is_number
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
-from tilec.ir.ops import Binary, Load, Store
-from tilec.ir.types import INT64, MOST_NARROW, DType
+from tilec.ir.loc import Loc
+from tilec.ir.ops import Alloc, Binary, Load, Store
+from tilec.ir.types import INT64, MOST_NARROW, BufferType, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,19 +46,21 @@ class Memory(Arithmetic):
             return self.size(size)
         a, b = (self.size_value(x) if isinstance(x, T.Size) else x for x in size.args)
         assert not isinstance(a, T.Size) and not isinstance(b, T.Size)
-        found = self.binary(size.op, a, b)
-        assert not isinstance(found, float)
-        return found
+        return integer(self.binary(size.op, a, b))
 
-    def number(self, value: object, what: str) -> Number:
-        """`value` as a number: elements and variables are read. `what` names it in a message."""
+    def number(self, value: object, what: str, at: ast.AST | Loc | None = None) -> Number:
+        """`value`, written `at` a place, as a number: elements and variables are read. `what` names
+        it in a message."""
+        if at is not None:
+            with self.at(at):
+                return self.number(value, what)
         match value:
             case Region() | Buffer() if barrier_of(value) is not None:
                 hint = "barriers are for T.barrier_arrive, T.barrier_wait and T.tma_copy"
             case Region(is_element=True):
                 return self.load(value)
             case Buffer(variable=True):
-                return self.load(self.whole_element(value))
+                return self.load(self.first_element(value))
             case _ if is_number(value):
                 return value
             case T.Size() if not isinstance(size := self.size_value(value), T.Size):
@@ -85,9 +89,22 @@ class Memory(Arithmetic):
                 hint = "numbers are literals, elements of buffers, and arithmetic on these"
         raise self.error(f"{what} is {describe(value)}, not a number", hint)
 
-    def whole_element(self, variable: Buffer) -> Region:
-        """The one element of a variable."""
-        return Region(variable, (0,), (None,), self.loc)
+    def allocated(
+        self, shape: tuple[int, ...], dtype: DType, space: str, variable: bool = False
+    ) -> Buffer:
+        """A new on-chip buffer."""
+        made = BufferType(shape, narrow.on_chip(dtype), space)
+        packed = dtype if dtype in narrow.ON_CHIP else None
+        return Buffer(self.emit(Alloc, made).result, shape, self.loc, (), variable, packed)
+
+    def element(self, buffer: Buffer, offsets: Iterable[Number], loc: Loc | None = None) -> Region:
+        """An element of a buffer, by its indices; named at `loc`, or where the code is."""
+        at = tuple(map(integer, offsets))
+        return Region(buffer, at, (None,) * len(at), loc or self.loc)
+
+    def first_element(self, buffer: Buffer) -> Region:
+        """The element where a buffer begins, a variable's only one."""
+        return self.element(buffer, (0,) * buffer.type.rank)
 
     # --- subscripts -------------------------------------------------------------------------------
 
@@ -139,11 +156,7 @@ class Memory(Arithmetic):
         if isinstance(index, Scalar) or index >= 0:
             return index
         extent = buffer.shape[dim]
-        if not isinstance(extent, Scalar):
-            return extent + index
-        counted = self.binary("add", extent, index)
-        assert isinstance(counted, Scalar)
-        return counted
+        return integer(self.binary("add", extent, index))
 
     def _slice_extent(self, buffer: Buffer, lower: int | Scalar, upper: int | Scalar) -> int:
         extent = _difference(self, upper, lower)
@@ -194,8 +207,7 @@ class Memory(Arithmetic):
         """The element `n` behind another along the last dimension."""
         *outer, last = element.offsets
         there = self.binary("add", last, n)
-        assert isinstance(there, int | Scalar)
-        return Region(element.buffer, (*outer, there), element.extents, element.loc)
+        return self.element(element.buffer, (*outer, there), element.loc)
 
     def load(self, element: Region) -> Scalar:
         """Read one element."""

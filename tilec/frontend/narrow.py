@@ -16,7 +16,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.placements import along, for_each_element
+from tilec.frontend.placements import along, copy_elements, fill_elements, for_each_element
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.types import (
     FLOAT4_E2M1,
@@ -208,12 +208,7 @@ def move(t: Any, source: Tile, dest: Tile) -> None:
     """Copy a tile element by element; where both elements of each byte are in it, by bytes."""
     shape = source.shape or (1,)
     if not all(_of_whole_bytes(x, shape) for x in (source, dest)):
-        for_each_element(
-            t,
-            shape,
-            lambda at: t.store(along(t, dest, at, t.loc), t.load(along(t, source, at, t.loc))),
-            t.loc,
-        )
+        copy_elements(t, source, dest)
         return
 
     def move_pair(at: list[Scalar]) -> None:
@@ -226,7 +221,7 @@ def move(t: Any, source: Tile, dest: Tile) -> None:
             low, high = t.load(src), t.load(t.neighbour(src, 1))
         _store_two(t, dst, low, high)
 
-    for_each_element(t, (*shape[:-1], shape[-1] // 2), move_pair, t.loc)
+    for_each_element(t, (*shape[:-1], shape[-1] // 2), move_pair)
 
 
 def fill(t: Any, tile: Tile, value: Number) -> None:
@@ -237,9 +232,9 @@ def fill(t: Any, tile: Tile, value: Number) -> None:
         def fill_pair(at: list[Scalar]) -> None:
             _store_two(t, _first_of_two(t, tile, at), value, value)
 
-        for_each_element(t, (*shape[:-1], shape[-1] // 2), fill_pair, t.loc)
+        for_each_element(t, (*shape[:-1], shape[-1] // 2), fill_pair)
     else:
-        for_each_element(t, shape, lambda at: t.store(along(t, tile, at, t.loc), value), t.loc)
+        fill_elements(t, tile, value)
 
 
 def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
@@ -250,13 +245,12 @@ def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
 
 
 def _is_even(offset: int | Scalar) -> bool:
-    form = affine_of(offset)
-    return form.const % 2 == 0 and all(c % 2 == 0 for c in form.terms.values())
+    return affine_of(offset).quotient(2) is not None
 
 
 def _first_of_two(t: Any, tile: Tile, at: list[Scalar]) -> Region:
     *outer, last = at
-    return along(t, tile, [*outer, t.binary("mul", last, 2)], t.loc)
+    return along(t, tile, [*outer, t.binary("mul", last, 2)])
 
 
 def _store_two(t: Any, first: Region, low: Number, high: Number) -> None:

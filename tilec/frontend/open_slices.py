@@ -52,7 +52,7 @@ def copy_open(t: Expressions, r: Region, source: Tile, dest: Tile, reads: bool) 
     tile = source if reads else dest
 
     def move(at: list[Scalar]) -> None:
-        here, there = along(t, source, at, t.loc), along(t, dest, at, t.loc)
+        here, there = along(t, source, at), along(t, dest, at)
         inside: Number = True
         for condition in _inside(t, r, tile, at):
             inside = condition if inside is True else t.binary("and", inside, condition)
@@ -64,7 +64,7 @@ def copy_open(t: Expressions, r: Region, source: Tile, dest: Tile, reads: bool) 
         else:
             t.store(there, t.choose(cond, lambda: t.load(here), lambda: 0))
 
-    for_each_element(t, tile.shape or (1,), move, t.loc)
+    for_each_element(t, tile.shape, move)
 
 
 def _inside(t: Expressions, r: Region, tile: Tile, at: Sequence[Scalar]) -> Iterator[Scalar]:

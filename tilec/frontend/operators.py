@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 
 from tilec import language as T
@@ -36,9 +37,7 @@ class Operators(Regions):
 
     def number_of(self, node: ast.expr, what: str = "this") -> Number:
         """The value of `node` as a number."""
-        value = self.expression(node)
-        with self.at(node):
-            return self.number(value, what)
+        return self.number(self.expression(node), what, node)
 
     def condition(self, node: ast.expr) -> bool | Scalar:
         """The value of `node` as a condition: a bool known now, or a run-time one. Sequences,
@@ -46,8 +45,7 @@ class Operators(Regions):
         value = self.expression(node)
         if not _at_run_time(value) and not isinstance(value, T.Size):
             return bool(value)
-        with self.at(node):
-            return self.truth(self.number(value, "this condition"))
+        return self.truth(self.number(value, "this condition", node))
 
     def binary_operator(self, node: ast.BinOp) -> object:
         """`a + b` and the like; `+` and `*` of compile-time lists too. The sum of a long
@@ -78,8 +76,8 @@ class Operators(Regions):
             return self._size_arithmetic(kind, a, b)
         if isinstance(a, Lanes) or isinstance(b, Lanes):
             return lanewise(self, lambda x, y: self.binary(kind, x, y), a, b)
-        x, y = self._operand(a, node.left), self._operand(b, node.right)
-        return self.binary(kind, x, y)
+        x = self.number(a, "this operand", node.left)
+        return self.binary(kind, x, self.number(b, "this operand", node.right))
 
     def of_containers(self, kind: str, a: object, b: object) -> object:
         """An operator of Python's lists, tuples, strings, dicts and sets."""
@@ -100,10 +98,6 @@ class Operators(Regions):
             message = f"{describe(a)} {SYMBOLS[kind]} {describe(b)} cannot be an extent"
             raise self.error(message, "extents are ints, sizes, and + - * // % of these") from None
 
-    def _operand(self, value: object, node: ast.expr) -> Number:
-        with self.at(node):
-            return self.number(value, "this operand")
-
     def unary_operator(self, node: ast.UnaryOp) -> object:
         """`-a`, `not a`, `~a`."""
         if isinstance(node.op, ast.Not):
@@ -114,8 +108,7 @@ class Operators(Regions):
             return lanewise(
                 self, lambda x: self.unary("neg", x) if isinstance(x, Scalar) else -x, value
             )
-        with self.at(node.operand):
-            x = self.number(value, "this operand")
+        x = self.number(value, "this operand", node.operand)
         match node.op:
             case ast.UAdd():
                 return x
@@ -183,8 +176,7 @@ class Operators(Regions):
                 message = f"{describe(left)} and {describe(right)} have no order"
                 raise self.error(message, "compare numbers with < and >, anything with ==")
             return _same(left, right) == (kind == "eq")
-        x = self._operand(left, nodes[0])
-        y = self._operand(right, nodes[1])
+        x, y = (self.number(v, "this operand", n) for v, n in zip((left, right), nodes))
         return self.truth(self.compare(kind, x, y))
 
     def boolean_operator(self, node: ast.BoolOp) -> object:
@@ -200,14 +192,10 @@ class Operators(Regions):
                 continue
             first = self.truth(self.number(result, "this operand"))
             assert isinstance(first, Scalar)
-            result = self._both(first, later) if is_and else self._either(first, later)
+            second = functools.partial(self.condition, later)
+            sides = (second, lambda: False) if is_and else (lambda: True, second)
+            result = self.choose(first, *sides)
         return result
-
-    def _both(self, first: Scalar, later: ast.expr) -> Number:
-        return self.choose(first, lambda: self.condition(later), lambda: False)
-
-    def _either(self, first: Scalar, later: ast.expr) -> Number:
-        return self.choose(first, lambda: True, lambda: self.condition(later))
 
     def conditional(self, node: ast.IfExp) -> object:
         """`a if c else b`."""

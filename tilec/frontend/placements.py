@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
+from tilec.frontend.arithmetic import Arithmetic, affine_of, integer, static_int
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
@@ -22,6 +22,9 @@ from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
+
+if TYPE_CHECKING:
+    from tilec.frontend.memory import Memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +70,13 @@ class Placement:
         found: list[Number] = []
         for size in reversed(shape[1:]):
             # A tensor without elements is asked for none; division by 0 would trap all the same.
-            extent = _index(t.binary("max", size, 1)) if isinstance(size, Scalar) else size
+            extent = integer(t.binary("max", size, 1)) if isinstance(size, Scalar) else size
             found.append(t.binary("mod", flat, extent))
             flat = t.binary("floordiv", flat, extent)
         inside = [c for x, extent in zip(offsets, shape) for c in _bounds(t, x, extent)]
         for c in inside:
             flat = t.select(c, t.run_time(flat, t.index_dtype), shape[0])
-        return tuple(_index(x) for x in (flat, *reversed(found)))
+        return tuple(map(integer, (flat, *reversed(found))))
 
 
 def placement(t: Arithmetic, given: IndexMap) -> Placement:
@@ -112,9 +115,11 @@ def placement(t: Arithmetic, given: IndexMap) -> Placement:
 
 
 def for_each_element(
-    t: Arithmetic, extents: Sequence[int], body: Callable[[list[Scalar]], None], place: Loc
+    t: Arithmetic, extents: tuple[int, ...], body: Callable[[list[Scalar]], None]
 ) -> None:
-    """A T.Parallel over `extents`, whose body `body` emits for its indices."""
+    """A T.Parallel over `extents` (none: of one iteration), whose body `body` emits for its
+    indices."""
+    extents, place = extents or (1,), t.loc
     args = [Value(ScalarType(INT32), "ijklmn"[d % 6]) for d in range(len(extents))]
     with t.inside() as builder:
         indices = []
@@ -123,7 +128,7 @@ def for_each_element(
             indices.append(t.scalar(arg, reach))
         body(indices)
         builder.emit(Yield, loc=place)
-    t.emit(Parallel, tuple(extents), builder.block(args))
+    t.emit(Parallel, extents, builder.block(args))
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -148,11 +153,6 @@ def _coordinates(given: IndexMap, at: Sequence[Any]) -> list[Any]:
 
 def _number(x: Any) -> Number:
     return x.value if isinstance(x, _Coordinate) else int(x)
-
-
-def _index(x: Number) -> int | Scalar:
-    assert isinstance(x, int | Scalar)
-    return x
 
 
 def _bounds(t: Arithmetic, x: int | Scalar, extent: int | Scalar) -> list[Scalar]:
@@ -215,7 +215,7 @@ def _reach(t: Arithmetic, kind: str, a: _Span, b: _Span) -> tuple[int, int | Sca
             case "mul" | "floordiv" if by == 1:
                 return 0, a.extent
             case "floordiv" if by > 1:
-                return 0, _index(t.binary("ceildiv", a.extent, by))
+                return 0, integer(t.binary("ceildiv", a.extent, by))
     if by is not None and by > 0 and kind == "mod":
         inside = a.most is not None and 0 <= a.least and a.most < by
         return (a.least, a.extent) if inside else (0, by)
@@ -269,11 +269,23 @@ def is_placed(t: Arithmetic, *tiles: Tile) -> bool:
     return any(x.steps or x.buffer.value in t.placements for x in tiles)
 
 
-def along(t: Arithmetic, tile: Tile, indices: Sequence[Scalar], loc: Loc) -> Region:
+def along(t: Memory, tile: Tile, indices: Sequence[Number]) -> Region:
     """The element of a tile at the indices of its extents that are not 1."""
     left = iter(indices)
     offsets = []
     for d, (start, extent) in enumerate(zip(tile.offsets, tile.extents)):
         behind: Number = 0 if extent == 1 else t.binary("mul", next(left), tile.steps.get(d, 1))
-        offsets.append(_index(t.binary("add", start, behind)))
-    return Region(tile.buffer, tuple(offsets), (None,) * len(offsets), loc)
+        offsets.append(t.binary("add", start, behind))
+    return t.element(tile.buffer, offsets)
+
+
+def copy_elements(t: Memory, source: Tile, dest: Tile) -> None:
+    """Copy a tile element by element."""
+    for_each_element(
+        t, source.shape, lambda at: t.store(along(t, dest, at), t.load(along(t, source, at)))
+    )
+
+
+def fill_elements(t: Memory, tile: Tile, value: Number) -> None:
+    """Set the elements of a tile one by one."""
+    for_each_element(t, tile.shape, lambda at: t.store(along(t, tile, at), value))

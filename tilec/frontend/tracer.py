@@ -9,7 +9,7 @@ from typing import Literal
 
 from tilec import language as T
 from tilec.frontend import narrow
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
@@ -229,8 +229,7 @@ class _KernelTracer(WholeLoops):
         if packed.bits == 8:
             return replace(stored, packed=packed, stored=stored.shape)
         *outer, last = stored.shape
-        twice = self.binary("mul", last, 2)
-        assert not isinstance(twice, float)
+        twice = integer(self.binary("mul", last, 2))
         return replace(stored, shape=(*outer, twice), packed=packed, stored=stored.shape)
 
     def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
@@ -289,8 +288,7 @@ class _KernelTracer(WholeLoops):
                     rest = self.binary("sub", extent, constant)
                     rest = self.binary("mul", rest, factor.denominator)
                     value = self.binary("floordiv", rest, factor.numerator)
-                assert not isinstance(value, float)
-                self._bind_size(p, name, value)
+                self._bind_size(p, name, integer(value))
 
     def _bind_size(self, p: Parameter, name: str, value: int | Scalar) -> None:
         old = self.size_values.setdefault(name, value)

@@ -229,13 +229,8 @@ class Origins:
                 case ops.For(body=body):
                     self._loops.add(body.args[0])
                     self._carried[body.args[0]] = (o.lo, o.hi, o.step)
-                    self._flow(o.inits, ops.yielded(body), body.args[1:])
-                case ops.While():
-                    self._flow(o.inits, ops.yielded(o.body), o.body.args, o.cond.args)
-
-    def _flow(self, inits: Sequence[Value], nexts: Sequence[Value], *args: Sequence[Value]) -> None:
-        for same in args:
-            self._carried |= {a: (init, after) for a, init, after in zip(same, inits, nexts)}
+            for sources, (*args, _) in ops.handed_on(o):
+                self._carried |= dict.fromkeys(args, sources)
 
     def of(self, value: Value) -> frozenset[Value]:
         """The results of `BlockIndex` and the arguments of `Parallel` and `For` behind `value`."""

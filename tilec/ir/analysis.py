@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
@@ -271,10 +270,9 @@ class Facts(Forms):
             match o:
                 case ops.For():
                     self._index(o)
-                    self._carried(o.inits, ops.yielded(o.body), o.body.args[1:], o.results)
+                    self._carried(o)
                 case ops.While():
-                    nexts = ops.yielded(o.body)
-                    self._carried(o.inits, nexts, o.body.args, o.results, o.cond.args)
+                    self._carried(o)
                 case ops.Parallel():
                     for arg, extent in zip(o.body.args, o.extents):
                         self._set(arg, (0, max(extent - 1, 0)))
@@ -283,7 +281,7 @@ class Facts(Forms):
             for region in o.regions:
                 self._block(region)
             if isinstance(o, ops.If):
-                for r, a, b in zip(o.results, ops.yielded(o.then), ops.yielded(o.orelse)):
+                for (a, b), (r,) in ops.handed_on(o):
                     both = union(self.range(a), self.range(b))
                     self._set(r, both, min(self.divisor(a), self.divisor(b)))
 
@@ -339,20 +337,16 @@ class Facts(Forms):
             last = max(lo + (last - lo) // exact * exact, lo)
         self._set(o.body.args[0], (lo, last), min(self.divisor(o.lo), self.divisor(o.step)))
 
-    def _carried(
-        self, inits: Sequence[Value], nexts: Sequence[Value], *same: Sequence[Value]
-    ) -> None:
-        """Carried values that are only ever advanced by steps known before the loop. `same`: the
-        block arguments and results that hold them."""
-        for n, (init, after) in enumerate(zip(inits, nexts)):
-            arg = same[0][n]
-            step = self._advance(after, {v[n] for v in same}, 16)
-            if not arg.is_integer or step is None:
+    def _carried(self, o: ops.For | ops.While) -> None:
+        """Carried values that are only ever advanced by steps known before the loop."""
+        for (init, after), holders in ops.handed_on(o):
+            step = self._advance(after, {*holders}, 16)
+            if not init.is_integer or step is None:
                 continue
             grows, divisor = step
             found: Range = (self.range(init)[0], None) if grows else (None, None)
-            for values in same:
-                self._set(values[n], found, min(divisor, self.divisor(init)))
+            for v in holders:
+                self._set(v, found, min(divisor, self.divisor(init)))
 
     def _advance(self, value: Value, args: set[Value], depth: int) -> tuple[bool, int] | None:
         """Whether `value` is never below the carried value (one of `args`), and what divides their

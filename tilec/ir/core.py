@@ -185,20 +185,23 @@ def op(
     reads: str = "",
     writes: str = "",
     updates: str = "",
+    describes: str = "",
     engine: str = "threads",
     effects: Effects | None = None,
     result: DType | str | None = None,
 ) -> Callable[[_O], _O]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
-    repeated. `reads`, `writes`, `updates`: the operands, by the names of their fields, to which
-    `engine` does that; `effects`: what every op of the class does besides, whatever its fields.
-    Where that does not say it, the class has a method. `result`: the dtype of its one result, a
-    scalar, the operand whose type it has ("value"), an element of which it is ("source[]"), or the
-    field that is its type ("type"). Raises InternalError for a class that does not say
-    what it does."""
+    repeated. `reads`, `writes`, `updates`, `describes`: the operands, by the names of their fields,
+    to which `engine` does that; `effects`: what every op of the class does besides, whatever its
+    fields. Where that does not say it, the class has a method. `result`: the dtype of its one
+    result, a scalar, the operand whose type it has ("value"), an element of which it is
+    ("source[]"), or the field that is its type ("type"). Raises InternalError for a class that does
+    not say what it does."""
     touched = [
         (kind, field)
-        for kind, fields in (("read", reads), ("write", writes), ("update", updates))
+        for kind, fields in zip(
+            ("read", "write", "update", "describe"), (reads, writes, updates, describes)
+        )
         for field in fields.split()
     ]
 

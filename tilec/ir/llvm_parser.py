@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilec.ir.errors import InternalError
-from tilec.ir.llvm import Function, Inst, Phi, Val, int_val
+from tilec.ir.llvm import Function, Inst, Phi, Val, elem_of, int_val, lanes_of, shaped
 from tilec.ir.llvm_text import NAME, LlvmText, array_of, bare, struct_types
 
 _LABEL = re.compile(rf"^({NAME}):")
@@ -136,18 +136,16 @@ class _Parser:
 
     def _read(self, opcode: str, result: str, text: LlvmText) -> None:
         flags = text.flags()
-        if opcode in _BINARY:
+        if opcode in _BINARY or opcode in ("icmp", "fcmp"):
+            compares = opcode not in _BINARY
+            words = f"{opcode} {text.word()} {flags}" if compares else f"{opcode} {flags}"
             a = text.value()
-            text.expect(",")
-            b = text.operand(a.type)
-            self._add(opcode, Val(a.type, result), (a, b), f"{opcode} {flags}")
-        elif opcode in ("icmp", "fcmp"):
-            pred = text.word()
+            b = text.after(",").operand(a.type)
+            kind = shaped("i1", lanes_of(a.type)) if compares else a.type
+            self._add(opcode, Val(kind, result), (a, b), words)
+        elif opcode in ("freeze", "fneg"):
             a = text.value()
-            text.expect(",")
-            b = text.operand(a.type)
-            kind = f"{a.type.rsplit(' x ', 1)[0]} x i1>" if a.type.startswith("<") else "i1"
-            self._add(opcode, Val(kind, result), (a, b), f"{opcode} {pred} {flags}")
+            self._add(opcode, Val(a.type, result), (a,), opcode)
         elif opcode in _CASTS:
             a = text.value()
             text.expect("to")
@@ -158,54 +156,34 @@ class _Parser:
             assert read is not None
             read(result, text)
 
-    def _values(self, text: LlvmText) -> tuple[Val, ...]:
-        found = [text.value()]
-        while text.take(","):
-            found.append(text.value())
-        return tuple(found)
-
     def read_select(self, result: str, text: LlvmText) -> None:
-        cond, a, b = self._values(text)
+        cond, a, b = text.several(text.value)
         self._add("select", Val(a.type, result), (cond, a, b), "select")
 
-    def read_freeze(self, result: str, text: LlvmText) -> None:
-        a = text.value()
-        self._add("freeze", Val(a.type, result), (a,), "freeze")
-
-    def read_fneg(self, result: str, text: LlvmText) -> None:
-        a = text.value()
-        self._add("fneg", Val(a.type, result), (a,), "fneg")
-
     def read_extractelement(self, result: str, text: LlvmText) -> None:
-        vector, index = self._values(text)
-        kind = vector.type[1:-1].partition(" x ")[2]
+        vector, index = text.several(text.value)
+        kind = elem_of(vector.type)
         self._add("extractelement", Val(kind, result), (vector, index), f"at {index.ref}")
 
     def read_insertelement(self, result: str, text: LlvmText) -> None:
-        vector, value, index = self._values(text)
+        vector, value, index = text.several(text.value)
         self._add(
             "insertelement", Val(vector.type, result), (vector, value, index), f"at {index.ref}"
         )
 
     def read_shufflevector(self, result: str, text: LlvmText) -> None:
-        a, b, mask = self._values(text)
-        count = mask.type[1:].split(" x ")[0]
-        kind = a.type[1:-1].partition(" x ")[2]
-        self._add("shufflevector", Val(f"<{count} x {kind}>", result), (a, b, mask), "")
+        a, b, mask = text.several(text.value)
+        kind = shaped(elem_of(a.type), lanes_of(mask.type))
+        self._add("shufflevector", Val(kind, result), (a, b, mask), "")
 
     def read_extractvalue(self, result: str, text: LlvmText) -> None:
-        struct = text.value()
-        text.expect(",")
-        index = int(text.word())
+        struct, index = text.value(), int(text.after(",").word())
         kind = struct_types(struct.type)[index]
         self._add("extractvalue", Val(kind, result), (struct,), f"at {index}")
 
     def read_insertvalue(self, result: str, text: LlvmText) -> None:
-        struct = text.value()
-        text.expect(",")
-        value = text.value()
-        text.expect(",")
-        index = int_val(int(text.word()))
+        struct, value = text.value(), text.after(",").value()
+        index = int_val(int(text.after(",").word()))
         self._add(
             "insertelement", Val(struct.type, result), (struct, value, index), f"at {index.ref}"
         )
@@ -215,7 +193,7 @@ class _Parser:
             text.skip(word)
         kind = text.type()
         text.expect(",")
-        base, *indices = self._values(text)
+        base, *indices = text.several(text.value)
         for i, index in enumerate(indices):
             if i:
                 _, kind = array_of(kind)

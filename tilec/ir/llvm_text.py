@@ -7,8 +7,12 @@ language reference: https://llvm.org/docs/LangRef.html
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from tilec.ir.llvm import FLAGS, Val, int_val
+
+Item = TypeVar("Item")
 
 NAME = r'(?:"[^"]*"|[-\w$.]+)'
 
@@ -34,10 +38,7 @@ def struct_types(type: str) -> list[str]:
         count, kind = array_of(type)
         return [kind] * count
     text = LlvmText(type[1:-1].strip())
-    found = [text.type()]
-    while text.take(","):
-        found.append(text.type())
-    return found
+    return text.several(text.type)
 
 
 def array_of(type: str) -> tuple[int, str]:
@@ -77,6 +78,13 @@ class LlvmText:
     def after(self, sign: str) -> LlvmText:
         self.expect(sign)
         return self
+
+    def several(self, read: Callable[[], Item]) -> list[Item]:
+        """What `read` reads, as often as commas follow."""
+        found = [read()]
+        while self.take(","):
+            found.append(read())
+        return found
 
     def skip(self, word: str) -> bool:
         """Whether the word comes next; it is read then."""
@@ -149,9 +157,7 @@ class LlvmText:
         if self.take("["):
             return f"[{self._sequence(']')}]"
         if self.take("{"):
-            members = [self.type()]
-            while self.take(","):
-                members.append(self.type())
+            members = self.several(self.type)
             self.expect("}")
             return "{ " + ", ".join(members) + " }"
         kind = self.word()
@@ -208,11 +214,9 @@ class LlvmText:
             return Val(type, "@" + self.bare_name())
         for sign, end in _ENDS.items():
             if self.take(sign):
-                parts = [str(self.value())]
-                while self.take(","):
-                    parts.append(str(self.value()))
+                parts = self.several(self.value)
                 self.expect(end)
-                return Val(type, f"<{', '.join(parts)}>")
+                return Val(type, f"<{', '.join(map(str, parts))}>")
         if self.skip("splat"):
             self.expect("(")
             part = str(self.value())

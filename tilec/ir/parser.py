@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from tilec.ir.core import OPS, Block, Func, Op, Param, Region, Value
 from tilec.ir.errors import TilecError, did_you_mean
@@ -30,6 +31,8 @@ from tilec.ir.types import (
     Type,
     VectorType,
 )
+
+Item = TypeVar("Item")
 
 
 class ParseError(TilecError):
@@ -123,6 +126,14 @@ class _Parser:
         if self.kind != "end":
             self.fail(f"expected the end of the text, found {self.found()}")
 
+    def listed(self, close: str, read: Callable[[], Item]) -> tuple[Item, ...]:
+        """What `read` reads up to the mark `close`, with or without commas between."""
+        found = []
+        while not self.accept(close):
+            found.append(read())
+            self.accept(",")
+        return tuple(found)
+
     def loc(self) -> Loc:
         line = bisect_right(self.starts, self.pos)
         column = self.pos - self.starts[line - 1]
@@ -143,23 +154,19 @@ class _Parser:
         if self.kind != "symbol":
             self.fail(f"expected the kernel's @name, found {self.found()}")
         name = self.take()[1:]
-        attrs: dict[str, Any] = {}
-        if self.accept("{"):
-            while not self.accept("}"):
-                key = self.word("an attribute's name")
-                self.expect("=")
-                attrs[key] = self.attribute()
-                self.accept(",")
+        attrs = self.listed("}", self.named_attribute) if self.accept("{") else ()
         self.expect("(")
-        params: list[Param] = []
-        while not self.accept(")"):
-            params.append(self.param())
-            self.accept(",")
+        params = self.listed(")", self.param)
         blocks = []
         for part in ("grid", "body"):
             self.expect(part)
             blocks.append(self.region())
-        return Func(name, tuple(params), blocks[0], blocks[1], attrs, loc)
+        return Func(name, params, blocks[0], blocks[1], dict(attrs), loc)
+
+    def named_attribute(self) -> tuple[str, Any]:
+        key = self.word("an attribute's name")
+        self.expect("=")
+        return key, self.attribute()
 
     def param(self) -> Param:
         value = self.declared()
@@ -201,17 +208,13 @@ class _Parser:
     def region(self) -> Block:
         """`(%i: i32, …) { ops }`. Its names may be defined again afterwards."""
         outer, self.scope = self.scope, set(self.scope)
-        args = []
-        if self.accept("("):
-            while not self.accept(")"):
-                args.append(self.declared())
-                self.accept(",")
+        args = self.listed(")", self.declared) if self.accept("(") else ()
         self.expect("{")
         ops: list[Op] = []
         while not self.accept("}"):
             ops.append(self.op())
         self.scope = outer
-        return Block(tuple(args), tuple(ops))
+        return Block(args, tuple(ops))
 
     # --- ops --------------------------------------------------------------------------------------
 
@@ -227,7 +230,7 @@ class _Parser:
         cls = OPS.get(opname)
         if cls is None:
             self.fail(f"there is no op {opname!r}{did_you_mean(opname, OPS)}", at)
-        form = op_form(cls)
+        form = op_form(cls)  # type: ignore[arg-type]
         fields: dict[str, Any] = {}
         if form.has_kind:
             fields["kind"] = op_kind
@@ -276,35 +279,21 @@ class _Parser:
         if f.role == "value":
             return None if self.accept("none") else self.use()
         if f.role == "values":
-            return self.uses() if self.accept("[") else ()
+            return self.listed("]", self.use) if self.accept("[") else ()
         if f.role == "region":
             return self.box()
         if f.role == "types":
-            return self.type_tuple() if self.accept("(") else self.type()
+            return self.listed(")", self.type) if self.accept("(") else self.type()
         if f.role == "word" and self.kind == "word":
             return self.take()
         return self.attribute()
 
-    def uses(self) -> tuple[Value, ...]:
-        found = []
-        while not self.accept("]"):
-            found.append(self.use())
-            self.accept(",")
-        return tuple(found)
-
     def box(self) -> Region:
         """`%A[%i, %j], (64, 32)`."""
         buffer = self.use()
-        offsets = self.uses() if self.accept("[") else ()
+        offsets = self.listed("]", self.use) if self.accept("[") else ()
         self.accept(",")
         return Region(buffer, offsets, self.attribute())
-
-    def type_tuple(self) -> tuple[Type, ...]:
-        found = []
-        while not self.accept(")"):
-            found.append(self.type())
-            self.accept(",")
-        return tuple(found)
 
     def result_types(self, o: Op) -> tuple[Type, ...]:
         if not self.accept(":"):
@@ -346,24 +335,20 @@ class _Parser:
         self.fail(f"expected an attribute, found {self.found()}")
 
     def collection(self) -> Any:
-        items: list[Any] = []
         if self.token == "<":
             return self.type()
         if self.accept("{"):
-            pairs: dict[Any, Any] = {}
-            while not self.accept("}"):
-                key = self.attribute()
-                self.expect(":")
-                pairs[key] = self.attribute()
-                self.accept(",")
-            return pairs
-        if self.token not in ("(", "["):
-            self.fail(f"expected an attribute, found {self.found()}")
-        close = ")" if self.take() == "(" else "]"
-        while not self.accept(close):
-            items.append(self.attribute())
-            self.accept(",")
-        return tuple(items) if close == ")" else items
+            return dict(self.listed("}", self.pair))
+        if self.accept("("):
+            return self.listed(")", self.attribute)
+        if self.accept("["):
+            return list(self.listed("]", self.attribute))
+        self.fail(f"expected an attribute, found {self.found()}")
+
+    def pair(self) -> tuple[Any, Any]:
+        key = self.attribute()
+        self.expect(":")
+        return key, self.attribute()
 
     def dtype(self, name: str, at: int | None = None) -> DType:
         """The dtype called `name`; steps over it where it is the current token."""

@@ -20,6 +20,7 @@ nameless value `%0`, `%1`, … in textual order. `//` starts a comment.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -80,18 +81,9 @@ _OPERAND_ROLES = {
 _TYPE_ROLES = {"Type": "types", "BufferType": "types", "tuple[Type, ...]": "types"}
 
 
-_FORMS: dict[type[Op], OpForm] = {}
-
-
+@functools.cache
 def op_form(cls: type[Op]) -> OpForm:
-    """The form of an op class, read off its fields once."""
-    found = _FORMS.get(cls)
-    if found is None:
-        found = _FORMS[cls] = _read_form(cls)
-    return found
-
-
-def _read_form(cls: type[Op]) -> OpForm:
+    """The form of an op class, read off its fields."""
     made = [f for f in dataclasses.fields(cls) if f.name not in ("results", "loc")]
     made = [f for f in made if f.name not in cls.region_fields]
     has_kind = bool(made) and made[0].name == "kind" and str(made[0].type) == "str"
@@ -245,7 +237,7 @@ class _Printer:
             self.op(o, indent)
 
     def op(self, o: Op, indent: str) -> None:
-        form = op_form(type(o))
+        form = op_form(type(o))  # type: ignore[arg-type]
         names = self.names
         head = o.opname
         if form.has_kind:

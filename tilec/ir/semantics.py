@@ -81,6 +81,18 @@ INTEGERS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 """Ops on two integers as Python computes them, before `wrap`; divisors are above 0. (NumPy takes
 ten times as long for one number.)"""
+
+
+def neutral(kind: str, dtype: DType) -> int | float:
+    """What a kind of `Binary` that folds numbers ("add", "max", "min", "and", "or", "xor") takes to
+    the other operand."""
+    if dtype.is_float:
+        return {"max": -math.inf, "min": math.inf}.get(kind, 0.0)
+    low, high = dtype_range(dtype)
+    every_bit = -1 if dtype.kind == "int" else high
+    return {"max": low, "min": high, "and": every_bit}.get(kind, 0)
+
+
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     kind: getattr(operator, kind) for kind in ("eq", "ne", "lt", "le", "gt", "ge")
 }

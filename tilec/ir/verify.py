@@ -8,6 +8,7 @@ a pass made it. The one exception is the uniformity rule, which the user can bre
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 from tilec.ir import ops
@@ -296,9 +297,7 @@ _TOGETHER = ("barrier", "cluster_barrier", "cluster_copy", "grid_sync")
 _BY_WARP = ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices")
 
 
-_NEEDED: dict[type[Op], Level | None] = {}
-
-
+@functools.cache
 def _needed_by(cls: type[Op]) -> Level | None:
     """As `_needs`, of all ops of a class; THREAD where that depends on what they work on."""
     if cls.opname in _BY_WARP:
@@ -318,10 +317,7 @@ def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    cls = type(o)
-    if cls not in _NEEDED:
-        _NEEDED[cls] = _needed_by(cls)
-    needed = _NEEDED[cls]
+    needed = _needed_by(type(o))  # type: ignore[arg-type]
     if needed is not Level.THREAD:
         return needed
     spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}

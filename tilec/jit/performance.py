@@ -64,8 +64,7 @@ class Watch:
         self._warn_of_moved(func)
         for loop, trips in _repeated_loops(func):
             shown = f"all {trips}" if trips else "all"
-            warn(
-                PerformanceWarning,
+            _warn(
                 f"each thread of the block does {shown} iterations of this loop, so that all "
                 "write the same elements",
                 loop.loc,
@@ -90,11 +89,11 @@ class Watch:
             "which is slow"
         )
         hint = f"write threads={2 * threads}, or use a smaller tile"
-        warn(PerformanceWarning, message, held[0].loc, hint)
+        _warn(message, held[0].loc, hint)
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""
-        made = [o for o in walk(func.body) if isinstance(o, ops.Alloc)]
+        made = func.body.every(ops.Alloc)
         fragment = {o.result.name for o in made if o.type.space == "fragment"}
         for buffer, o in self._moved.items():
             t = buffer.buffer
@@ -106,13 +105,17 @@ class Watch:
                 "index it by the indices of the T.Parallel around it, over its whole shape, or "
                 f'say so: {buffer.name} = T.alloc_shared({t.static_shape}, "{t.dtype.name}")'
             )
-            warn(PerformanceWarning, message, o.loc, hint)
+            _warn(message, o.loc, hint)
+
+
+def _warn(message: str, place: Loc, hint: str) -> None:
+    warn(PerformanceWarning, message, place, hint)
 
 
 def _repeated_loops(func: Func) -> Iterator[tuple[ops.For, int]]:
     """The outermost loops that all threads of a block do alike, that do nothing but move elements
     and write another one in each iteration; with how many iterations they are known to have."""
-    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, ops.Const)}
+    constants = ops.constants(func.body)
 
     def trips(loop: ops.For) -> int:
         own = len(loop.indices(constants.get) or ())
@@ -140,7 +143,7 @@ def _moves_elements(loop: ops.For) -> bool:
     """Whether nothing stands in `loop` but arithmetic on elements, and some are written."""
     inside = list(walk(loop.body))
     allowed = (ops.Load, ops.Store, ops.For, ops.If)
-    stores = [o for o in inside if isinstance(o, ops.Store)]
+    stores = loop.body.every(ops.Store)
     return any(o.dest.buffer.space in ("shared", "global") for o in stores) and all(
         o.pure or o.opname == "yield" or isinstance(o, allowed) for o in inside
     )
@@ -149,7 +152,7 @@ def _moves_elements(loop: ops.For) -> bool:
 def _writes_alike(func: Func, loop: ops.For) -> bool:
     """Whether all threads write the same elements in `loop`, another one in each iteration."""
     levels, origins = uniformity_of(func), facts_of(func).origins
-    stores = [o for o in walk(loop.body) if isinstance(o, ops.Store)]
+    stores = [*loop.body.every(ops.Store)]
     used = [v for o in stores for v in (*o.indices, o.value)]
     used += [v for o in walk(loop) for v in ops.decides(o)]
     if any(levels.level(v) is not Level.BLOCK for v in used):
@@ -172,8 +175,7 @@ def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
             f"elements by itself, and {threads} threads have {count} iterations: others repeat "
             "them, or wait"
         )
-        warn(
-            PerformanceWarning,
+        _warn(
             f"{message} (so in line {lines})" if more else message,
             first.loc,
             f"T.reduce_{first.word}(x, s, dim=1), of a tile, shares the elements out\n"
@@ -185,22 +187,21 @@ def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
 def _warn_of_small_tiles(func: Func, threads: int, target: Target) -> None:
     """Of blocks that combine elements and have tiles for a few of their threads only, where a
     launch has many of them."""
-    reductions = [o for o in walk(func.body) if isinstance(o, ops.Reduce)]
+    reductions = [*func.body.every(ops.Reduce)]
     if not reductions or not any(p.role == "size" for p in func.params):
         return
-    if any(isinstance(o, ops.Gemm | ops.ThreadIndex) for o in walk(func.body)):
+    if any(func.body.every(ops.Gemm)) or any(func.body.every(ops.ThreadIndex)):
         return
     first = max(reductions, key=lambda o: prod(o.source.extents))
     boxes = [first.source.extents]
-    boxes += [o.extents for o in walk(func.body) if isinstance(o, ops.Parallel)]
-    boxes += [o.dest.extents for o in walk(func.body) if isinstance(o, ops.Copy)]
+    boxes += [o.extents for o in func.body.every(ops.Parallel)]
+    boxes += [o.dest.extents for o in func.body.every(ops.Copy)]
     most = max(map(prod, boxes))
     if most * FEW_OF_THREADS > threads or threads < FEW_OF_THREADS * target.warp_size:
         return
     shape = ", ".join(map(str, first.source.extents))
     rows = 8 * threads // most
-    warn(
-        PerformanceWarning,
+    _warn(
         f"no tile of this kernel has more than {most} elements, and a block has {threads} threads: "
         "others repeat what these do",
         first.loc,
@@ -214,7 +215,7 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
     and of parallel loops over tiles whose threads do several times their share; not of those that
     were told of."""
     warps = warps_of(func, target)
-    products = [o for o in walk(func.body) if isinstance(o, ops.Gemm) and o.warps]
+    products = [o for o in func.body.every(ops.Gemm) if o.warps]
     busy = [prod(o.warps) for o in products]
     if products and max(busy) * 2 <= max(map(warps, products)):
         for o, used in zip(products, busy):
@@ -224,15 +225,14 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
                 "others repeat it"
             )
             hint = f"write threads={max(busy) * target.warp_size}, or a larger tile"
-            warn(PerformanceWarning, message, o.loc, hint)
+            _warn(message, o.loc, hint)
         return
-    for p in walk(func.body):
-        if isinstance(p, ops.Parallel) and p.layout and len(p.extents) > 1 and p.loc not in told:
+    for p in func.body.every(ops.Parallel):
+        if p.layout and len(p.extents) > 1 and p.loc not in told:
             each, times = p.layout.size("reg"), idle(p.layout)
             share = -(-prod(p.extents) // (warps(p) * target.warp_size))
             if times >= 4 and each >= max(FEW_REPEATED, 4 * share):
-                warn(
-                    PerformanceWarning,
+                _warn(
                     f"each iteration of this loop is done by {times} threads: a thread does {each} "
                     f"of {prod(p.extents)}, where {share} would be its share",
                     p.loc,
@@ -244,23 +244,22 @@ def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
 def _warn_of_stages(func: Func, final: Func) -> None:
     """Warn where the author put what a loop's threads do into stages, and they are not."""
     why = dict(final.attrs.get("not_held", ()))
-    for loop in walk(func.body) if why else ():
-        if isinstance(loop, ops.For) and loop.kind == "pipelined" and loop.loc.line in why:
+    for loop in func.body.every(ops.For):
+        if loop.kind == "pipelined" and loop.loc.line in why:
             message = (
                 "stage puts what threads do into several stages, but each iteration of this loop "
                 f"ends before the next one begins: {why[loop.loc.line]}"
             )
             hint = "leave stage out: tilec then overlaps what it finds to fit"
-            warn(PerformanceWarning, message, loop.loc, hint)
+            _warn(message, loop.loc, hint)
 
 
 def _warn_of_atomics(func: Func, final: Func) -> None:
     """Warn where the author asked for TMA, and threads do a tile's atomics."""
     why = dict(final.attrs.get("not_reduced", ()))
-    for o in walk(func.body) if why else ():
-        if isinstance(o, ops.AtomicTile) and o.engine and o.loc.line in why:
-            warn(
-                PerformanceWarning,
+    for o in func.body.every(ops.AtomicTile):
+        if o.engine and o.loc.line in why:
+            _warn(
                 f"use_tma=True, but threads do these atomics, one element after the other: TMA "
                 f"cannot, {why[o.loc.line]}",
                 o.loc,
@@ -272,12 +271,11 @@ def _warn_of_atomics(func: Func, final: Func) -> None:
 def _warn_of_serial(func: Func, final: Func) -> None:
     """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
     why = {(at, name): text for at, name, text in final.attrs.get("not_ahead", ())}
-    for loop in walk(func.body) if why else ():
-        if isinstance(loop, ops.For) and loop.kind == "pipelined" and loop.num_stages > 1:
+    for loop in func.body.every(ops.For):
+        if loop.kind == "pipelined" and loop.num_stages > 1:
             for o in once(loop.body):
                 if isinstance(o, ops.Copy) and (o.loc.line, o.dest.buffer.name) in why:
-                    warn(
-                        PerformanceWarning,
+                    _warn(
                         f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
                         f"iteration: {why[o.loc.line, str(o.dest.buffer.name)]}",
                         o.loc,

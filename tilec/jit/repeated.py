@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Value, defining_ops, walk
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import Level, uniformity_of
@@ -33,12 +33,8 @@ def repeated_sums(func: Func, threads: int) -> Iterator[RepeatedSum]:
     """The first such sum of each parallel loop of `func` (TILE) that has no iteration for every
     other of so many threads, and whose layout its author has not chosen."""
     numbers = ops.constants(func.body)
-    for o in walk(func.body):
-        if (
-            isinstance(o, ops.Parallel)
-            and o.wanted is None
-            and 0 < 2 * math.prod(o.extents) <= threads
-        ):
+    for o in func.body.every(ops.Parallel):
+        if o.wanted is None and 0 < 2 * math.prod(o.extents) <= threads:
             found = next(_long_sums(o.body, numbers), None)
             if found is not None:
                 yield RepeatedSum(o, *found)
@@ -47,27 +43,26 @@ def repeated_sums(func: Func, threads: int) -> Iterator[RepeatedSum]:
 def _long_sums(
     body: Block, numbers: dict[Value, bool | int | float]
 ) -> Iterator[tuple[str, int | None, Loc]]:
-    for o in walk(body):
-        if isinstance(o, ops.For):
-            indices = o.indices(numbers.get)
-            trips = None if indices is None else len(indices)
-            if trips is None or trips >= SHORT:
-                yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
+    for o in body.every(ops.For):
+        indices = o.indices(numbers.get)
+        trips = None if indices is None else len(indices)
+        if trips is None or trips >= SHORT:
+            yield from ((_WORDS[kind], trips, loc) for kind, loc in _sums(o))
 
 
 def _sums(loop: ops.For) -> Iterator[tuple[str, Loc]]:
     """The kinds of what `loop` adds up of values that change with its index, and where."""
     changing, named = _changing(loop)
-    made: dict[Value, Op] = {r: o for o in walk(loop.body) for r in o.results}
-    for carried, following in zip(loop.body.args[1:], ops.yielded(loop.body)):
+    made = defining_ops(loop.body)
+    for (_, following), (carried, _) in ops.handed_on(loop):
         o = made.get(following)
         if isinstance(o, ops.Binary) and o.kind in _WORDS and carried in (o.lhs, o.rhs):
             other = o.rhs if o.lhs is carried else o.lhs
             if other in changing:
                 yield o.kind, o.loc
-    for s in walk(loop.body):
-        o = made.get(s.value) if isinstance(s, ops.Store) else None
-        if not isinstance(s, ops.Store) or not isinstance(o, ops.Binary) or o.kind not in _WORDS:
+    for s in loop.body.every(ops.Store):
+        o = made.get(s.value)
+        if not isinstance(o, ops.Binary) or o.kind not in _WORDS:
             continue
         if not (changing | named).isdisjoint(s.indices):
             continue

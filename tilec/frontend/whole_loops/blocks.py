@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
-from tilec.frontend.whole_loops.nests import Named, Nest, Product, fresh_name, unravelled
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Product, fresh_name, unravelled
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import DType, next_power_of_2
+from tilec.ir.types import next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
@@ -123,7 +123,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
         known: Known,
         lanes: int,
         magnitude: Magnitude,
-        dtype_of: Callable[[ast.expr], DType | None],
+        dtype_of: DtypeOf,
     ) -> tuple[ast.With, str] | None:
         """Tiles of several iterations, if they go along rows or down columns, and the name under
         which that asks for what blocks have together; see `tiles`."""

@@ -21,11 +21,10 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
-from tilec.frontend.whole_loops.nests import counted, tensor_of
+from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.types import DType
-from tilec.support.syntax import name_nodes
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -62,7 +61,7 @@ class Folds(Rows):
     it; `dtype_of`: what a dtype as it is written means."""
 
     magnitude: Magnitude = lambda extent: (0, 1)
-    dtype_of: Callable[[ast.expr], DType | None] = lambda written: None
+    dtype_of: DtypeOf = lambda written: None
 
     def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
         """The loops around tiles, of few iterations last, as blocks share the first; those that a
@@ -109,16 +108,10 @@ class Folds(Rows):
 
     def _other_fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
         """A product, or what of ints is combined bit by bit."""
-        match s:
-            case ast.AugAssign(ast.Name(name), op, value):
-                pass
-            case ast.Assign([ast.Name(name)], ast.BinOp(a, op, b)):
-                sides = (a, b) if ast.unparse(a) == name else (b, a)
-                if ast.unparse(sides[0]) != name:
-                    return None
-                value = sides[1]
-            case _:
-                return None
+        found = changed_by(s)
+        if found is None:
+            return None
+        name, op, value = found
         dtype = self.dtype_of(self.sums[name]) if name in self.sums else None
         word = _PRODUCTS.get(type(op))
         if word is None or dtype is None or (word != "prod" and dtype.is_float):
@@ -229,13 +222,9 @@ class Folds(Rows):
             case ast.Expr(ast.Call(func, [ast.Subscript(ast.Name()) as place, value], [])):
                 plain = isinstance(func, ast.Name | ast.Attribute)
                 word = self.named(func) if plain else None
-                ours = any(word is w for w in _ATOMICS) and self._is_alone(tensor_of(place))
+                ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False
-
-    def _is_alone(self, tensor: str) -> bool:
-        """Whether a tensor stands in one place of the nest."""
-        return sum(n.id == tensor for n in name_nodes(*self.nest.body)) == 1
 
 
 def _is_exact(given: DType, kept: DType) -> bool:

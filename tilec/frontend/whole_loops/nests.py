@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tilec import language as T
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, placed
 
 Named = Callable[[ast.expr], object]
+DtypeOf = Callable[[ast.expr], DType | None]
+Fresh = Callable[[str], str]
 Tells = Literal["loops", "columns", "rows"]
 
 MOST_COPIES = 128
@@ -88,21 +90,14 @@ def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
                 value = Put(same).visit(copy.deepcopy(value))
-                calls = (n for n in ast.walk(value) if isinstance(n, ast.Call))
-                counts = all(named(c.func) in _COUNTS for c in calls)
+                counts = all(named(c.func) in _COUNTS for c in every(ast.Call, value))
                 if counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
                     same[name] = value
-    if not any(
-        names_in(n.iter) & same.keys()
-        for s in nest.body
-        for n in ast.walk(s)
-        if isinstance(n, ast.For)
-    ):
+    if not any(names_in(n.iter) & same.keys() for n in every(ast.For, *nest.body)):
         return nest.body
     made = copy.deepcopy(nest.body)
-    for n in (n for s in made for n in ast.walk(s)):
-        if isinstance(n, ast.For):
-            n.iter = Put(same).visit(n.iter)
+    for n in every(ast.For, *made):
+        n.iter = Put(same).visit(n.iter)
     return made
 
 
@@ -157,8 +152,7 @@ def product_of(nest: Nest, named: Named) -> Product | None:
             break
     else:
         return None
-    refused = ast.For | ast.While | ast.With | ast.Return
-    if any(isinstance(x, refused) for s in statements for x in ast.walk(s)):
+    if any(every(ast.For | ast.While | ast.With | ast.Return, *statements)):
         return None
     if inner in names_in(*statements):
         return None
@@ -236,9 +230,37 @@ def declared(nest: Nest) -> dict[str, ast.expr]:
     }
 
 
+def every(kind: Any, *trees: ast.AST) -> Iterator[Any]:
+    """The nodes of a kind in syntax trees."""
+    return (n for tree in trees for n in ast.walk(tree) if isinstance(n, kind))
+
+
+def changed_by(s: ast.stmt) -> tuple[str, ast.operator, ast.expr] | None:
+    """The variable that `name op= value`, `name = name op value` or, the other way around,
+    `name = value op name` changes, the operator, and the other operand."""
+    match s:
+        case ast.AugAssign(ast.Name(name), op, value):
+            return name, op, value
+        case ast.Assign([ast.Name(name)], ast.BinOp(a, op, b)):
+            found = other_operand(name, a, b)
+            return None if found is None else (name, op, found)
+    return None
+
+
+def other_operand(name: str, a: ast.expr, b: ast.expr) -> ast.expr | None:
+    """Of two operands the one that is not the variable; None where neither is."""
+    if ast.unparse(a) == name:
+        return b
+    return a if ast.unparse(b) == name else None
+
+
+def is_alone(nest: Nest, tensor: str) -> bool:
+    """Whether a tensor stands in one place of a nest."""
+    return sum(n.id == tensor for n in name_nodes(*nest.body)) == 1
+
+
 def elements_of(*statements: ast.stmt) -> list[ast.Subscript]:
-    every = (n for s in statements for n in ast.walk(s) if isinstance(n, ast.Subscript))
-    return [n for n in every if isinstance(n.value, ast.Name)]
+    return [n for n in every(ast.Subscript, *statements) if isinstance(n.value, ast.Name)]
 
 
 def indices_of(element: ast.Subscript) -> list[ast.expr]:
@@ -254,13 +276,13 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     """The extents that the form of a nest follows: those of loops inside, and the iterations'
     where they are in one another; that of the last index, where elements have it last; and, of
     other nests, those of rows that may be shorter than a tile."""
-    within = [n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.For)]
+    within = [*every(ast.For, *nest.body)]
     inner = [counted(s.iter, named) for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
         return {"rows": rows}
-    elements = (n for s in nest.body for n in ast.walk(s) if isinstance(n, ast.Subscript))
+    elements = every(ast.Subscript, *nest.body)
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
     loops = tuple(e for e in inner if e is not None)
@@ -316,17 +338,14 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     """Whether a body is assignments alone, which T.Parallel takes over tiles; `variables`: or
     makes variables of a dtype, and has loops over numbers that are written down."""
     allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
-    for n in (n for s in nest.body for n in ast.walk(s)):
-        if isinstance(n, ast.AnnAssign) and variables:
-            continue
-        if isinstance(n, ast.For) and variables and isinstance(n.iter, ast.Tuple):
-            continue
-        if isinstance(n, ast.For | ast.While | ast.AnnAssign):
+    for n in every(ast.For | ast.While | ast.AnnAssign, *nest.body):
+        written = isinstance(n, ast.For) and isinstance(n.iter, ast.Tuple)
+        if not (variables and (written or isinstance(n, ast.AnnAssign))):
             return False
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name | ast.Attribute):
-            if named(n.func) in allocations:
-                return False
-    return True
+    called = (c.func for c in every(ast.Call, *nest.body))
+    return not any(
+        isinstance(f, ast.Name | ast.Attribute) and named(f) in allocations for f in called
+    )
 
 
 def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
@@ -382,8 +401,7 @@ def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | No
     if found is None:
         return None
     plain = ast.Assign | ast.AnnAssign | ast.Expr | ast.Assert | ast.Pass | ast.Import
-    calls = [n for s in rest[:-1] for n in ast.walk(s) if isinstance(n, ast.Call)]
-    inside = [n for n in ast.walk(rest[-1]) if isinstance(n, ast.Call)]
+    calls, inside = every(ast.Call, *rest[:-1]), every(ast.Call, rest[-1])
     if not all(isinstance(s, plain) for s in rest[:-1]):
         return None
     if any(_word(c, named) not in _PREAMBLE for c in calls):

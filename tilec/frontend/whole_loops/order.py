@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.frontend.whole_loops.nests import Nest, chain_of, declared, index_of
-from tilec.ir.types import BOOL, DType
+from tilec.frontend.whole_loops.nests import DtypeOf, Nest, chain_of, declared, index_of
+from tilec.ir.types import BOOL
 from tilec.support.syntax import names_in, parsed
-
-DtypeOf = Callable[[ast.expr], DType | None]
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",

@@ -17,24 +17,24 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 from tilec import language as T
 from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Fresh,
     Named,
     Nest,
     Put,
     elements_of,
+    every,
     index_of,
     indices_of,
+    is_alone,
     tensor_of,
 )
 from tilec.ir.types import FLOAT32, DType
 from tilec.support.syntax import name_nodes, names_in, parsed
-
-DtypeOf = Callable[[ast.expr], DType | None]
-Fresh = Callable[[str], str]
 
 _ATOMICS: tuple[tuple[object, str], ...] = (
     (T.atomic_add, "sum"), (T.atomic_max, "max"), (T.atomic_min, "min"),
@@ -114,7 +114,7 @@ class _Places(ast.NodeTransformer):
         plain = all(isinstance(i, ast.Name | ast.Constant) for i in indices_of(place))
         if self.tested and not plain:
             return False
-        return sum(n.id == tensor_of(place) for n in name_nodes(*self.nest.body)) == 1
+        return is_alone(self.nest, tensor_of(place))
 
     def _is_own(self, place: ast.Subscript) -> bool:
         return self._is_one(place) and _is_each_ones(place, self.nest)
@@ -157,7 +157,7 @@ def _begun(nest: Nest) -> ast.Subscript | None:
             case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                 same = [e for e in elements_of(*nest.body) if tensor_of(e) == tensor_of(place)]
                 loops = [x for x in nest.body[at + 1 :] if isinstance(x, ast.For)]
-                inner = {index_of(c) for x in loops for c in ast.walk(x) if isinstance(c, ast.For)}
+                inner = {*map(index_of, every(ast.For, *loops))}
                 whole = sum(n.id == tensor_of(place) for n in name_nodes(*nest.body)) == len(same)
                 text = ast.unparse(place)
                 first = all(tensor_of(e) != tensor_of(place) for e in elements_of(*nest.body[:at]))

@@ -23,12 +23,15 @@ from dataclasses import dataclass, field
 from tilec import language as T
 from tilec.builtins import formulas, maths
 from tilec.frontend.whole_loops.nests import (
+    Fresh,
     Named,
     Nest,
+    changed_by,
     counted,
     elements_of,
     index_of,
     indices_of,
+    other_operand,
     tensor_of,
 )
 from tilec.ir.types import DType
@@ -38,7 +41,6 @@ _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__
 _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp}
 _FOLDS: dict[object, str] = {T.max: "max", T.min: "min"}
 
-Fresh = Callable[[str], str]
 Known = Callable[[ast.expr], int | None]
 
 
@@ -215,22 +217,13 @@ class Rows:
         """The variable that a statement adds to or takes the largest or smallest of, which of
         them, and with what."""
         match s:
-            case ast.AugAssign(ast.Name(name), ast.Add(), value):
-                pass
-            case ast.Assign([ast.Name(name)], ast.BinOp(a, ast.Add(), b)):
-                sides = (a, b) if ast.unparse(a) == name else (b, a)
-                if ast.unparse(sides[0]) != name:
-                    return None
-                value = sides[1]
             case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
-                word = self._folding_word(func)
-                sides = (a, b) if ast.unparse(a) == name else (b, a)
-                if word is None or ast.unparse(sides[0]) != name or name not in self.sums:
-                    return None
-                return name, word, sides[1]
+                word, value = self._folding_word(func), other_operand(name, a, b)
             case _:
-                return None
-        return (name, "sum", value) if name in self.sums else None
+                name, op, value = changed_by(s) or ("", None, None)
+                word = "sum" if isinstance(op, ast.Add) else None
+        found = word is not None and value is not None and name in self.sums
+        return (name, word, value) if found else None  # type: ignore[return-value]
 
     def _folding_word(self, func: ast.expr) -> str | None:
         ours = ast.unparse(func).removeprefix(f"{self.language}.")  # as `in_order` writes it

@@ -336,7 +336,10 @@ for {turn} in {self.language}.serial({turns}):
                     dtype = ast.parse(f"{tensor}.dtype", mode="eval").body
                     made += self._fragment(tile, shape, dtype, s)
                     loads.append(f"{tile}[{place}] = {ast.unparse(e)}")
-        _Renamed({text: f"{tile}[{place}]" for text, tile in names.items()}).visit(s)
+        assert isinstance(s, ast.Assign) and isinstance(target := s.targets[0], ast.Subscript)
+        tiles = {text: f"{tile}[{place}]" for text, tile in names.items()}
+        put = Put({text: ast.parse(tile, mode="eval").body for text, tile in tiles.items()})
+        s.value, target.slice = put.visit(s.value), put.visit(target.slice)
         return made, loads
 
     def _stored_if(self, s: ast.stmt) -> list[str]:
@@ -361,15 +364,6 @@ for {turn} in {self.language}.serial({turns}):
                 self._put(t) if isinstance(t, ast.Subscript) else t for t in made.targets
             ]
         return made
-
-
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, elements: dict[str, str]) -> None:
-        self.elements = elements
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        found = self.elements.get(ast.unparse(node)) if isinstance(node.ctx, ast.Load) else None
-        return self.generic_visit(node) if not found else ast.parse(found, mode="eval").body
 
 
 def _divides(s: ast.stmt) -> bool:

@@ -457,7 +457,7 @@ class Assume(Op):
             raise InternalError(f"assume {self.lhs} {self.kind} {self.rhs}", self.loc)
 
 
-@op("annotate_layout")
+@op("annotate_layout", describes="dest")
 class AnnotateLayout(Op):
     """The user's layout of an on-chip buffer: a `tilec.ir.layout.Layout`, or a `LayoutRequest`
     that each target resolves for itself (e.g. "the swizzle that the matrix instruction reads")."""
@@ -465,19 +465,13 @@ class AnnotateLayout(Op):
     dest: Value
     layout: object
 
-    def effects(self) -> Effects:
-        return (Effect("describe", Region(self.dest)),)
 
-
-@op("annotate_safe_value")
+@op("annotate_safe_value", describes="dest")
 class AnnotateSafeValue(Op):
     """What reads out of a global tensor's bounds give (a Const of its dtype)."""
 
     dest: Value
     value: Value
-
-    def effects(self) -> Effects:
-        return (Effect("describe", Region(self.dest)),)
 
 
 @op("use_swizzle", effects=DESCRIBE)
