@@ -9,19 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from frontend_help import traced
+from simulated import run
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
-
-
-def launch(kernel: Any, target: str, *args: Any, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 def aligned(array: np.ndarray, past: int = 0) -> np.ndarray:
@@ -86,7 +79,7 @@ def test_products_of_operands_anywhere(target: str, n: int, k: int, stages: int)
     Cs = [aligned(np.full((most, n), 99, "f2")) for _ in sizes]
     starts = np.cumsum([0, *(-(-s // 16) for s in sizes[:-1])]).astype(np.int32)
     kernel = grouped(sizes, n, k, 16, 16, 32, stages)
-    launch(kernel, target, table(As), table(Bs), table(Cs), starts)
+    run(kernel, target, table(As), table(Bs), table(Cs), starts)
     for a, b, c, size in zip(As, Bs, Cs, sizes):
         wanted = a.astype("f8") @ b.astype("f8")
         rows = min(-(-size // 16) * 16, most)
@@ -112,7 +105,7 @@ def test_addresses_as_low_as_those_of_shared_memory(target: str) -> None:
     for x in (a, b):
         x[...] = rng.integers(-3, 4, x.shape)
     starts = np.zeros(1, np.int32)
-    launch(grouped([32], 32, 64, 16, 16, 32, 2), target, table([a]), table([b]), table([c]), starts)
+    run(grouped([32], 32, 64, 16, 16, 32, 2), target, table([a]), table([b]), table([c]), starts)
     np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8"))
 
 
@@ -146,7 +139,7 @@ def test_extents_that_the_call_gives(target: str, m: int, n: int) -> None:
     arrays = [aligned(np.random.rand(m, n).astype("f4"), past=4 * p) for p in range(3)]
     before = [a.copy() for a in arrays]
     D = np.zeros((3, m), "f4")
-    launch(rows, target, table(arrays), D, m, n)
+    run(rows, target, table(arrays), D, m, n)
     np.testing.assert_allclose(D, np.stack([b.astype("f8").sum(1) for b in before]), rtol=1e-5)
     for a, b in zip(arrays, before):
         b[:, -1] += 1
@@ -194,7 +187,7 @@ def test_elements_of_all_dtypes(target: str, dtype: str, shape: tuple[int, int])
     out = "f4" if dtype.startswith("float8") else numpy
     dst = np.zeros((4, *shape), out)
     kernel = elements(dtype, shape, (shape[1] + 8, 1))
-    launch(kernel, target, table(held[:3]), held[3].ctypes.data, dst)
+    run(kernel, target, table(held[:3]), held[3].ctypes.data, dst)
     wanted = np.stack([h[:, : shape[1]].astype("f8") for h in held])
     wanted[:3] *= 2
     np.testing.assert_array_equal(dst.astype("f8"), wanted)

@@ -2,20 +2,12 @@
 
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def gemv(N, K, n_partition, reduce_thread, dtype="float16", accum_dtype="float32"):
@@ -67,7 +59,7 @@ def test_the_paper_s_gemv(target, parts):
     b = rng.standard_normal((22, 200)).astype("float16")
     c = np.zeros((1, 22), "float16")
     kernel = gemv(22, 200, *parts)
-    run(kernel, target, a, b, c)
+    run_compiled(kernel, target, a, b, c)
     np.testing.assert_allclose(c, a.astype("f8") @ b.astype("f8").T, rtol=2e-2, atol=3e-2)
 
 
@@ -100,7 +92,7 @@ def test_another_dimension_and_reducer(target):
     a = np.random.default_rng(8).integers(-3, 4, (8, 16)).astype("int32")
     a[:, 3] = -1
     b = np.zeros((2, 8, 16), "int32")
-    run(columns, target, a, b)
+    run_compiled(columns, target, a, b)
     np.testing.assert_array_equal(b[0], np.broadcast_to(np.where(a > 0, a, -1000).max(0), (8, 16)))
     np.testing.assert_array_equal(b[1], np.broadcast_to(a.prod(0), (8, 16)))
 
@@ -126,7 +118,7 @@ def test_reinterpret(target):
     a[:4] = [np.nan, np.inf, -0.0, 1e-42]
     h = a.astype("float16")
     b, c, d = np.zeros(64, "uint32"), np.zeros(64, "int16"), np.zeros(64, "float32")
-    run(bits, target, a, h, b, c, d)
+    run_compiled(bits, target, a, h, b, c, d)
     np.testing.assert_array_equal(b, a.view("uint32"))
     np.testing.assert_array_equal(c, h.view("int16"))
     np.testing.assert_array_equal(d.view("uint32"), (-a).view("uint32"))
@@ -196,6 +188,6 @@ def test_few_threads_combine_in_halves(target, threads):
     a = np.ones(threads, "bfloat16")
     a[: min(threads, 8)] = [3, 8, 5, 2, 7, 6, 4, 6][:threads]
     c = np.zeros(1, "bfloat16")
-    run(multiplied(threads, "bfloat16"), target, a, c)
+    run_compiled(multiplied(threads, "bfloat16"), target, a, c)
     whole = np.prod(a.astype("f8"))
     assert abs(float(c[0]) - whole) <= whole / 256, c

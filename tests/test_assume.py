@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -62,28 +63,20 @@ def variable(A: T.Tensor((N,), "float32"), B: T.Tensor((1,), "float32"), n: T.in
         B[0] = A[x]
 
 
-def launch(kernel: Any, target: str, *args: Any) -> None:
-    if target == "cpu":
-        kernel(*args)
-    else:
-        report = tilec.simulate(kernel, *args, target=target)
-        assert not report.findings, report
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_numbers(target: str, rng: np.random.Generator) -> None:
     a = np.zeros(50, np.float32)
-    launch(inside, target, a, 3, 11)
+    run(inside, target, a, 3, 11)
     assert (a[3:11] == 7).all() and a.sum() == 56
     a, b = rng.standard_normal((32, 128)).astype(np.float32), np.zeros((32, 128), np.float32)
-    launch(rows, target, a, b)
+    run(rows, target, a, b)
     each = np.arange(128) // 4 == np.arange(32)[:, None]
     np.testing.assert_array_equal(b, np.where(each, a, 0))
     a, at = rng.standard_normal(17).astype(np.float32), rng.integers(0, 17, 192).astype(np.int32)
     b = np.zeros(192, np.float32)
-    launch(gather, target, a, at, b)
+    run(gather, target, a, at, b)
     np.testing.assert_array_equal(b, a[at])
-    launch(variable, target, a, b[:1], 16)
+    run(variable, target, a, b[:1], 16)
     assert b[0] == a[16]
 
 

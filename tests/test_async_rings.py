@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -41,11 +42,7 @@ def reversed_tiles(
 def test_a_ring_turns(target: str, rows: int, rng: np.random.Generator) -> None:
     a = rng.standard_normal((rows, 128)).astype(np.float16)
     b = np.zeros_like(a)
-    if target == "cpu":
-        reversed_tiles(a, b)
-    else:
-        report = tilec.simulate(reversed_tiles, a, b, target=target)
-        assert report.ok, report
+    run(reversed_tiles, target, a, b)
     np.testing.assert_array_equal(b, a[:, ::-1])
 
 

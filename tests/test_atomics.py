@@ -310,11 +310,7 @@ def by_each_thread(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32"), threa
 def test_atomics_of_every_thread(target, asks, threads):
     a = np.arange(1, 9, dtype=np.int32)
     b = np.zeros(8, np.int32)
-    if target == "cpu":
-        by_each_thread(a, b, threads=threads, asks=asks)
-    else:
-        report = tilec.simulate(by_each_thread, a, b, threads=threads, asks=asks, target=target)
-        assert report.ok, report
+    run(by_each_thread, target, a, b, threads=threads, asks=asks)
     each = 3 * threads
     assert b[:4].tolist() == [each, 2 * each * 2, 2 * each * 3, 4]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sim_bench import Bench
+from simulated import run
 from test_tma_scopes import given
 
 import tilec
@@ -205,11 +206,7 @@ def several(A: T.Tensor((64, N), "float32"), B: T.Tensor((64, N), "float32"), ma
 def test_one_tile_for_several_blocks(mask: int, target: str, rng: np.random.Generator) -> None:
     a = rng.standard_normal((64, 61)).astype(np.float32)
     b = np.zeros_like(a)
-    if target == "cpu":
-        several(a, b, mask=mask)
-    else:
-        report = tilec.simulate(several, a, b, mask=mask, target=target)
-        assert report.ok, report
+    run(several, target, a, b, mask=mask)
     np.testing.assert_array_equal(b, given(a, mask, 2))
 
 

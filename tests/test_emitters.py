@@ -6,6 +6,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -29,15 +30,6 @@ def random(*shape, dtype="float16"):
     return rng.integers(-4, 5, shape).astype(dtype)
 
 
-def run(kernel, target, *arrays):
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    kernel.compile(*arrays, target=target)
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtypes", [("float16", "float16", "float32"), ("float16", "float32", "float32"),
@@ -50,7 +42,7 @@ def test_the_fine_grained_listing(target, dtypes):
     kernel = listing()(m, n, k, *dtypes)
     a, b = random(m, k, dtype=dtypes[0]), random(n, k, dtype=dtypes[0])
     c = np.full((m, n), 77, dtypes[1])
-    run(kernel, target, a, b, c)
+    run_compiled(kernel, target, a, b, c)
     np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8").T)
 
 
@@ -139,7 +131,7 @@ def test_operands_in_every_order(target, ta, tb, first, in_dtype, accum):
     a, b = random(64, 64, dtype=kind), random(64, 64, dtype=kind)
     c = np.zeros((64, 64), accum)
     kernel = direct(in_dtype, accum, ta, tb, first)
-    run(kernel, target, a, b, c)
+    run_compiled(kernel, target, a, b, c)
     asm = kernel.compile(a, b, c, target=target).asm
     assert ("x4.shared.b16" in asm) == (tb or not ta)
     assert (".trans" in asm) == (in_dtype != "int8")
@@ -201,7 +193,7 @@ def test_atoms_of_all_dtypes(target, in_dtype, accum, chunk, columns):
     b = abs(random(2 * columns, 2 * chunk)).astype(kind)
     c = np.full((32, 2 * columns), 77, accum)
     kernel = atoms(in_dtype, accum, chunk, columns, 1)
-    run(kernel, target, a, b, c)
+    run_compiled(kernel, target, a, b, c)
     np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8").T)
     if target == "cuda:sm_90a":
         emitted = kernel.compile(a, b, c, target=target).asm
@@ -285,7 +277,7 @@ def test_more_warps_than_the_emitter_has():
                 emitter.stmatrix(C_l, C, 0, 0)
 
     a, b, c = random(16, 16), random(16, 16), np.zeros((16, 16), "float32")
-    run(matmul, "cuda:sm_90a", a, b, c)
+    run_compiled(matmul, "cuda:sm_90a", a, b, c)
     np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import SM90, tile_func
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -67,11 +68,7 @@ def test_equal_products_of_a_row_vanish(target: str, rng: np.random.Generator) -
     c = np.full_like(a, np.nan)
     assert form(of_rows, {"A": a, "B": b, "C": c})[:2] == ["sub", "mul"]  # as it stands
     kernel = tilec.kernel(of_rows)
-    if target == "cpu":
-        kernel(a, b, c)
-    else:
-        report = tilec.simulate(kernel, a, b, c, target=target)
-        assert report.ok, report
+    run(kernel, target, a, b, c)
     want = np.exp2((a.astype(np.float64) - b) * UNIT)
     assert (c[:5] == 1).all() and np.abs(c - want).max() < 1e-6
 
@@ -87,11 +84,7 @@ def test_a_tile_takes_one_multiply_add(target: str, rng: np.random.Generator) ->
     c = np.full_like(a, np.nan)
     assert form(of_tiles, {"A": a, "B": b, "C": c}) == ["fma"]
     kernel = tilec.kernel(of_tiles)
-    if target == "cpu":
-        kernel(a, b, c)
-    else:
-        report = tilec.simulate(kernel, a, b, c, target=target)
-        assert report.ok, report
+    run(kernel, target, a, b, c)
     want = np.exp2((a.astype(np.float64) - b[:, None]) * UNIT)
     assert not c[4].any() and np.abs(c - want).max() < 1e-5
     assert (c[5] == 1).all() and (c[6, 3:] == 1).all() and not c[6, :3].any()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -68,14 +69,6 @@ def softmax(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), n: T.int
                     B[at] = T.exp(A[at] * scale - high) / total
 
 
-def launch(kernel: Any, target: str, *arrays: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert not report.findings, report
-
-
 def wanted(a: np.ndarray, factor: float) -> np.ndarray:
     x = np.exp(factor * (a.astype(np.float64) - a.max()))
     return x / x.sum()
@@ -85,7 +78,7 @@ def wanted(a: np.ndarray, factor: float) -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 100, 3000])
 def test_numbers(target: str, n: int, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal(n).astype(np.float32), np.full(n, np.nan, np.float32)
-    launch(softmax, target, a, b, 3)
+    run(softmax, target, a, b, 3)
     np.testing.assert_allclose(b, wanted(a, 6), rtol=2e-5, atol=1e-9)
 
 
@@ -154,7 +147,7 @@ def turned(a: np.ndarray, n: int) -> np.ndarray:
 def test_in_a_loop(target: str, blocks: int, n: int, rng: np.random.Generator) -> None:
     a = rng.integers(0, 100, (blocks, 64)).astype(np.int32)
     want = turned(a, n)
-    launch(turns, target, a, n)
+    run(turns, target, a, n)
     np.testing.assert_array_equal(a, want)
 
 
@@ -252,7 +245,7 @@ def test_state_lives_across_it(target: str, rng: np.random.Generator) -> None:
     for n in (0, 1):
         a, b = rng.standard_normal((2, 5, 64)).astype(np.float32)
         want = np.roll(a + b[:, :1], 1, 0)
-        launch(keeps, target, a, b, n)
+        run(keeps, target, a, b, n)
         np.testing.assert_array_equal(b, want)
     specs = [tilec.spec((5, 64), "float32")] * 2
     images = [v.image for v in keeps.parts.compile((*specs, 1), target, {})]
@@ -277,7 +270,7 @@ def in_parallel(A: T.Tensor((256,), "float32")):
 @pytest.mark.parametrize("target", TARGETS)
 def test_between_iterations(target: str) -> None:
     a = np.zeros(256, np.float32)
-    launch(in_parallel, target, a)
+    run(in_parallel, target, a)
     assert (a == 255).all()
 
 

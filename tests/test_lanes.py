@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -10,15 +11,6 @@ import tilec.language as T
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
 KINDS = {"bfloat16": ml_dtypes.bfloat16}
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def some(*shape, dtype="float32", seed=3):
@@ -52,7 +44,7 @@ def test_pairs(target, dtype):
     n = 133
     a, b = some(n, dtype=dtype), some(n, dtype=dtype, seed=4)
     c = np.zeros((7, n), a.dtype)
-    run(pairs(dtype), target, a, b, c)
+    run_compiled(pairs(dtype), target, a, b, c)
     x, y = a.astype(np.float64), b.astype(np.float64)
     want = [x + y, x - y, x * y, x * y + x, np.maximum(x, y), np.minimum(x, y), np.abs(x)]
     assert np.array_equal(c, np.stack(want).astype(a.dtype))
@@ -71,7 +63,7 @@ def windows(A: T.Tensor((64,), "float32"), B: T.Tensor((4, 4), "float32")):
 @pytest.mark.parametrize("target", TARGETS)
 def test_ramps_out_of_bounds(target):
     a, b = np.arange(1, 65, dtype=np.float32), np.zeros((4, 4), np.float32)
-    run(windows, target, a, b)
+    run_compiled(windows, target, a, b)
     padded = np.concatenate([[63, 64], np.arange(1, 65)])
     assert np.array_equal(b, [padded[t : t + 4] for t in range(4)])
     want = np.arange(1, 65, dtype=np.float32)
@@ -106,7 +98,7 @@ def packing(dtype, vector):
 def test_variables(target, dtype, vector):
     a = some(77, 4, dtype=dtype)
     b = np.zeros_like(a)
-    run(packing(dtype, vector), target, a, b)
+    run_compiled(packing(dtype, vector), target, a, b)
     times = np.where(np.arange(77) % 2, 1, 4)[:, None]
     assert np.array_equal(b.astype(float), (a.astype(float) * times)[:, ::-1])
 
@@ -126,7 +118,7 @@ def in_tiles(A: T.Tensor((64, 32), "float32"), B: T.Tensor((64, 32), "float16"))
 @pytest.mark.parametrize("target", TARGETS)
 def test_in_parallel_loops(target):
     a, b = np.round(some(64, 32)), np.zeros((64, 32), np.float16)
-    run(in_tiles, target, a, b)
+    run_compiled(in_tiles, target, a, b)
     assert np.array_equal(b, np.maximum(np.exp2(a), 1).astype(np.float16))
 
 
@@ -150,7 +142,7 @@ def test_bits(target):
     a = np.random.default_rng(0).integers(0, 120, (8, 4)).astype(np.uint8)
     f, h = np.zeros(8, np.float32), np.zeros((8, 2), np.float16)
     w, d = some(16), np.zeros(16, np.float32)
-    run(bits, target, a, f, h, w, d)
+    run_compiled(bits, target, a, f, h, w, d)
     assert np.array_equal(f.view(np.uint8).reshape(8, 4), a)
     assert np.array_equal(h.view(np.uint8).reshape(8, 4), a)
     assert np.array_equal(d, w)
@@ -171,7 +163,7 @@ def broadcasts(A: T.Tensor((1,), "int8"), B: T.Tensor((2, 32), "int8")):
 @pytest.mark.parametrize("target", TARGETS)
 def test_broadcasts(target):
     a, b = np.array([99], np.int8), np.zeros((2, 32), np.int8)
-    run(broadcasts, target, a, b)
+    run_compiled(broadcasts, target, a, b)
     assert (b[0] == 99).all() and (b[1] == -37).all()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 from frontend_help import ops
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -15,14 +15,6 @@ from tilec.ir.ops import Reduce
 from tilec.ir.parser import parse_func
 
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray) -> None:
-    if target == "cpu":
-        kernel(*args)
-        return
-    report = tilec.simulate(kernel, *args, target=target)
-    assert report.ok, report
 
 
 @tilec.kernel
@@ -54,7 +46,7 @@ def test_numbers_and_slices(target: str, rng: np.random.Generator) -> None:
     sums = np.arange(64, dtype=np.float16)
     most, least = np.zeros(180, np.float32), np.zeros((1, 180), np.float32)
     want = (A.sum(1) + sums).astype(np.float16)
-    launch(statistics, target, A, sums, most, least)
+    run(statistics, target, A, sums, most, least)
     assert np.array_equal(sums, want)
     assert np.array_equal(most, abs(A).max(0)) and np.array_equal(least[0], A[1:].min(0))
 

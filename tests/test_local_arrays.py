@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -57,11 +58,7 @@ def numbered(C: T.Tensor((128, 40), "float32")):
 @pytest.mark.parametrize("target", ("cpu", *GPUS))
 def test_each_thread_runs_loops_over_its_own(target: str) -> None:
     C = np.zeros((128, 40), np.float32)
-    if target == "cpu":
-        numbered(C)
-    else:
-        report = tilec.simulate(numbered, C, target=target)
-        assert report.ok, report
+    run(numbered, target, C)
     assert np.array_equal(C, np.arange(128)[:, None] + 39 - np.arange(40))
 
 
@@ -76,11 +73,7 @@ def test_each_thread_fills_and_copies_its_own(target: str, rng: np.random.Genera
     by_turns = B[t[:, None] % 32, (np.arange(24) + t[:, None]) % 24]
     for kernel, source, want in ((rows, A, by_rows), (turned, B, by_turns)):
         C = np.zeros((128, 24), np.float32)
-        if target == "cpu":
-            kernel(source, C)
-        else:
-            report = tilec.simulate(kernel, source, C, target=target)
-            assert report.ok, report
+        run(kernel, target, source, C)
         assert np.array_equal(C, want), kernel.name
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -48,14 +49,6 @@ def rows(kind: str, dtype: str, m: int, n: int) -> Any:
     return kernel
 
 
-def launch(kernel: Any, target: str, *arrays: np.ndarray) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert not report.findings, report
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1)])
@@ -63,7 +56,7 @@ def test_numbers(target: str, kind: str, shape: tuple[int, int], rng: np.random.
     dtype = "int32" if kind.startswith("bit") else "float32"
     A = rng.integers(-9, 10, (32, *shape)).astype(dtype)
     B, C = np.zeros((32, shape[1]), dtype), np.zeros(32, dtype)
-    launch(rows(kind, dtype, *shape), target, A, B, C)
+    run(rows(kind, dtype, *shape), target, A, B, C)
     first = NUMPY[kind](A, axis=1)
     np.testing.assert_array_equal(B, first)
     ones = np.ones((32, 1), A.dtype)
@@ -129,7 +122,7 @@ def test_float8(target: str, dtype: str, rng: np.random.Generator) -> None:
     name = f"{dtype}fnuz" if target == "hip:gfx942" else known
     A = rng.standard_normal(64).astype(getattr(ml_dtypes, name))
     B = np.zeros(64, A.dtype)
-    launch(kernel, target, A, B)
+    run(kernel, target, A, B)
     x = A.astype(np.float32)
     np.testing.assert_array_equal(B.astype(np.float32), np.maximum(-x.clip(-1, 1), abs(x[::-1])))
 

@@ -3,21 +3,13 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N = T.dynamic("M, N")
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def integers(*shape, dtype="float32", seed=5):
@@ -64,7 +56,7 @@ def test_transposed_tiles(target, shape, tile, dtype, out, source, dest, threads
     named = {"bfloat16": ml_dtypes.bfloat16}
     a = np.abs(integers(*shape)).astype(named.get(dtype, dtype))
     b = np.zeros(shape[::-1], named.get(out, out))
-    run(kernel, target, a, b)
+    run_compiled(kernel, target, a, b)
     assert np.array_equal(b.astype("float64"), a.T.astype("float64"))
 
 
@@ -84,7 +76,7 @@ def batches(A: T.Tensor((3, 32, 40), "float32"), B: T.Tensor((3, 40, 32), "float
 @pytest.mark.parametrize("target", TARGETS)
 def test_transposed_in_a_pipeline(target):
     a, b = integers(3, 32, 40), np.zeros((3, 40, 32), np.float32)
-    run(batches, target, a, b)
+    run_compiled(batches, target, a, b)
     assert np.array_equal(b, a.transpose(0, 2, 1))
 
 
@@ -195,10 +187,10 @@ def test_products_of_bytes(target):
     rng = np.random.default_rng(2)
     a, b = (rng.integers(-128, 128, (77, 32)).astype(np.int8) for _ in "ab")
     c = np.zeros(77, np.int32)
-    run(dots, target, a, b, c)
+    run_compiled(dots, target, a, b, c)
     assert np.array_equal(c, (a.astype(int) * b).sum(1))
     d = np.arange(8, dtype=np.int32)
-    run(dots_in_shared, target, a[:8, :16].copy(), d)
+    run_compiled(dots_in_shared, target, a[:8, :16].copy(), d)
     assert np.array_equal(d, np.arange(8) + (a[:8, :16].astype(int) ** 2).sum(1))
 
 

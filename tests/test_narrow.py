@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -36,14 +37,6 @@ def narrowed(x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(ml_dtypes.float4_e2m1fn).astype(float)
     low = x.astype(np.int64) & 15
     return np.where((low > 7) & (dtype == "int4"), low - 16, low).astype(float)
-
-
-def launch(kernel: Any, target: str, *arrays: np.ndarray, **given: Any) -> Any:
-    if target == "cpu":
-        return kernel(*arrays, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert not report.findings, report
-    return None
 
 
 def tiles(dtype: str) -> Any:
@@ -94,7 +87,7 @@ def test_reads(
     make, factor, step = READS[how]
     A = rng.integers(0, 256, (shape[0], shape[1] // 2)).astype(np.uint8)
     B = np.full(shape, 99, np.float32)
-    launch(make(dtype), target, A, B)
+    run(make(dtype), target, A, B)
     np.testing.assert_array_equal(B, unpacked(A, dtype)[:, ::step] * factor)
 
 
@@ -145,7 +138,7 @@ def test_writes(
     A = (rng.standard_normal(shape) * 4).astype(np.float32)
     A = A if dtype == "float4_e2m1" else A.round() * 3
     B = rng.integers(0, 256, (shape[0], shape[1] // 2)).astype(np.uint8)
-    launch(WRITES[how](dtype), target, A, B)
+    run(WRITES[how](dtype), target, A, B)
     np.testing.assert_array_equal(unpacked(B, dtype), narrowed(A, dtype))
 
 
@@ -214,7 +207,7 @@ def test_product(target: str, shape: tuple[int, int, int], rng: np.random.Genera
     m, n, k = shape
     A, B = (rng.integers(-128, 128, (x, k // 2)).astype(np.int8) for x in (m, n))
     C = np.full((m, n), -1, np.int32)
-    launch(product, target, A, B, C)
+    run(product, target, A, B, C)
     np.testing.assert_array_equal(C, unpacked(A, "int4") @ unpacked(B, "int4").T)
 
 
@@ -224,7 +217,7 @@ def test_weights(target: str, dtype: str, rng: np.random.Generator) -> None:
     A = rng.integers(-4, 5, (70, 96)).astype(np.float16)
     B = rng.integers(0, 256, (40, 48)).astype(np.uint8)
     C = np.full((70, 40), -1, np.float32)
-    launch(decoded(dtype), target, A, B, C)
+    run(decoded(dtype), target, A, B, C)
     np.testing.assert_array_equal(C, A.astype(float) @ unpacked(B, dtype).T)
 
 
@@ -308,7 +301,7 @@ def test_scales(target: str, rng: np.random.Generator) -> None:
     A = rng.integers(0, 256, (5, 48)).astype(np.uint8)
     S = rng.integers(100, 150, (5, 3)).astype(np.uint8)
     B, R = np.zeros((5, 96), np.float32), np.zeros((5, 3), np.uint8)
-    launch(scaled, target, A, S.view(ml_dtypes.float8_e8m0fnu), B, R.view(ml_dtypes.float8_e8m0fnu))
+    run(scaled, target, A, S.view(ml_dtypes.float8_e8m0fnu), B, R.view(ml_dtypes.float8_e8m0fnu))
     wanted = unpacked(A, "float4_e2m1") * np.repeat(2.0 ** (S.astype(int) - 127), 32, 1)
     np.testing.assert_array_equal(B, wanted)
     largest = np.abs(wanted).reshape(5, 3, 32).max(-1).astype(np.float32)

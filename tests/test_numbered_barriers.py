@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -39,15 +40,6 @@ def turned(a: np.ndarray, n: int) -> np.ndarray:
     for _ in range(n):
         a = a.reshape(4, 64)[:, ::-1].ravel() + 1
     return a
-
-
-def run(kernel: Any, target: str, *args: Any) -> tilec.Report | None:
-    if target == "cpu":
-        kernel(*args)
-        return None
-    report = tilec.simulate(kernel, *args, target=target)
-    assert not report.findings, report
-    return report
 
 
 @pytest.mark.parametrize("target", TARGETS)

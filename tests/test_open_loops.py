@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -40,26 +41,18 @@ def whole(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
             B[i + 1, N - 2 + j] = 7
 
 
-def launch(kernel: Any, target: str, *arrays: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays)
-    else:
-        report = tilec.simulate(kernel, *arrays, target=target)
-        assert not report.findings, report
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(3, 5), (4, 200), (1, 3), (70, 64)])
 def test_numbers(target: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
     A = rng.standard_normal(shape).astype(np.float32)
     for v in (7, 0, 1000):
         B = np.full(shape, 9, np.float32)
-        launch(rows, target, A, B, v)
+        run(rows, target, A, B, v)
         wanted = np.zeros(shape, np.float32)
         wanted[:, :v] = A[:, :v] - 1
         np.testing.assert_array_equal(B, wanted)
     B = np.zeros(shape, np.float32)
-    launch(whole, target, A, B)
+    run(whole, target, A, B)
     wanted = np.where(A > 0, A * 2, 0).astype(np.float32)
     wanted[:, :3] += 1
     wanted[1:, -2:] = 7

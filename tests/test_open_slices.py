@@ -2,21 +2,13 @@
 
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 G, M = T.dynamic("G, M")
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def groups(dtype, out, space, threads):
@@ -55,7 +47,7 @@ def test_groups_of_rows(target, dtype, out, space, threads):
     ends = np.array([0, 5, 5, 21, 22, 31], np.int32)
     a = np.random.default_rng(1).integers(-9, 9, (33, 24)).astype(dtype)
     b, c = np.ones((6, 16, 24), out), np.full((33, 24), 77, out)
-    run(groups(dtype, out, space, threads), target, a, ends, b, c)
+    run_compiled(groups(dtype, out, space, threads), target, a, ends, b, c)
     for g in range(5):
         rows = a[ends[g] : ends[g + 1]]
         want = np.zeros((16, 24))
@@ -83,7 +75,7 @@ def on_chip(A: T.Tensor((8, 32), "float32"), n: T.int32, B: T.Tensor((8, 32), "f
 def test_parts_of_shared_tiles(target, n):
     a = np.arange(256, dtype=np.float32).reshape(8, 32)
     b = np.full((8, 32), -1, np.float32)
-    run(on_chip, target, a, n, b)
+    run_compiled(on_chip, target, a, n, b)
     want = np.full((8, 32), -1.0)
     padded = np.zeros((8, 40))
     padded[:, :n] = a[:, :n]
@@ -109,7 +101,7 @@ def offsets(A: T.Tensor((M, 64), "float16"), at: T.Tensor((4,), "int32"),
 def test_extents_that_are_known_after_all(target):
     a = np.random.default_rng(1).integers(-9, 9, (80, 64)).astype(np.float16)
     at, b = np.array([3, 11, 0, 40], np.int32), np.zeros((4, 32, 64), np.float16)
-    run(offsets, target, a, at, b)
+    run_compiled(offsets, target, a, at, b)
     starts = [4, 14, 0, 40]
     assert np.array_equal(b, [a[s : s + 32] for s in starts])
     text = offsets.compile(a, at, b, target=target).stages["tile"]
@@ -131,7 +123,7 @@ def changed(A: T.Tensor((M,), "float32"), B: T.Tensor((32,), "float32")):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_variable_that_changes(target):
     a, b = np.arange(1, 41, dtype=np.float32), np.zeros(32, np.float32)
-    run(changed, target, a, b)
+    run_compiled(changed, target, a, b)
     assert np.array_equal(b[:4], a[3:7]) and not b[4:].any()
 
 
@@ -161,7 +153,7 @@ def test_fill(target):
         want[rows, 3:17], want[rows, 20] = 2.5, 0
         want[ends[g], 20:] = np.where(np.arange(20) < ends[g], -1, 0)
         marks[ends[g] : ends[g + 1]] = g
-    run(cleared, target, a, ends, b)
+    run_compiled(cleared, target, a, ends, b)
     assert np.array_equal(a, want)
     assert np.array_equal(b, marks)
 
@@ -218,7 +210,7 @@ def elements(A: T.Tensor((M, 20), "float32"), B: T.Tensor((40, 32), "float16")):
 def test_copies_of_elements(target):
     a = np.random.default_rng(1).integers(-9, 9, (33, 20)).astype(np.float32)
     b = np.zeros((40, 32), np.float16)
-    run(elements, target, a, b)
+    run_compiled(elements, target, a, b)
     want = np.full((40, 32), -9.0)
     want[:33, :20] = a
     assert np.array_equal(b, want)
@@ -244,7 +236,7 @@ def test_ends_that_are_computed_alike(target):
 
     a = np.random.default_rng(1).random((40, 24), np.float32)
     c, order = np.zeros_like(a), np.array([3, 0, 4, 1, 2])
-    run(turns, target, a, (order * 3 + 2).astype(np.int32), c)
+    run_compiled(turns, target, a, (order * 3 + 2).astype(np.int32), c)
     assert np.array_equal(c.reshape(5, 8, 24)[order], a.reshape(5, 8, 24))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -51,11 +52,7 @@ def test_a_tile_that_threads_write(target: str, n: int, rng: np.random.Generator
     a = rng.standard_normal(4096).astype(np.float16)
     b = np.full((32, 128), np.nan, np.float16)
     kernel = unpacked(0)
-    if target == "cpu":
-        kernel(a, b, n)
-    else:
-        report = tilec.simulate(kernel, a, b, n, target=target)
-        assert report.ok, report
+    run(kernel, target, a, b, n)
     want = np.where(np.arange(4096) < n, a, np.float16(0)) * np.float16(2) + np.float16(1)
     np.testing.assert_array_equal(b.ravel(), want)
 

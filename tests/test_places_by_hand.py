@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import ops, traced
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -13,14 +14,6 @@ from tilec.ir.ops import Bitcast, CpAsyncCommit, CpAsyncWait, If, Load
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = T.dynamic("N")
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 @tilec.kernel
@@ -58,7 +51,7 @@ def through_words(
 def test_words_of_several_elements(target: str, bits: int) -> None:
     x = np.random.default_rng(0).standard_normal(256).astype(np.float16)
     y = np.zeros_like(x)
-    launch(through_words, target, x, y, bits=bits)
+    run(through_words, target, x, y, bits=bits)
     if bits == 128:
         expected = x.reshape(16, 2, 8)[:, ::-1].reshape(256)
     else:
@@ -87,7 +80,7 @@ def test_words_are_the_bits_of_elements(target: str, dtype: str) -> None:
     count = 256 // np.dtype(dtype).itemsize // 8 + 1
     x = np.random.default_rng(1).integers(-100, 100, count).astype(dtype)
     w, z = np.zeros((2, 8), np.uint32), np.zeros_like(x)
-    launch(read, target, x, w, z)
+    run(read, target, x, w, z)
     np.testing.assert_array_equal(w[0], np.frombuffer(x.tobytes()[:32], np.uint32))
     np.testing.assert_array_equal(z[:-1], x[:-1])
     assert z[-1] == 0
@@ -107,7 +100,7 @@ def stored_where(y: T.Tensor((2, 16), "float32"), n: T.int32):
 @pytest.mark.parametrize("target", TARGETS)
 def test_stores_under_a_condition(target: str) -> None:
     y = np.zeros((2, 16), np.float32)
-    launch(stored_where, target, y, n=13)
+    run(stored_where, target, y, n=13)
     np.testing.assert_array_equal(y[0], np.where(np.arange(16) < 13, 1.5, 0))
     np.testing.assert_array_equal(y[1].view(np.uint32)[:10], [0, 0, 0, 0, 2, 7, 3, 7, 0, 0])
     func = traced(stored_where.function, {"y": y})
@@ -139,7 +132,7 @@ def copied(A: T.Tensor((4, N), "float16"), B: T.Tensor((4, 64), "float16")):
 def test_copies_between_places(target: str, length: int) -> None:
     A = np.random.default_rng(2).standard_normal((4, length)).astype(np.float16)
     B = np.zeros((4, 64), np.float16)
-    launch(copied, target, A, B)
+    run(copied, target, A, B)
     whole = np.zeros((4, 128), np.float16)
     whole[:, : min(length, 100)] = A[:, :100]
     np.testing.assert_array_equal(B, whole[:, :64] + whole[:, 64:])
@@ -163,7 +156,7 @@ def carried(A: T.Tensor((8, 3), "uint8"), B: T.Tensor((3,), "uint32"), n: T.int3
 def test_words_longer_than_a_row(target: str) -> None:
     A = np.arange(24, dtype=np.uint8).reshape(8, 3)
     B = np.zeros(3, np.uint32)
-    launch(carried, target, A, B, n=1)
+    run(carried, target, A, B, n=1)
     at = np.array([1, 7, 13])
     expected = sum((A.ravel()[at + k].astype(np.uint32) << (8 * k)) for k in range(4))
     np.testing.assert_array_equal(B, expected)
@@ -241,7 +234,7 @@ def halved(
 def test_words_as_short_vectors(target: str) -> None:
     x = np.random.default_rng(4).standard_normal(64).astype(np.float32)
     y, h = np.zeros(64, np.float32), np.zeros(64, np.float16)
-    launch(halved, target, x, y, h)
+    run(halved, target, x, y, h)
     np.testing.assert_array_equal(y, x / 2)
     np.testing.assert_array_equal(h, x.astype(np.float16))
 
@@ -268,7 +261,7 @@ def test_atomics_on_neighbours_at_a_place(target: str) -> None:
     x = np.random.default_rng(3).random((8, 4), dtype=np.float32)
     d = np.zeros_like(x)
     before = np.zeros(6, np.float32)
-    launch(neighbours, target, x, d, before)
+    run(neighbours, target, x, d, before)
     expected = x.copy()
     expected[:, 2:] += x[:, :2]
     np.testing.assert_array_equal(before, [*expected[0, :2], *expected[7]])

@@ -6,19 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import traced
+from simulated import run
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
-
-
-def launch(kernel: Any, target: str, *args: Any, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 @tilec.kernel
@@ -46,7 +39,7 @@ def test_a_product_of_what_pointers_point_to(target: str, shape: tuple[int, int,
     A = rng.standard_normal((m, k)).astype(np.float16)
     B = rng.standard_normal((n, k)).astype(np.float16)
     C = np.zeros((m, n), np.float32)
-    launch(product, target, A, B, C, m, n, k)
+    run(product, target, A, B, C, m, n, k)
     np.testing.assert_allclose(C, A.astype(float) @ B.astype(float).T, atol=1e-2)
 
 
@@ -65,12 +58,12 @@ def renamed(A: T.ptr, C: T.ptr, M: T.constexpr, dtype: T.dtype):
 def test_shapes_of_constants(target: str, dtype: str) -> None:
     A = np.arange(40).reshape(5, 8).astype(dtype)
     C = np.zeros((8, 8), dtype)[:, :5]
-    launch(renamed, target, A, C, 5, dtype)
+    run(renamed, target, A, C, 5, dtype)
     np.testing.assert_array_equal(C, A.T + 1)
     with pytest.raises(tilec.LaunchError, match="A: expected 2 dimensions, got 1"):
-        launch(renamed, target, A.ravel(), C, 5, dtype)
+        run(renamed, target, A.ravel(), C, 5, dtype)
     with pytest.raises(tilec.LaunchError, match="5"):
-        launch(renamed, target, A[:4], C, 5, dtype)
+        run(renamed, target, A[:4], C, 5, dtype)
 
 
 MISTAKES = {

@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 from philox import Curand, philox
+from simulated import run
 
 import tilec
 import tilec.language as T
 
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 NEAR = {"rtol": 2e-5, "atol": 3e-6}
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def blank(*shape, dtype="uint32"):

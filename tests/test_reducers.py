@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from frontend_help import ops, run, traced
+from simulated import run as launch
 
 import tilec
 import tilec.language as T
@@ -16,14 +16,6 @@ from tilec.ir.ops import Reduce
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 K = T.dynamic("K")
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray) -> None:
-    if target == "cpu":
-        kernel(*args)
-        return
-    report = tilec.simulate(kernel, *args, target=target)
-    assert report.ok, report
 
 
 @tilec.kernel

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from form_help import SM90, tile_func
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -17,7 +18,6 @@ from tilec.ir.layout import Layout
 from tilec.ir.ops import Barrier, Copy, Parallel, Reduce, ShuffleXor
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
-from tilec.sim.report import Report
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 
@@ -49,14 +49,6 @@ def wanted(a: np.ndarray, kind: str, dim: int, out: str, old: float | None) -> n
     if old is not None:
         found = COMBINE[kind](found, np.asarray(old, found.dtype))
     return found.astype(out) if whole else found
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report: Report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def check(got: np.ndarray, want: np.ndarray, dtype: str) -> None:

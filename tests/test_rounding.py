@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -21,15 +22,6 @@ def kind_of(dtype, target):
             "bfloat16": ml_dtypes.bfloat16,
         }.get(dtype, dtype)
     )
-
-
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def casting(source, dest, mode, sat):
@@ -109,7 +101,7 @@ def test_modes(target, dest, mode, sat):
     kind = kind_of(dest, target)
     a = numbers(kind)
     b = np.zeros(len(a), kind)
-    run(casting("float32", dest, mode, sat), target, a, b)
+    run_compiled(casting("float32", dest, mode, sat), target, a, b)
     saturates = kind.itemsize == 1 if sat is None else sat
     want = directed(a.astype(np.float64), kind, mode, saturates)
     got = b.astype(np.float64)
@@ -127,7 +119,7 @@ def test_other_sources(target, source, dest, mode):
     rng = np.random.default_rng(9)
     a = (rng.standard_normal(300) * 100).astype(source)
     b = np.zeros(300, kind_of(dest, target))
-    run(casting(source, dest, mode, None), target, a, b)
+    run_compiled(casting(source, dest, mode, None), target, a, b)
     got, x = b.astype(np.float64), a.astype(np.float64)
     near = x.astype(b.dtype)
     ulp = np.spacing(np.abs(near)).astype(np.float64)
@@ -141,7 +133,7 @@ def test_other_sources(target, source, dest, mode):
 def test_to_integers(target, mode):
     a = np.array([0.5, 1.5, -1.5, 2.5, -0.1, 7.9, 1e9, -1e9, np.nan], np.float32)
     b = np.zeros(len(a), np.int16)
-    run(casting("float32", "int16", mode, None), target, a, b)
+    run_compiled(casting("float32", "int16", mode, None), target, a, b)
     whole = {"rn": np.round, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}[mode](a)
     assert np.array_equal(b, np.nan_to_num(np.clip(whole, -32768, 32767)).astype(np.int16))
 
@@ -168,7 +160,7 @@ def test_at_random(target, dest):
     a = np.concatenate([rng.standard_normal(250) * 10, finite(kind)[1:-1:997]]).astype(np.float32)
     r = rng.integers(0, 1 << 32, len(a), dtype=np.uint64).astype(np.uint32)
     b = np.zeros(len(a), kind)
-    run(drawing(dest), target, a, r, b)
+    run_compiled(drawing(dest), target, a, r, b)
     x = np.abs(a.astype(np.float64))
     low, high = (directed(x, kind, mode, True) for mode in ("rz", "rp"))
     up = (x - low) > (r >> 8) * 2.0**-24 * (high - low)

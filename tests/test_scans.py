@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import ops, run, traced
+from simulated import run as launch
 
 import tilec
 import tilec.language as T
@@ -20,14 +21,6 @@ from tilec.jit.simulate import simulate_changed
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 TARGETS = ("cpu", *GPUS)
 M, N, K, X, Y, Z = T.dynamic("M, N, K, X, Y, Z")
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray) -> None:
-    if target == "cpu":
-        kernel(*args)
-        return
-    report = tilec.simulate(kernel, *args, target=target)
-    assert report.ok, report
 
 
 def scanned(x: np.ndarray, dim: int, kind: str, reverse: bool) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import ops, traced
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -15,14 +16,6 @@ from tilec.ir.ops import Atomic, Copy, Load, Parallel
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L = T.dynamic("L")
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 def by_matrix(dQ):
@@ -45,7 +38,7 @@ def test_a_tile_is_gathered_from_where_its_elements_are(target: str, length: int
     shape = (2, length, 3, 16)
     A = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     out = np.full(shape, np.nan, np.float16)
-    launch(gathered, target, A, out)
+    run(gathered, target, A, out)
     b, l, h, d = np.indices(shape)  # noqa: E741 (as in the kernel)
     row = ((b * (length // 8) + l // 8) * 3 + h) * 2 + d // 8
     offset = (row * 2 + d % 2) * 32 + 4 * (l % 8) + d % 8 // 2
@@ -70,7 +63,7 @@ def test_atomics_on_a_permuted_tensor(target: str, length: int) -> None:
     dQ = np.zeros_like(x)
     func = traced(added.function, {"x": x, "dQ": dQ})
     assert len(ops(func, Atomic)) == 2 and len(ops(func, Copy)) == 1
-    launch(added, target, x, dQ)
+    run(added, target, x, dQ)
     np.testing.assert_array_equal(dQ.reshape(2, 3, length, 16).transpose(0, 2, 1, 3), 2 * x)
 
 
@@ -93,7 +86,7 @@ def transposed(x: T.Tensor((6, 40), "int32"), y: T.Tensor((6, 40), "int32")):
 @pytest.mark.parametrize("target", TARGETS)
 def test_elements_are_read_and_written_where_they_are(target: str) -> None:
     x, y = np.arange(240, dtype=np.int32).reshape(6, 40), np.zeros((6, 40), np.int32)
-    launch(transposed, target, x, y)
+    run(transposed, target, x, y)
     expected = np.where(np.arange(40) < 30, x, 7)
     expected[:, 39] += expected[:, 0]
     np.testing.assert_array_equal(y.reshape(40, 6).T, expected)
@@ -110,7 +103,7 @@ def test_what_is_out_of_bounds_is_zero(target: str) -> None:
             T.annotate_layout({x: T.Layout(x.shape, lambda i, j: j * 5 + i)})
             T.copy(x[n : n + 7, n : n + 11], y)
 
-    launch(kernel, target, x, y, n=-1)
+    run(kernel, target, x, y, n=-1)
     expected = np.zeros((7, 11), np.float32)
     expected[1:6, 1:10] = x.ravel().reshape(9, 5).T
     np.testing.assert_array_equal(y, expected)

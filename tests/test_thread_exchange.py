@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -205,11 +206,7 @@ def test_threads_see_what_others_wrote(name: str, target: str, rng: np.random.Ge
     a = rng.integers(0, 100, 2 * N if name == "halo" else N).astype(dtype)
     for n in (0, 1, 2):
         c = np.full(shape, 77, dtype)
-        if target == "cpu":
-            kernel(a, c, n)
-        else:
-            report = tilec.simulate(kernel, a, c, n, target=target)
-            assert not report.findings, str(report)
+        run(kernel, target, a, c, n)
         np.testing.assert_array_equal(c, want(a, n), f"{n} trips")
 
 

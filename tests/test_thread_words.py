@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import SM90, tile_func
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -21,14 +22,6 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"]
 N = T.dynamic("N")
 THREADS = 128
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 @tilec.kernel

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from sim_bench import Bench
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -29,14 +30,6 @@ TARGETS = [SM90, "cuda:sm_80", "hip:gfx942", "cpu"]
 M, N, K, P = T.dynamic("M, N, K, P")
 HOW = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
        "or": np.bitwise_or, "xor": np.bitwise_xor}  # fmt: skip
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 def lowered(kernel: Any, *arrays: Any, **given: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import ops, traced
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -29,14 +30,6 @@ from tilec.layout import (
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 GPUS = TARGETS[1:]
 of = Fragment.from_functions
-
-
-def launch(kernel: Any, target: str, *args: np.ndarray, **meta: Any) -> None:
-    if target == "cpu":
-        kernel(*args, **meta)
-        return
-    report = tilec.simulate(kernel, *args, target=target, **meta)
-    assert report.ok, report
 
 
 def laid_out(kernel: Any, target: str, *args: Any, **meta: Any) -> str:
@@ -178,7 +171,7 @@ def normalised(x: T.Tensor((4, 512), "float32"), out: T.Tensor((4, 512), "float3
 def test_threads_from_32_reduce(target: str) -> None:
     x = np.random.default_rng(0).random((4, 512), dtype=np.float32)
     out = np.zeros_like(x)
-    launch(normalised, target, x, out)
+    run(normalised, target, x, out)
     np.testing.assert_allclose(out, x / x.sum(axis=1, keepdims=True), rtol=1e-5)
     if target != "cpu":
         text = laid_out(normalised, target, x, out)
@@ -224,7 +217,7 @@ def test_a_product_takes_copies_of_what_was_demanded(target: str) -> None:
     rng = np.random.default_rng(1)
     A, B = (rng.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
     C = np.zeros((64, 64), np.float32)
-    launch(product, target, A, B, C)
+    run(product, target, A, B, C)
     np.testing.assert_allclose(C, A.astype(np.float64) @ B.astype(np.float64), atol=1e-2)
     if target != "cpu":
         text = laid_out(product, target, A, B, C)
@@ -255,7 +248,7 @@ def by_loops(A: T.Tensor((100, 64), "float16"), C: T.Tensor((100, 64), "float32"
 def test_loops_run_by_the_threads_of_the_author(target: str, rows: int) -> None:
     A = np.random.default_rng(2).standard_normal((100, 64)).astype(np.float16)
     C = np.zeros((100, 64), np.float32)
-    launch(by_loops, target, A, C, R=rows)
+    run(by_loops, target, A, C, R=rows)
     np.testing.assert_array_equal(C, A.astype(np.float32) * 2)
     if target != "cpu":
         text = laid_out(by_loops, target, A, C, R=rows)
@@ -277,7 +270,7 @@ def everywhere(index: T.Tensor((5,), "int32"), out: T.Tensor((5, 33), "int32")):
 @pytest.mark.parametrize("target", TARGETS[:3])
 def test_a_fragment_that_all_threads_hold(target: str) -> None:
     index, out = np.arange(5, dtype=np.int32) ** 2, np.zeros((5, 33), np.int32)
-    launch(everywhere, target, index, out)
+    run(everywhere, target, index, out)
     np.testing.assert_array_equal(out, index[:, None] + np.arange(33))
     if target != "cpu":
         text = laid_out(everywhere, target, index, out)
@@ -311,7 +304,7 @@ def swizzled_copy(
 def test_shared_tiles_of_named_layouts(target: str, which: int) -> None:
     A = np.random.default_rng(3).standard_normal((30, 64)).astype(np.float16)
     B = np.zeros_like(A)
-    launch(swizzled_copy, target, A, B, which=which)
+    run(swizzled_copy, target, A, B, which=which)
     np.testing.assert_array_equal(B, A[:, ::-1])
     if target != "cpu" and which != 1:
         name = f"swizzled(16x64, 16, {which})" if which else "row_major(16x64)"
@@ -337,7 +330,7 @@ def test_a_mapping_that_no_layout_says_is_left_out(target: str) -> None:
     with pytest.warns(CompileWarning, match="held: the mapping of .* is not made of digits"):
         func = traced(misfit, {"x": got})
     assert not [o for o in func.body.ops if isinstance(o, AnnotateLayout)]
-    launch(tilec.kernel(misfit), target, got)  # a line warns once
+    run(tilec.kernel(misfit), target, got)  # a line warns once
     np.testing.assert_array_equal(got, x * 2)
 
 
@@ -406,7 +399,7 @@ def by_a_helper(
 def test_layouts_by_functions_written_in_python(target: str, form: str) -> None:
     A = np.random.default_rng(6).standard_normal((16, 64)).astype(np.float16)
     B = np.zeros((64, 16), np.float16)
-    launch(by_a_helper, target, A, B, form=form)
+    run(by_a_helper, target, A, B, form=form)
     np.testing.assert_array_equal(B, (A + A[:, np.arange(64) % 24]).T)
     if target != "cpu":
         text = laid_out(by_a_helper, target, A, B, form=form)

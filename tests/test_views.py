@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -276,21 +277,12 @@ def product_views(
         T.copy(T.reshape(c, (32, 32)), C)
 
 
-def launch(kernel, target, *arrays):
-    if target == "cpu":
-        kernel(*arrays)
-        return
-    kernel.compile(*arrays, target=target)
-    report = tilec.simulate(kernel, *arrays, target=target)
-    assert report.ok, report
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_words_on_views_of_another_rank(target):
     a, b, c = random(6, 40), np.zeros((6, 40), np.float32), np.zeros(6, np.float32)
-    launch(other_rank, target, a, b, c)
+    run_compiled(other_rank, target, a, b, c)
     assert np.array_equal(c, a.sum(1))
     assert np.array_equal(b, np.cumsum(np.cumsum(a, 1)[:, ::-1], 1)[:, ::-1])
     a, b, c = random(32, 64), random(64, 32), np.zeros((32, 32), np.float32)
-    launch(product_views, target, a.astype(np.float16), b.astype(np.float16), c)
+    run_compiled(product_views, target, a.astype(np.float16), b.astype(np.float16), c)
     assert np.array_equal(c, a @ b)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -61,15 +62,6 @@ def extents(B: T.Tensor((7,), "int32")):
             B[6] = T.get_block_extent(0)
 
 
-def run(kernel, target, *arrays, **given):
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    kernel.compile(*arrays, target=target, **given)
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
-
-
 def lanes(values, lane, chosen):
     return sum(1 << k for k in range(len(values)) if chosen(values[k]))
 
@@ -80,7 +72,7 @@ def test_votes_of_a_warp(target, threads):
     size = 64 if "hip" in target else 32
     a = np.random.default_rng(threads).integers(0, 4, 128).astype("int32")
     b = np.full((8, 128), -7, "int64")
-    run(warps, target, a, b, threads=threads)
+    run_compiled(warps, target, a, b, threads=threads)
     assert (b[:, threads:] == -7).all()
     for first in range(0, threads, size):
         warp = a[first : min(first + size, threads)]
@@ -103,7 +95,7 @@ def test_votes_of_a_warp(target, threads):
 def test_matches(target, threads):
     a = np.random.default_rng(threads).integers(0, 3, 128).astype("int32")
     b = np.full((3, 128), 99, "uint32")
-    run(matches, target, a, b, threads=threads)
+    run_compiled(matches, target, a, b, threads=threads)
     for first in range(0, threads, 32):
         warp = a[first : min(first + 32, threads)]
         there = (1 << len(warp)) - 1
@@ -118,7 +110,7 @@ def test_matches(target, threads):
 def test_votes_of_a_block(target, threads):
     a = np.random.default_rng(threads).integers(0, 4, 128).astype("int32")
     b = np.full((5, 128), -7, "int32")
-    run(blocks, target, a, b, threads=threads)
+    run_compiled(blocks, target, a, b, threads=threads)
     own = a[:threads]
     wanted = [(own > 1).sum(), (own > 0).all(), (own > 3).any(), -(-threads // 2)]
     for row, expected in zip(b, wanted):
@@ -129,7 +121,7 @@ def test_votes_of_a_block(target, threads):
 @pytest.mark.parametrize("target", TARGETS)
 def test_extents(target):
     b = np.zeros(7, "int32")
-    run(extents, target, b)
+    run_compiled(extents, target, b)
     assert b.tolist() == [8, 4, 1, 4, 32, 1, 3]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import tile_func
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -52,14 +53,6 @@ def sparse(rng: np.random.Generator, count: int = 17) -> tuple[list[np.ndarray],
     products = values * x[columns]
     want = [products[a:b].sum() for a, b in zip(first, first[1:])]
     return [first, columns, values, x], np.array(want, np.float32)
-
-
-def run(kernel: Any, target: str, *arrays: Any, **given: Any) -> None:
-    if target == "cpu":
-        kernel(*arrays, **given)
-        return
-    report = tilec.simulate(kernel, *arrays, target=target, **given)
-    assert report.ok, report
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -83,18 +83,12 @@ class MatrixCoreIntrinEmitter(Warps):
         self.mfma_suffix = instr.word
         self.M_DIM, self.N_DIM, self.k_dim = instr.m, instr.n, instr.k
         self.micro_size_x, self.micro_size_y, self.micro_size_k = instr.m, instr.n, instr.k
-        for what, size, unit in (
-            ("k_pack", self.k_pack, 1),
-            ("block_row_warps", block_row_warps, 1),
-            ("block_col_warps", block_col_warps, 1),
-            ("reduce_k", reduce_k, 1),
-            ("warp_row_tiles", warp_row_tiles, self.M_DIM),
-            ("warp_col_tiles", warp_col_tiles, self.N_DIM),
-            ("chunk", chunk, self.k_dim * max(self.k_pack, 1)),
-        ):
-            if size < unit or size % unit:
-                message = f"{what} is {size}, not a multiple of {unit}"
-                raise CompileError(message, caller_loc(), f"write {max(unit, size // unit * unit)}")
+        self.check_sizes(
+            k_pack=1,
+            warp_row_tiles=self.M_DIM,
+            warp_col_tiles=self.N_DIM,
+            chunk=self.k_dim * max(self.k_pack, 1),
+        )
         self.warp_rows = warp_row_tiles // self.M_DIM
         self.warp_cols = warp_col_tiles // self.N_DIM
         self.local_size_a, self.local_size_b, self.local_size_out = instr.packs
@@ -164,29 +158,27 @@ class MatrixCoreIntrinEmitter(Warps):
     def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
         """This wave's rows of A, step `ki` along k, to local memory."""
         lane, _, warp = self.place()
-        count = self.k_pack * self.local_size_a
-        _, element = self.get_ldmatrix_index_map()
-        k0 = rk * self.chunk + ki * (self.k_pack * self.micro_size_k)
-        for i in T.unroll(self.warp_rows):
-            m0 = warp * self.warp_row_tiles + i * self.micro_size_x
-            first = (k0, m0) if self.a_transposed else (m0, k0)
-            for e in T.vectorized(count):
-                row, column = element(lane, e)
-                A_local[i * count + e] = A_shared[first[0] + row, first[1] + column]
+        self.bring(A_local, A_shared, lane, warp * self.warp_row_tiles, ki, rk)
 
     @T.macro
     def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
         """This wave's columns of B, step `ki` along k, to local memory."""
         lane, warp, _ = self.place()
-        count = self.k_pack * self.local_size_b
-        _, element = self.get_ldmatrix_index_map(is_b=True)
+        self.bring(B_local, B_shared, lane, warp * self.warp_col_tiles, ki, rk, is_b=True)
+
+    @T.macro
+    def bring(self, local, shared, lane, first, ki, rk, is_b=False):
+        """A wave's rows of A, or columns of B, from number `first` on."""
+        across = not self.b_transposed if is_b else self.a_transposed
+        count = self.k_pack * self.local_size_a
+        _, element = self.get_ldmatrix_index_map(is_b)
         k0 = rk * self.chunk + ki * (self.k_pack * self.micro_size_k)
-        for j in T.unroll(self.warp_cols):
-            n0 = warp * self.warp_col_tiles + j * self.micro_size_y
-            first = (n0, k0) if self.b_transposed else (k0, n0)
+        for i in T.unroll(self.warp_cols if is_b else self.warp_rows):
+            at = first + i * self.M_DIM
+            begin = (k0, at) if across else (at, k0)
             for e in T.vectorized(count):
                 row, column = element(lane, e)
-                B_local[j * count + e] = B_shared[first[0] + row, first[1] + column]
+                local[i * count + e] = shared[begin[0] + row, begin[1] + column]
 
     @T.macro
     def mfma(self, A_local, B_local, C_local, k_inner=0):  # noqa: N803

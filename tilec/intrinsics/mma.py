@@ -86,17 +86,9 @@ class TensorCoreIntrinEmitter(Warps):
         if self.micro_size_k == 2 * chunk and bits < 64:
             self.micro_size_k = chunk
         self.micro_size_y = 8 if bits == 64 or warp_col_tiles % 16 else 16
-        for what, size, unit in (
-            ("block_row_warps", block_row_warps, 1),
-            ("block_col_warps", block_col_warps, 1),
-            ("reduce_k", reduce_k, 1),
-            ("warp_row_tiles", warp_row_tiles, self.micro_size_x),
-            ("warp_col_tiles", warp_col_tiles, 8),
-            ("chunk", chunk, self.micro_size_k),
-        ):
-            if size < unit or size % unit:
-                message = f"{what} is {size}, not a multiple of {unit}"
-                raise CompileError(message, caller_loc(), f"write {max(unit, size // unit * unit)}")
+        self.check_sizes(
+            warp_row_tiles=self.micro_size_x, warp_col_tiles=8, chunk=self.micro_size_k
+        )
         self.k_dim, self.M_DIM, self.n_dim = self.micro_size_k, self.micro_size_x, self.micro_size_y
         self.warp_rows = warp_row_tiles // self.micro_size_x
         self.warp_cols = warp_col_tiles // self.micro_size_y
@@ -121,55 +113,55 @@ class TensorCoreIntrinEmitter(Warps):
         """How many times `mma_atom` goes along the columns."""
         return self.warp_cols
 
+    def units(self, is_b: bool) -> list[tuple[int, int]]:
+        """Where, along the rows of A (or columns of B) and along k, the four lanes begin that have
+        one of them together: register by register."""
+        along = 4 * self.per
+        if is_b:
+            steps = self.micro_size_k // along
+            count = self.local_size_b // self.per
+            return [(u // steps * 8, u % steps * along) for u in range(count)]
+        halves, count = self.micro_size_x // 8, self.local_size_a // self.per
+        return [(u % halves * 8, u // halves * along) for u in range(count)]
+
     @T.macro
     def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
         """This warp's rows of A, step `ki` along k, to local memory."""
         lane, _, warp = self.place()
-        size, along = self.local_size_a, 4 * self.per  # along k: what four lanes have of a row
-        halves = self.micro_size_x // 8
-        units = [(u % halves * 8, u // halves * along) for u in range(size // self.per)]
-        down, right = [m for m, _ in units], [k for _, k in units]
-        k0 = rk * self.chunk + ki * self.micro_size_k
-        for i in T.unroll(self.warp_rows):
-            m0 = warp * self.warp_row_tiles + i * self.micro_size_x
-            if self.ldmatrix_may(self.a_dtype, self.a_transposed) and self.a_transposed:
-                T.ldmatrix(A_shared[k0, m0], A_local, i * size, right, down, True)
-            elif self.ldmatrix_may(self.a_dtype, self.a_transposed):
-                T.ldmatrix(A_shared[m0, k0], A_local, i * size, down, right)
-            else:
-                for u, (m1, k1) in enumerate(units):
-                    for e in T.unroll(self.per):
-                        m = m0 + m1 + lane // 4
-                        k = k0 + k1 + lane % 4 * self.per + e
-                        if self.a_transposed:
-                            A_local[i * size + u * self.per + e] = A_shared[k, m]
-                        else:
-                            A_local[i * size + u * self.per + e] = A_shared[m, k]
+        self.bring(A_local, A_shared, lane, warp, ki, rk)
 
     @T.macro
     def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
         """This warp's columns of B, step `ki` along k, to local memory."""
         lane, warp, _ = self.place()
-        size, along = self.local_size_b, 4 * self.per
-        steps = self.micro_size_k // along
-        units = [(u // steps * 8, u % steps * along) for u in range(size // self.per)]
-        right, down = [n for n, _ in units], [k for _, k in units]
+        self.bring(B_local, B_shared, lane, warp, ki, rk, is_b=True)
+
+    @T.macro
+    def bring(self, local, shared, lane, warp, ki, rk, is_b=False):
+        """The rows of A, or columns of B, of the warp with this number among them."""
+        tiles, rows = (self.warp_rows, self.micro_size_x)
+        dtype, across = self.a_dtype, self.a_transposed
+        if is_b:
+            tiles, rows = self.warp_cols, self.micro_size_y
+            dtype, across = self.b_dtype, not self.b_transposed
+        units = self.units(is_b)
+        size, down, right = len(units) * self.per, [m for m, _ in units], [k for _, k in units]
         k0 = rk * self.chunk + ki * self.micro_size_k
-        for j in T.unroll(self.warp_cols):
-            n0 = warp * self.warp_col_tiles + j * self.micro_size_y
-            if self.ldmatrix_may(self.b_dtype, not self.b_transposed) and self.b_transposed:
-                T.ldmatrix(B_shared[n0, k0], B_local, j * size, right, down)
-            elif self.ldmatrix_may(self.b_dtype, not self.b_transposed):
-                T.ldmatrix(B_shared[k0, n0], B_local, j * size, down, right, True)
+        for i in T.unroll(tiles):
+            m0 = warp * (tiles * rows) + i * rows
+            if self.ldmatrix_may(dtype, across) and across:
+                T.ldmatrix(shared[k0, m0], local, i * size, right, down, True)
+            elif self.ldmatrix_may(dtype, across):
+                T.ldmatrix(shared[m0, k0], local, i * size, down, right)
             else:
-                for u, (n1, k1) in enumerate(units):
+                for u, (m1, k1) in enumerate(units):
                     for e in T.unroll(self.per):
-                        n = n0 + n1 + lane // 4
+                        m = m0 + m1 + lane // 4
                         k = k0 + k1 + lane % 4 * self.per + e
-                        if self.b_transposed:
-                            B_local[j * size + u * self.per + e] = B_shared[n, k]
+                        if across:
+                            local[i * size + u * self.per + e] = shared[k, m]
                         else:
-                            B_local[j * size + u * self.per + e] = B_shared[k, n]
+                            local[i * size + u * self.per + e] = shared[m, k]
 
     @T.macro
     def mma(self, A_local, B_local, C_local, k_inner=0):  # noqa: N803

@@ -91,59 +91,32 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
             raise CompileError(message, caller_loc(), hint)
         return TransformKind(kind)
 
-    plain_a, plain_b = TensorCoreIntrinEmitter.ldmatrix_a, TensorCoreIntrinEmitter.ldmatrix_b
+    plain = TensorCoreIntrinEmitter.bring
 
     @T.macro
-    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
-        """This warp's rows of A, step `ki` along k, to local memory."""
-        if self.transform_kind_a == 0:
-            self.plain_a(A_local, A_shared, ki, rk)
+    def bring(self, local, shared, lane, warp, ki, rk, is_b=False):
+        """The rows of A, or columns of B, of the warp with this number among them."""
+        kind = self.transform_kind_b if is_b else self.transform_kind_a
+        tiles = self.warp_cols if is_b else self.warp_rows
+        if kind == 0:
+            self.plain(local, shared, lane, warp, ki, rk, is_b)
         else:
-            lane, _, warp = self.place()
-            halves = self.micro_size_x // 8
-            units = [
-                (u % halves * 8, u // halves * 4 * self.per)
-                for u in range(self.local_size_a // self.per)
-            ]
-            for i in T.unroll(self.warp_rows):
-                tile = warp * self.warp_rows + i
-                k = rk * (self.chunk // self.micro_size_k) + ki
-                self.arranged(
-                    A_local, A_shared, i, tile, k, lane,
-                    self.transform_kind_a, units, self.local_size_a, 1,
-                )  # fmt: skip
+            k = rk * (self.chunk // self.micro_size_k) + ki
+            for i in T.unroll(tiles):
+                self.arranged(local, shared, i, warp * tiles + i, k, lane, kind, is_b)
 
     @T.macro
-    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
-        """This warp's columns of B, step `ki` along k, to local memory."""
-        if self.transform_kind_b == 0:
-            self.plain_b(B_local, B_shared, ki, rk)
-        else:
-            lane, warp, _ = self.place()
-            steps = self.micro_size_k // (4 * self.per)
-            units = [
-                (u // steps * 8, u % steps * 4 * self.per)
-                for u in range(self.local_size_b // self.per)
-            ]
-            for j in T.unroll(self.warp_cols):
-                tile = warp * self.warp_cols + j
-                k = rk * (self.chunk // self.micro_size_k) + ki
-                self.arranged(
-                    B_local, B_shared, j, tile, k, lane, self.transform_kind_b,
-                    units, self.local_size_packed, self.num_elems_per_byte,
-                )  # fmt: skip
-
-    @T.macro
-    def arranged(self, local, shared, place, tile, k, lane, kind, units, size, packed):
-        """A lane's `size` elements of a tile, to local memory at `place`; `units`: where the four
-        lanes of a row begin, register by register."""
+    def arranged(self, local, shared, place, tile, k, lane, kind, is_b):
+        """A lane's elements of a tile, to local memory at `place`."""
+        packed = self.num_elems_per_byte if is_b else 1
+        size = self.local_size_packed if is_b else self.local_size_a
         width = self.micro_size_k // packed
         if kind == TransformKind.LDMatrixTransform:
             row, first = lane * size // width, lane * size % width  # a row is of two lanes
             for e in T.vectorized(size):
                 local[place * size + e] = shared[tile, k, row, first + e]
         else:
-            for u, (row, column) in enumerate(units):
+            for u, (row, column) in enumerate(self.units(is_b)):
                 for e in T.vectorized(self.per):
                     if kind == TransformKind.InterWarpTransform:
                         x, y = row + lane // 4, column + lane % 4 * self.per + e

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilec import language as T
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -25,6 +27,16 @@ class Warps:
     is_m_first: bool
     thread_var: Any
     store_at: Any  # a macro: row and column of a lane's element of one tile of the sums
+
+    def check_sizes(self, **units: int) -> None:
+        """Raises CompileError for a size that is no multiple of its unit (others' is 1)."""
+        for what, unit in (
+            {"block_row_warps": 1, "block_col_warps": 1, "reduce_k": 1} | units
+        ).items():
+            size = getattr(self, what)
+            if size < unit or size % unit:
+                message = f"{what} is {size}, not a multiple of {unit}"
+                raise CompileError(message, caller_loc(), f"write {max(unit, size // unit * unit)}")
 
     @T.macro
     def extract_thread_binding(self, thread_id, is_m_first=None):

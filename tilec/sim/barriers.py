@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilec.ir.memory import MBARRIER_BYTES
-from tilec.sim.clocks import Clock
+from tilec.sim.clocks import Clock, Ints
 from tilec.sim.findings import Kind
 from tilec.sim.threads import BlockInfo, Threads, whole_warps
 from tilec.sim.waits import (
@@ -25,8 +24,6 @@ from tilec.sim.waits import (
     RegisterWait,
     Waiting,
 )
-
-Ints = NDArray[np.int64]
 
 _COPY = "a TMA load has written its shared memory"
 _ARRIVAL = "a thread of another block has arrived at its mbarrier"

@@ -16,9 +16,8 @@ from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.layout import Layout
 from tilec.ir.memory import MBARRIER_BYTES, stage_bytes
 from tilec.ir.types import DType
-from tilec.sim.findings import Index
-
-Ints = NDArray[np.int64]
+from tilec.sim.clocks import Ints
+from tilec.sim.findings import Index, element_name
 
 SHARED_BASE = 1024
 """The address of the first byte of shared memory, `@smem`."""
@@ -90,17 +89,16 @@ class SharedBuffer:
         """What an access of `size` bytes at byte `offset` would be of this buffer, and what the
         buffer has."""
         first, count = (offset - self.start) * 8 // self.bits, max(size * 8 // self.bits, 1)
-        shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
         after = f" and {count - 1} after it" if count > 1 else ""
         index = self.beyond(offset)
         if index is not None:
-            what = f"{self.name}[{', '.join(map(str, index))}]"
-            return f"{what}{after}; {self.name} has the shape {shape}"
+            what = element_name(self.name, index)
+            return f"{what}{after}; {self.name} has the shape {self.shape}"
         copies = f"{self.stages} times " if self.stages > 1 else ""
         total = (self.end - self.start) * 8 // self.bits
         return (
             f"element {first}{after} of {self.name}, as it lies in memory, which has {total} "
-            f"({copies}the shape {shape})"
+            f"({copies}the shape {self.shape})"
         )
 
 

@@ -16,18 +16,16 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
+from tilec.sim.clocks import Ints
 from tilec.sim.threads import Threads
 
 BANKS = 32
 BANK_BYTES = 4
 SECTOR_BYTES = 32
 MOST_PATTERNS = 4096  # of addresses, whose costs are kept
-
-Offsets = NDArray[np.int64]
 
 
 @dataclass
@@ -107,7 +105,7 @@ class Counts:
 
     # --- what memory and engines say ---
 
-    def threads(self, active: Threads, space: str, at: Offsets, size: int, *, write: bool) -> None:
+    def threads(self, active: Threads, space: str, at: Ints, size: int, *, write: bool) -> None:
         """Lanes access `size` bytes each of "shared" or "global" memory at addresses `at` (lanes,
         or one for all)."""
         line = self._of(active.inst)
@@ -149,7 +147,7 @@ class Counts:
         else:
             line.shuffles += len(np.unique(active.lanes // active.block.warp_size))
 
-    def _cost(self, active: Threads, at: Offsets, size: int, period: int, count: Any) -> Cost:
+    def _cost(self, active: Threads, at: Ints, size: int, period: int, count: Any) -> Cost:
         """What an access costs, remembered by its pattern of addresses."""
         lanes = active.lanes
         first, base = int(lanes[0]), int(at[0])
@@ -224,17 +222,17 @@ class Counts:
 # --- costs of one access ---
 
 
-def _by_warp(lanes: Offsets, at: Offsets, warp: int) -> Offsets:
+def _by_warp(lanes: Ints, at: Ints, warp: int) -> Ints:
     """(warps, lanes of a warp): the addresses, -1 where a lane is not here."""
     warps = lanes // warp
     first = int(warps[0])
     rows = np.full((int(warps[-1]) - first + 1, warp), -1, np.int64)
     rows[warps - first, lanes % warp] = at
-    here: Offsets = rows[(rows >= 0).any(axis=1)]
+    here: Ints = rows[(rows >= 0).any(axis=1)]
     return here
 
 
-def _wavefronts(rows: Offsets, size: int) -> Cost:
+def _wavefronts(rows: Ints, size: int) -> Cost:
     """Rows of addresses of warps, `size` bytes each lane."""
     requests = len(rows)
     fit = max(BANKS * BANK_BYTES // max(size, BANK_BYTES), 1)
@@ -253,7 +251,7 @@ def _wavefronts(rows: Offsets, size: int) -> Cost:
     return requests, int(ways.sum()), len(groups), int(ways.max())
 
 
-def _sectors(rows: Offsets, size: int) -> Cost:
+def _sectors(rows: Ints, size: int) -> Cost:
     """The same, of global memory."""
     reach = -(-size // SECTOR_BYTES) + 1
     first = rows // SECTOR_BYTES

@@ -21,16 +21,14 @@ from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import TFLOAT32
 from tilec.sim.barriers import PEER_READ, PEER_WRITE, SENT, Barriers
 from tilec.sim.buffers import at_block, inside
-from tilec.sim.clocks import Clock
+from tilec.sim.clocks import Clock, Ints
 from tilec.sim.intrinsics import round_tf32
 from tilec.sim.matrices import WARPS, product
 from tilec.sim.memory import BlockMemory
 from tilec.sim.tensors import ALIGNMENT, PIECE, Box, TensorMap, box_at
 from tilec.sim.threads import BlockInfo, Threads
 from tilec.sim.undefined import Flight, in_flight, is_undefined, settled, touched, waited
-from tilec.sim.waits import Mbarrier, check_published
-
-Ints = NDArray[np.int64]
+from tilec.sim.waits import check_published
 
 _QUIET_NAN = np.uint32(0x7FFFE000)
 
@@ -168,22 +166,25 @@ class Engines:
             if rank is not None:
                 places = at_block(places, rank)
             memory.engine_write(active, places, data.reshape(-1, PIECE), column, issuer)
-            b = self._gate(active, peer, gate, "a TMA load")
-            if b is None:
-                continue
-            clock = self.block.order.completion(column)
-            peer.complete(active, b, box.bytes, clock, column)
+            self._complete(active, peer, gate, "a TMA load", box.bytes, column)
 
-    def _gate(self, active: Threads, peer: Barriers, gate: int, what: str) -> Mbarrier | None:
-        """The mbarrier that counts the bytes of a copy, which must know of it."""
+    def _complete(
+        self, active: Threads, peer: Barriers, gate: int, what: str, bytes: int, column: int
+    ) -> Clock | None:
+        """Let the mbarrier of a copy, which must know of it, count its bytes; gives what the engine
+        has done by then, None where there is no mbarrier."""
         b = peer.find(active, gate)
-        if b is not None and not b.fenced:
+        if b is None:
+            return None
+        if not b.fenced:
             message = (
                 f"{what} completes on {b}, whose initialisation no fence has made visible to it"
             )
             active.report("missing proxy fence", message, b.inst)
             b.fenced = True
-        return b
+        clock = self.block.order.completion(column)
+        peer.complete(active, b, bytes, clock, column)
+        return clock
 
     def _check_begin(self, active: Threads, box: Box, place: int, store: bool) -> None:
         """Report a box that a GPU ends at with an illegal instruction."""
@@ -403,12 +404,9 @@ class Engines:
             data = self.memory.engine_read(active, at + pieces, PIECE, column, issuer)
             places = at_block(there + pieces, rank)
             self.memory.engine_write(active, places, data, column, issuer)
-            b = self._gate(active, peer, gate, "a bulk copy")
-            if b is None:
-                continue
-            clock = self.block.order.completion(column)
-            self.barriers.visit(active, column, int(clock.seen[column]), SENT)
-            peer.complete(active, b, bytes, clock, column)
+            clock = self._complete(active, peer, gate, "a bulk copy", bytes, column)
+            if clock is not None:
+                self.barriers.visit(active, column, int(clock.seen[column]), SENT)
 
     def _ranks(self, active: Threads, block: Any, what: str) -> Any:
         """The blocks that threads name; those that are in the cluster."""

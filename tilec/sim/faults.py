@@ -14,7 +14,7 @@ from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.sim.buffers import RegisterBuffer, first_warps
 from tilec.sim.clocks import Clocks
-from tilec.sim.findings import MOST_NAMED, Index, Kind
+from tilec.sim.findings import MOST_NAMED, Index, Kind, element_name
 from tilec.sim.threads import Threads
 from tilec.sim.undefined import POISON, VARIABLE, Lost, Partly, is_poison, lost_parts
 
@@ -55,7 +55,7 @@ def tell(
             c.actor % clocks.threads for c in group if 0 <= c.actor < clocks.nobody
         )
         threads = sorted(here | others)
-        what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "memory"
+        what = element_name(name, index) or "memory"
         active.report(
             first.kind,
             _message(first, what, clocks),
@@ -113,7 +113,7 @@ def tell_several(
 ) -> None:
     """Report that lanes write different values to one place with one record, or (`update`) what
     each has computed from the value there."""
-    what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "one place"
+    what = element_name(name, index) or "one place"
     active.report(
         "data race",
         f"several threads write {'back what they read from' if update else 'different values to'} "
@@ -156,7 +156,7 @@ def tell_undefined(active: Threads, inst: Inst, values: Sequence[Any]) -> None:
             lanes, sure = lanes[lost.lost], lanes[lost.sure & lost.lost]
         found = (_element(active, held, lost, int(t)) for t in sure[:MOST_NAMED])
         indices = [i for i in found if i is not None]
-        what = _spelled(name, indices[0] if indices else None) if name else "a value"
+        what = element_name(name, indices[0] if indices else None) if name else "a value"
         read = "read" if name else "used here"
         active.block.report(
             active,
@@ -218,11 +218,10 @@ def tell_index(
     if not lanes.any():
         return
     found = [tuple(int(i) for i in row) for row in indices[lanes][:MOST_NAMED]]
-    shape = f"({', '.join(map(str, extents))}{',' * (len(extents) == 1)})"
     active.block.report(
         active,
         "out of bounds",
-        f"{_spelled(inst.buffer, found[0])}; {inst.buffer} has the shape {shape}",
+        f"{element_name(inst.buffer, found[0])}; {inst.buffer} has the shape {extents}",
         inst.loc,
         buffer=inst.buffer,
         indices=found,
@@ -260,7 +259,3 @@ def _element(active: Threads, held: RegisterBuffer | None, lost: Lost, thread: i
 
 def _unravelled(flat: int, shape: tuple[int, ...]) -> Index:
     return tuple(int(i) for i in np.unravel_index(flat, shape))
-
-
-def _spelled(name: str, index: Index | None) -> str:
-    return f"{name}[{', '.join(map(str, index))}]" if index else name

@@ -37,6 +37,13 @@ MOST_FINDINGS = 100  # different ones that are kept; all are counted
 MOST_NAMED = 8  # elements, threads and warps that one finding names
 
 Index = tuple[int, ...]
+
+
+def element_name(name: str, index: Index | None) -> str:
+    """A buffer's element as a kernel writes it; the buffer's own name without an index."""
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
 _T = TypeVar("_T")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tilec.ir import semantics
 from tilec.ir.instr.machine import nothing
 from tilec.ir.instr.semantics import Semantics, absorbing, waiting
 from tilec.sim import numbers
@@ -168,11 +169,7 @@ _TF32_NAN = np.uint32(0x7FFFFFFF)
 def round_tf32(x: Value, nan: Any = _TF32_NAN) -> Value:
     """float32 rounded to 10 bits of fraction, nearest even; every nan gets the bits `nan`, if not
     given those of `cvt.rn.tf32.f32`."""
-    bits = x.view(np.uint32)
-    even = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-    kept = (even & np.uint32(0xFFFFE000)).view(np.float32)
-    kept = np.where(np.isinf(x), x, kept)
-    made: Value = np.where(np.isnan(x), nan.view(np.float32), kept)
+    made: Value = np.where(np.isnan(x), nan.view(np.float32), semantics.round_tf32(x))
     return made[()]
 
 

@@ -15,6 +15,7 @@ from tilec.ir.layout import Layout
 from tilec.ir.semantics import numpy_dtype
 from tilec.ir.sparse import expand, ordered
 from tilec.ir.types import FLOAT32
+from tilec.sim.clocks import Ints
 from tilec.sim.counts import Counts
 from tilec.sim.faults import tell_undefined
 from tilec.sim.memory import BlockMemory
@@ -92,7 +93,7 @@ def _row_places(m: Threads, rows: int) -> Array:
     return found
 
 
-def ldmatrix(m: Threads, memory: BlockMemory, fragment: Layout, address: Any) -> tuple[Any, ...]:
+def ldmatrix(memory: BlockMemory, m: Threads, fragment: Layout, address: Any) -> tuple[Any, ...]:
     """See `Machine.ldmatrix`."""
     rows, columns = fragment.shape
     size = m.block.warp_size
@@ -107,7 +108,7 @@ def ldmatrix(m: Threads, memory: BlockMemory, fragment: Layout, address: Any) ->
 
 
 def stmatrix(
-    m: Threads, memory: BlockMemory, fragment: Layout, address: Any, values: Sequence[Any]
+    memory: BlockMemory, m: Threads, fragment: Layout, address: Any, values: Sequence[Any]
 ) -> None:
     """See `Machine.stmatrix`."""
     rows, columns = fragment.shape
@@ -131,27 +132,27 @@ def count_product(counts: Counts | None, m: Threads, instr: MatrixInstruction, t
 
 
 def mma(
+    memory: BlockMemory,
     m: Threads,
-    counts: Counts | None,
     instr: MatrixInstruction,
     a: Sequence[Any],
     b: Sequence[Any],
     c: Sequence[Any],
-    described: tuple[Any, int] | None = None,
+    metadata: Any = None,
+    selector: int = 0,
 ) -> tuple[Any, ...]:
-    """See `Machine.mma`, and of what is `described`, metadata and selector, `Machine.mma_sp`."""
+    """See `Machine.mma`, and with `metadata` `Machine.mma_sp`."""
     size = m.block.warp_size
     warps, at = split(m, instr.warps)
-    count_product(counts, m, instr, len(m.lanes) // (size * instr.warps))
+    count_product(memory.counts, m, instr, len(m.lanes) // (size * instr.warps))
     fnuz = m.block.target.has("float8_fnuz")
     parts = []
     dtypes = (instr.a_dtype, instr.b_dtype, instr.c_dtype)
     for operand, layout, dtype in zip((a, b, c), (instr.a, instr.b, instr.c), dtypes):
         held = elements(operand, len(m.lanes), numpy_dtype(dtype, fnuz))
         parts.append(tiles(layout, spread(m, warps, size, at, held)))
-    if described is not None:
-        word, selector = described
-        units = _metadata(m, instr, word, warps, at)
+    if metadata is not None:
+        units = _metadata(m, instr, metadata, warps, at)
         own = np.split(units, instr.selectors, axis=-1)[selector]
         parts[0] = _expanded(m, instr, parts[0], own)
     made = held_of(instr.c, instr.semantics(*parts)).reshape(warps * size, -1)
@@ -194,8 +195,6 @@ def _expanded(m: Threads, instr: MatrixInstruction, kept: Array, units: Array) -
 # to 13 are the start address, 16 to 29 the leading and 32 to 45 the stride byte offset, all in
 # units of 16 bytes; 62 and 63 the swizzling mode. What the offsets step over is said by "Strides"
 # and "Canonical layouts" there.
-
-Ints = NDArray[np.int64]
 
 WARPS = 4
 _SWIZZLES = (0, 128, 64, 32)

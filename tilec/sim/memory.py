@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
+from tilec.ir.semantics import numpy_dtype
+from tilec.ir.types import DType
 from tilec.sim.buffers import INSIDE_BLOCK, RANK_BITS, SharedBuffer
 from tilec.sim.clocks import Ints, Order
 from tilec.sim.counts import Counts
@@ -76,8 +78,7 @@ class BlockMemory:
         uniform = np.ndim(at) == 0
         at = np.atleast_1d(np.asarray(at, np.int64))
         total = access.bytes * access.count
-        if self.counts is not None:
-            self.counts.threads(active, access.space, at, total, write=False)
+        self._count(active, access.space, at, total, write=False)
         words = access.kind == "i32"
         regions = self._space(active, at, access)
         data = self._read(regions, self._threads(active), at, total, access.align, words=words)
@@ -98,8 +99,7 @@ class BlockMemory:
             block[:, i] = part
         data = block.view(np.uint8)
         at = np.ascontiguousarray(active.full(at), np.int64)
-        if self.counts is not None:
-            self.counts.threads(active, access.space, at, data.shape[1], write=True)
+        self._count(active, access.space, at, data.shape[1], write=True)
         regions = self._space(active, at, access)
         self._write(regions, self._threads(active), at, data, access.align)
 
@@ -107,32 +107,33 @@ class BlockMemory:
         """ldmatrix: the `size` bytes at every lane's address (lanes, size), which go to all lanes
         of its warp."""
         at = np.ascontiguousarray(active.full(at), np.int64)
-        if self.counts is not None:
-            self.counts.threads(active, "shared", at, size, write=False)
+        self._count(active, "shared", at, size, write=False)
         return self._read(self._own, self._threads(active, warps=True), at, size, size)
 
     def warp_write(self, active: Threads, at: Any, data: Bytes) -> None:
         """stmatrix: `data` (lanes, size) to every lane's address."""
         at = np.ascontiguousarray(active.full(at), np.int64)
         size = data.shape[1]
-        if self.counts is not None:
-            self.counts.threads(active, "shared", at, size, write=True)
+        self._count(active, "shared", at, size, write=True)
         self._write(self._own, self._threads(active), at, np.ascontiguousarray(data), size)
 
     def peer_read(self, active: Threads, at: Any, size: int) -> Bytes:
         """`ld.shared::cluster`: the `size` bytes at every lane's address (lanes, size), in the
         shared memory of the blocks that the addresses name (`at_block`)."""
-        at = np.ascontiguousarray(active.full(at), np.int64)
-        ranks = at >> RANK_BITS
-        regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
-        return self._read(regions, self._threads(active), at & INSIDE_BLOCK, size, size)
+        regions, places = self._peers(active, at)
+        return self._read(regions, self._threads(active), places, size, size)
 
     def peer_write(self, active: Threads, at: Any, data: Bytes) -> None:
         """`st.shared::cluster`: `data` (lanes, size) likewise."""
-        at, size = np.ascontiguousarray(active.full(at), np.int64), data.shape[1]
+        regions, places = self._peers(active, at)
+        self._write(regions, self._threads(active), places, data, data.shape[1])
+
+    def _peers(self, active: Threads, at: Any) -> tuple[Regions, Ints]:
+        """The shared memories that the lanes' addresses are in, and the addresses there."""
+        at = np.ascontiguousarray(active.full(at), np.int64)
         ranks = at >> RANK_BITS
         regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
-        self._write(regions, self._threads(active), at & INSIDE_BLOCK, data, size)
+        return regions, at & INSIDE_BLOCK
 
     def atomic(self, active: Threads, at: Ints, value: Any, kind: str, space: str) -> Any:
         """LLVM's atomicrmw `kind`, of one thread after the other."""
@@ -177,8 +178,12 @@ class BlockMemory:
                         across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before
 
-    def red_add(self, active: Threads, at: Ints, values: Sequence[Any]) -> None:
+    def red_add(self, active: Threads, address: Any, values: Sequence[Any], dtype: DType) -> None:
         """See `Machine.red_add`."""
+        at = np.ascontiguousarray(active.full(address), np.int64)
+        words = (np.ascontiguousarray(active.full(v)) for v in values)
+        parts = [w.view(numpy_dtype(dtype)).reshape(len(w), -1).T for w in words]
+        values = [v for part in parts for v in part]
         for n, value in enumerate(values):
             size = value.dtype.itemsize
             place = at + n * size
@@ -186,11 +191,16 @@ class BlockMemory:
             align = 0 if n else size * len(values)
             self._atomics(active, regions, place, (value,), np.add, align=align)
 
-    def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
+    def count_up(self, active: Threads, address: Any, last: Any) -> Any:
         """See `Machine.count_up`."""
-        most = np.asarray(last).astype(np.int32).view(np.uint32)
+        at = np.ascontiguousarray(active.full(address), np.int64)
+        most = np.asarray(active.full(last)).astype(np.int32).view(np.uint32)
         found = self._atomics(active, self.globals.regions(active, at), at, (most,), _counted_up)
         return found.view(np.int32)
+
+    def _count(self, active: Threads, space: str, at: Ints, size: int, *, write: bool) -> None:
+        if self.counts is not None:
+            self.counts.threads(active, space, at, size, write=write)
 
     def _threads(self, active: Threads, warps: bool = False) -> Actors:
         return Actors(active, self.order, self.order.team(active.lanes), warps=warps)

@@ -347,12 +347,11 @@ class _Reader:
             ordered = f"m.order_memory({i.text.split()[2].rstrip(',')!r})"
             return [ordered, "m.device_fence()"] if '"agent"' in i.text else [ordered]
         if i.opcode == "cmpxchg":
-            assert i.result is not None
             args = ", ".join(self._use(v) for v in i.operands)
             space = "shared" if "(3)" in i.operands[0].type else "global"
             kind = i.operands[1].type
             call = f"m.compare_exchange({self._object(i)}, {kind!r}, {space!r}, {args})"
-            return [f"{self._define(i.result.ref)} = {call}"]
+            return self._result(i, call)
         if i.opcode == "atomicrmw":
             assert i.result is not None
             args = ", ".join(self._use(v) for v in i.operands)
@@ -361,13 +360,17 @@ class _Reader:
                 space = "shared" if "(3)" in i.operands[0].type else "global"
                 record = self._object(i)
                 call = f"m.atomic({record}, {kind!r}, {i.result.type!r}, {space!r}, {args})"
-                return [f"{self._define(i.result.ref)} = {call}"]
+                return self._result(i, call)
             what, record = self._object(COUNT_UP.asm.semantics), self._object(i)
-            return [f"({self._define(i.result.ref)},) = m.call({what}, {record}, ({args}))"]
+            return self._result(i, f"m.call({what}, {record}, ({args}))[0]")
         assert i.result is not None
         if i.opcode == "getelementptr" and i.result.ref in self.arrays:
-            return [f"{self._define(i.result.ref)} = {self._element(i)}"]
-        value = spelled(i, [self._use(v) for v in i.operands], self._object)
+            return self._result(i, self._element(i))
+        return self._result(i, spelled(i, [self._use(v) for v in i.operands], self._object))
+
+    def _result(self, i: Inst, value: str) -> list[str]:
+        """The line that defines the result of a record."""
+        assert i.result is not None
         return [f"{self._define(i.result.ref)} = {value}"]
 
     def _element(self, i: Inst) -> str:
@@ -402,8 +405,7 @@ class _Reader:
             self._note_size(count * bytes | align)
         access = self._object(LoadStore(i, space, kind, count, vector is not None, align, bytes))
         if load:
-            assert i.result is not None
-            return [f"{self._define(i.result.ref)} = m.load({access}, {at})"]
+            return self._result(i, f"m.load({access}, {at})")
         return [f"m.store({access}, {at}, {self._use(i.operands[0])})"]
 
     def _note_size(self, bytes: int) -> None:
@@ -416,18 +418,13 @@ class _Reader:
         name = self._use(Val("ptr", slot))
         if whole:
             if load:
-                assert i.result is not None
-                return [
-                    f"{self._define(i.result.ref)} = read_register({name}, {self._object(i.loc)})"
-                ]
+                return self._result(i, f"read_register({name}, {self._object(i.loc)})")
             value = self._use(i.operands[0])
             return [f"{self._define(slot)} = {value}", *self._watch(i, slot)]
         index = self._use(pointer) if slot != pointer.ref else "K_first"
         record = self._object(i)
         if load:
-            assert i.result is not None
-            found = f"m.pick({record}, {slot!r}, {name}, {index})"
-            return [f"{self._define(i.result.ref)} = {found}"]
+            return self._result(i, f"m.pick({record}, {slot!r}, {name}, {index})")
         value = self._use(i.operands[0])
         put = f"m.put({record}, {slot!r}, {name}, {index}, {value})"
         return [f"{self._define(slot)} = {put}", *self._watch(i, slot)]
@@ -461,7 +458,7 @@ class _Reader:
         if i.result is None:
             return [*counted, call]
         single = not i.result.type.startswith("{")
-        return [*counted, f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
+        return [*counted, *self._result(i, f"{call}{'[0]' if single else ''}")]
 
 
 _WORD = re.compile(r"'[^']*'|\bx\d+\b|\bK\d+\b|(?<=\be\[)\d+")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tilec.sim.buffers import SHARED_BASE, SharedBuffer, SharedPlaces
 from tilec.sim.clocks import Clocks, Ints, Known
 from tilec.sim.faults import Conflict, tell, threads_at
-from tilec.sim.findings import MOST_NAMED, Findings, Index
+from tilec.sim.findings import MOST_NAMED, Findings, Index, element_name
 from tilec.sim.global_shadow import GlobalShadow
 from tilec.sim.shadow import Actors, Granules, Same, Shadow
 from tilec.sim.tensors import TENSOR_SPACING, Elements, GlobalTensor, Restorable, Storage
@@ -238,7 +238,7 @@ class TensorMemory(Region):
             name, index = self.name_granule(int(granules[fresh][0]))
             by.active.report(
                 "uninitialised read",
-                f"{name}{list(index or ())} is read, and nobody has written it",
+                f"{element_name(name, index)} is read, and nobody has written it",
                 buffer=name,
                 indices=[index] if index is not None else [],
             )

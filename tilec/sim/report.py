@@ -16,7 +16,7 @@ from typing import Any
 from tilec.ir.errors import TilecError
 from tilec.ir.loc import Loc
 from tilec.sim.counts import Counts
-from tilec.sim.findings import Finding, advice
+from tilec.sim.findings import Finding, advice, element_name
 from tilec.sim.trace import Trace
 from tilec.support.rich import html_block, html_code, html_table
 
@@ -235,7 +235,7 @@ def _about(f: Finding) -> str:
     (0, 1, 0)"."""
     parts = []
     if f.buffer:
-        shown = ", ".join(f"{f.buffer}[{', '.join(map(str, i))}]" for i in f.indices)
+        shown = ", ".join(element_name(f.buffer, i) for i in f.indices)
         parts.append(shown or f.buffer)
     if f.threads:
         parts.append(f"thread{_plural(f.threads)}")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.types import DType
 from tilec.sim.clocks import Ints
+from tilec.sim.findings import element_name
 
 TENSOR_SPACING = 40
 """Tensor number i has its first element at ((i + 1) << 40) + (1 << 39), so that offsets of either
@@ -77,13 +78,12 @@ class GlobalTensor:
         """What is said of an access of `size` bytes at `address` that is not in an element."""
         count = max(size // self.itemsize, 1)
         after = f" and {count - 1} after it" if count > 1 else ""
-        shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
         found, left = self._nearest(address)
         if left:
             place = f"byte {address - self.address} from the start of {self.name}{after}"
         else:
-            place = f"{self.name}[{', '.join(map(str, found))}]{after}"
-        return f"{place} is not in its shape {shape}"
+            place = f"{element_name(self.name, found)}{after}"
+        return f"{place} is not in its shape {self.shape}"
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,6 @@ def _mask(steps: Sequence[tuple[int, int]], reach: int) -> Truths:
 # Bytes that lanes read and write at once: gathers and scatters of pieces of any size, as fast as
 # their alignment allows.
 
-Offsets = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 _WIDE: dict[int, Any] = {
@@ -287,14 +286,14 @@ _WIDE: dict[int, Any] = {
 
 
 class Storage:
-    """Memory seen as bytes and as units of 2, 4, 8 and 16 bytes. Offsets must lie inside."""
+    """Memory seen as bytes and as units of 2, 4, 8 and 16 bytes. Ints must lie inside."""
 
     def __init__(self, data: Bytes) -> None:
         self.data = data
         self.size = len(data)
         self._views = {n: data[: len(data) // n * n].view(t) for n, t in _WIDE.items()}
 
-    def gather(self, at: Offsets, size: int) -> Bytes:
+    def gather(self, at: Ints, size: int) -> Bytes:
         """The `size` bytes at each offset: (n, size), the caller's own."""
         unit = _unit(at, size)
         if unit == size:
@@ -307,7 +306,7 @@ class Storage:
         data: Bytes = found.view(np.uint8).reshape(len(at), size)
         return data
 
-    def scatter(self, at: Offsets, data: Bytes) -> None:
+    def scatter(self, at: Ints, data: Bytes) -> None:
         """Write `data` (n, size) at the offsets; of pieces at one place the last stays."""
         size = data.shape[1]
         unit = _unit(at, size)
@@ -317,7 +316,7 @@ class Storage:
         else:
             self._views[unit][(at // unit)[:, None] + np.arange(size // unit)] = wide
 
-    def differs(self, at: Offsets, data: Bytes) -> NDArray[np.bool_]:
+    def differs(self, at: Ints, data: Bytes) -> NDArray[np.bool_]:
         """By piece: whether the memory holds something else."""
         differs: NDArray[np.bool_] = (self.gather(at, data.shape[1]) != data).any(axis=1)
         return differs
@@ -332,7 +331,7 @@ class Restorable(Storage):
         super().__init__(data)
         self._before: dict[int, Bytes] = {}
 
-    def scatter(self, at: Offsets, data: Bytes) -> None:
+    def scatter(self, at: Ints, data: Bytes) -> None:
         pages = {*(at >> self._PAGE).tolist(), *(at + data.shape[1] - 1 >> self._PAGE).tolist()}
         for page in pages - self._before.keys():
             self._before[page] = self.data[page << self._PAGE : page + 1 << self._PAGE].copy()
@@ -345,7 +344,7 @@ class Restorable(Storage):
             self.data[start : start + len(content)] = content
 
 
-def _unit(at: Offsets, size: int) -> int:
+def _unit(at: Ints, size: int) -> int:
     """The widest unit that divides the size and all offsets."""
     low = int(np.bitwise_or.reduce(at, initial=0)) | size | 16
     return low & -low

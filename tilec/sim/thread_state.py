@@ -10,19 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tilec.ir.instr.instruction import MatrixInstruction
-from tilec.ir.instr.semantics import Word
-from tilec.ir.layout import Layout
 from tilec.ir.llvm import Inst
-from tilec.ir.semantics import numpy_dtype
-from tilec.ir.types import DType
 from tilec.sim import matrices, numbers
 from tilec.sim.barriers import Barriers
 from tilec.sim.block import ThreadBlock
+from tilec.sim.clocks import Ints
 from tilec.sim.engines import Engines
 from tilec.sim.faults import tell_behaviour, tell_index, tell_outside, tell_undefined
+from tilec.sim.memory import BlockMemory
 from tilec.sim.records import LoadStore, Operand, operand_value
 from tilec.sim.threads import Threads
 from tilec.sim.undefined import (
@@ -47,8 +43,6 @@ from tilec.sim.undefined import (
     undefined_division,
 )
 from tilec.sim.waits import NewAtomic, Waiting
-
-Lanes = NDArray[np.int64]
 
 
 class Group:
@@ -81,6 +75,13 @@ def _of_engines(
     return lambda self, /, *args, **named: act(self.block.engines, self, *args, **named)
 
 
+def _of_memory(
+    act: Callable[Concatenate[BlockMemory, Threads, Of], Result],
+) -> Callable[Concatenate[ThreadState, Of], Result]:
+    """A primitive that acts on the block's memory."""
+    return lambda self, /, *args, **named: act(self.block.memory, self, *args, **named)
+
+
 class ThreadState(Threads):
     """`env`: the values that live across segments; `at`: the segment to run next; `taken`: the
     values with which these lanes went away from the others of their group (None: not known)."""
@@ -90,7 +91,7 @@ class ThreadState(Threads):
     block: ThreadBlock
 
     def __init__(
-        self, block: ThreadBlock, lanes: Lanes, env: list[Any], at: int, group: Group | None
+        self, block: ThreadBlock, lanes: Ints, env: list[Any], at: int, group: Group | None
     ) -> None:
         super().__init__(block, lanes)
         self.env, self.at, self.group = env, at, group
@@ -293,6 +294,11 @@ class ThreadState(Threads):
     cluster_load = _of_engines(Engines.cluster_load)
     cluster_store = _of_engines(Engines.cluster_store)
     cluster_send = _of_engines(Engines.cluster_send)
+    ldmatrix = _of_memory(matrices.ldmatrix)
+    stmatrix = _of_memory(matrices.stmatrix)
+    mma = mma_sp = _of_memory(matrices.mma)
+    count_up = _of_memory(BlockMemory.count_up)
+    red_add = _of_memory(BlockMemory.red_add)
 
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)
@@ -305,39 +311,6 @@ class ThreadState(Threads):
         order = self.block.order
         if order.clocks.across is not None:
             order.clocks.across.fence(order, self.lanes)
-
-    def count_up(self, address: Word, last: Word) -> Word:
-        at = np.ascontiguousarray(self.full(address), np.int64)
-        return self.block.memory.count_up(self, at, self.full(last))
-
-    def red_add(self, address: Word, values: Sequence[Word], dtype: DType) -> None:
-        at = np.ascontiguousarray(self.full(address), np.int64)
-        words = (np.ascontiguousarray(self.full(v)) for v in values)
-        each = [w.view(numpy_dtype(dtype)).reshape(len(w), -1).T for w in words]
-        self.block.memory.red_add(self, at, [v for parts in each for v in parts])
-
-    def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
-        return matrices.ldmatrix(self, self.block.memory, fragment, address)
-
-    def stmatrix(self, fragment: Layout, address: Word, values: Sequence[Word]) -> None:
-        matrices.stmatrix(self, self.block.memory, fragment, address, values)
-
-    def mma(
-        self, instr: MatrixInstruction, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
-    ) -> tuple[Word, ...]:
-        return matrices.mma(self, self.block.memory.counts, instr, a, b, c)
-
-    def mma_sp(
-        self,
-        instr: MatrixInstruction,
-        a: Sequence[Word],
-        b: Sequence[Word],
-        c: Sequence[Word],
-        metadata: Word,
-        selector: int,
-    ) -> tuple[Word, ...]:
-        described = metadata, selector
-        return matrices.mma(self, self.block.memory.counts, instr, a, b, c, described)
 
     # --- parting and meeting ---
 

@@ -15,11 +15,10 @@ from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Scope
 from tilec.sim.buffers import RegisterBuffer
-from tilec.sim.clocks import Order
+from tilec.sim.clocks import Ints, Order
 from tilec.sim.findings import Findings, Kind
 from tilec.target import Target
 
-Ints = NDArray[np.int64]
 Coordinates = tuple[int, int, int]
 
 

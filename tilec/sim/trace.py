@@ -21,13 +21,13 @@ from tilec.ir.loc import Loc
 from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import BufferType, DType, find_dtype
 from tilec.sim.buffers import RegisterBuffer, SharedBuffer, first_warps, shared_buffers
+from tilec.sim.findings import Index
 from tilec.sim.tensors import GlobalTensor
 from tilec.target import Target
 
 MOST_ELEMENTS = 64
 MOST_CHANGES = 500
 
-Index = tuple[int, ...]
 Number = float | int | bool | None
 
 

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
-from tilec.sim.clocks import Clock, Order, Times
+from tilec.sim.clocks import Clock, Ints, Order, Times
 from tilec.sim.shadow import Shadow
 from tilec.sim.threads import BlockInfo, Threads
 
-Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Marks = dict[int, int]
 """Column of the clocks -> a time."""
