@@ -134,12 +134,12 @@ UNSUPPORTED = (
         line('T.print(f"{bx}")'),
     ),
     Mistake(
-        "walrus",
-        line("z = (y := 3) + 1"),
-        "y := 3",
-        ("the operator := is not allowed",),
-        "in a statement of its own",
-        line("y = 3"),
+        "starred too few",
+        line("a, b, *c = (1,)"),
+        "a, b, *c",
+        ("1 value for at least 2 names",),
+        "write as many names as values",
+        line("a, *c = (1,)"),
     ),
     Mistake(
         "assert",

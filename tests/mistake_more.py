@@ -246,13 +246,6 @@ MORE = (
     ),
     # --- statements ---
     Mistake(
-        "else of a loop",
-        line("for q in range(2):\n            pass\n        else:\n            T.clear(row)"),
-        "T.clear(row)",
-        ("else after a loop",),
-        "behind the loop",
-    ),
-    Mistake(
         "return in the block",
         behind("        return C\n"),
         "return C",

@@ -376,3 +376,49 @@ def test_wide_amounts_are_compared_before_ptx_reads_half_of_them(dtype: str) -> 
     lines = kernel.compile(*specs, target="cuda:sm_90a").stages["ptx"].splitlines()
     assert any(re.search(r"shl\.b64", line) for line in lines)
     assert any(re.search(r"setp\.\w+\.u64", line) for line in lines)
+
+
+# --- what gives one of its operands ---
+
+
+@tilec.kernel
+def of_eighths(
+    A: T.Tensor((32,), "float8_e5m2"), B: T.Tensor((4, 32), "float8_e5m2"),
+    C: T.Tensor((2,), "float8_e5m2"),
+):  # fmt: skip
+    with T.Kernel(1, threads=32):
+        x = T.alloc_fragment((32,), "float8_e5m2")
+        most = T.alloc_fragment((1,), "float8_e5m2")
+        least = T.alloc_fragment((1,), "float8_e5m2")
+        T.copy(A, x)
+        T.reduce_max(x, most, dim=0)
+        T.reduce_min(x, least, dim=0)
+        C[0], C[1] = most[0], least[0]
+        for i in T.Parallel(32):
+            B[0, i] = T.max(A[i], T.cast(0.25, "float8_e5m2"))
+            B[1, i] = T.min(A[i], T.cast(0.25, "float8_e5m2"))
+            B[2, i] = T.abs(A[i])
+            B[3, i] = -A[i]
+
+
+@pytest.mark.parametrize("where", PLACES[:3])
+def test_a_float8_that_is_only_chosen_stays_as_it_is(where: str) -> None:
+    """Infinity is none of the numbers that a conversion to float8 gives; no conversion is made."""
+    kind = num.numpy_dtype(t.FLOAT8_E5M2, fnuz=where == "hip:gfx942")
+    edge = np.nan if where == "hip:gfx942" else np.inf  # AMD's has no infinity
+    a = np.tile(np.array([edge, -edge, 1, -2, np.nan, 0.5, 0.0, 57344]), 4).astype(kind)
+    b, c = np.zeros((4, 32), kind), np.zeros(2, kind)
+    run_on(where, of_eighths, a, b, c)
+    x = a.astype(np.float64)
+    want = np.stack([np.fmax(x, 0.25), np.fmin(x, 0.25), np.abs(x), -x])
+    np.testing.assert_array_equal(b.astype(np.float64), want)
+    assert c.astype(np.float64).tolist() == [np.fmax.reduce(x), np.fmin.reduce(x)]
+
+
+def test_arithmetic_of_float8_is_folded_as_it_is_computed() -> None:
+    """Sums saturate, as conversions do; what gives an operand does not."""
+    infinity = num.literal(math.inf, t.FLOAT8_E5M2)
+    largest = num.literal(57344.0, t.FLOAT8_E5M2)
+    assert num.binary("add", largest, largest, t.FLOAT8_E5M2) == 57344
+    assert num.binary("max", largest, infinity, t.FLOAT8_E5M2) == math.inf
+    assert num.unary("neg", infinity, t.FLOAT8_E5M2) == -math.inf

@@ -430,11 +430,6 @@ CASES: dict[str, tuple[str, str, str]] = {
         "num_stages of T.Pipelined is a run-time int32",
         "compile-time int",
     ),
-    "else after a loop": (
-        "for i in range(4):\n    v += 1\nelse:\n    v += 2  #!",
-        "else after a loop",
-        "",
-    ),
     # --- T.Parallel ---
     "break in Parallel": (
         "for i in T.Parallel(8):\n    if i > n:\n        break  #!",
@@ -556,8 +551,18 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "global": ("global WORDS  #!", "global is not allowed in a kernel", "parameters"),
     "del": ("del A_s  #!", "del is not allowed in a kernel", "last use"),
-    "match": ("match n:  #!\n    case 1:\n        pass", "match is not allowed", "elif"),
-    "walrus": ("if (y := n) > 1:  #!\n    pass", "the operator := is not allowed", "statement"),
+    "match of a dict": (
+        "match {'a': n}:  #!\n    case {'a': 1}:\n        pass",
+        "match by the keys of a dict or by places in a class is not allowed",
+        "elif",
+    ),
+    "is of numbers": ("if v is 3:  #!\n    pass", "the int 3 has no identity", "use =="),
+    "too few for a star": ("a, b, *c = (1,)  #!", "1 value for at least 2 names", "as many names"),
+    "name that one side of an or gives": (
+        "if n > 1 or (y := n) > 0:\n    v += T.alloc_shared((4,), 'int32')  #!",
+        "this operand is",
+        "",
+    ),
     "f-string": ('g = f"{n}"  #!', "an f-string of a run-time int32", "T.print"),
     "list of the code around": (
         "g = []\nfor i in range(n):\n    g.append(i)  #!",
@@ -596,7 +601,6 @@ CASES: dict[str, tuple[str, str, str]] = {
         "float(a run-time int32) is only known",
         "T.float32(x)",
     ),
-    "starred": ("a, *b = (1, 2, 3)  #!", "* in an assignment", ""),
     "local annotation": ("x: T.Tensor = 1  #!", "the annotation of x is the class", "a dtype"),
     "minimum of blocks": (
         "T.annotate_min_blocks_per_sm(64)  #!",

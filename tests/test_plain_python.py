@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import syntax_programs  # noqa: F401 (they are PROGRAMS, too)
 from python_programs import PROGRAMS
 
 import tilec

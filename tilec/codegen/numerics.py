@@ -49,6 +49,11 @@ class Format:
         return self.largest if self.saturates or self.infinity is None else self.infinity
 
     @property
+    def has_sign(self) -> bool:
+        """Whether one bit alone makes any number its negative (AMD's -0 is the nan)."""
+        return self.nan != 1 << self.bits - 1
+
+    @property
     def most(self) -> float:
         """The largest finite value."""
         exponent, fraction = divmod(self.largest, 1 << self.mantissa)

@@ -204,7 +204,10 @@ class Scalars(Casts):
     def _float_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         f = self.f
         if dtype not in self.own:
-            wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
+            x, y = self.widen(a, dtype), self.widen(b, dtype)
+            wide = self._float_binary(kind, x, y, FLOAT32)
+            if kind in ("min", "max") and dtype.bits == 8:  # narrowing makes infinities finite
+                return f.select(f.fcmp("oeq", wide, x), a, b)
             return self.narrow(wide, dtype)
         if kind in _ARITHMETIC:
             return f.binary(_ARITHMETIC[kind], a, b)
@@ -265,7 +268,7 @@ class Scalars(Casts):
         if kind in ("neg", "abs"):
             if dtype in self.own:
                 return self.negate(x) if kind == "neg" else self.call("fabs", x)
-            if dtype.bits == 16:
+            if dtype.bits == 16 or self.formats[dtype].has_sign:
                 return self._sign_bit(kind, x, dtype)
         if dtype == FLOAT16 or dtype not in self.own:
             wide = self.widen(x, dtype)

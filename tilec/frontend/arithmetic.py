@@ -185,10 +185,8 @@ class Arithmetic(Context):
         x, y = self.unify(a, b, what)
         if kind == "sub" and not isinstance(b, Scalar):
             self._warn_of_wrapping(x, b)
-        if kind in ("min", "max") and _is_tiny(x.dtype):
-            larger = self.binary(kind, self.convert(x, FLOAT16), self.convert(y, FLOAT16))
-            return self.convert(larger, x.dtype)
-        self._refuse_tiny_floats(x.dtype, what)
+        if kind not in ("min", "max"):
+            self._refuse_tiny_floats(x.dtype, what)
         if x.dtype is BOOL and kind not in ("and", "or", "xor"):
             x, y = self.convert(x, INT32), self.convert(y, INT32)
         if kind in ("div", "atan2") and x.dtype.is_int:
@@ -348,9 +346,8 @@ class Arithmetic(Context):
             raise self.error(message, "convert it: T.int32(x)")
         if kind in _ROUNDINGS and dtype.is_int or kind == "abs" and dtype.kind == "uint":
             return x
-        if kind in ("neg", "abs") and _is_tiny(dtype):
-            return self.convert(self.unary(kind, self.convert(x, FLOAT16)), dtype)
-        self._refuse_tiny_floats(dtype, kind)
+        if kind not in ("neg", "abs"):
+            self._refuse_tiny_floats(dtype, kind)
         if kind in ("neg", "abs") and dtype is BOOL:
             x = self.convert(x, INT32)
         return self.emit_scalar(Unary, kind, x.value)

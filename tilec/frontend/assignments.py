@@ -9,7 +9,7 @@ from tilec import language as T
 from tilec.frontend.builtins_reducers import contribute, takes
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
-from tilec.frontend.lanes import elements_of, lanewise, numbers_of
+from tilec.frontend.lanes import elements_of, lanewise
 from tilec.frontend.operators import BINARY, CONTAINERS
 from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
@@ -97,17 +97,12 @@ class Assignments(ForLoops):
         """Give `value`, which is written at `place`, to a name, an element or several of them."""
         match target:
             case ast.Name():
-                self._assign_name(target.id, value, place)
+                self.assign_name(target.id, value, place)
             case ast.Subscript():
                 self._store(target, value, place)
             case ast.Attribute():
                 self._set_attribute(target, value)
             case ast.Tuple() | ast.List():
-                starred = [t for t in target.elts if isinstance(t, ast.Starred)]
-                if starred:
-                    message = "* in an assignment is not allowed in a kernel"
-                    hint = "name each value, or take it by its index: x[0]"
-                    raise self.error(message, hint, starred[0])
                 one = "write one name, or a value for each: a, b = x, y"
                 for t, v in self.unpacked(target, value, one, "write as many names as values"):
                     self._assign_to(t, v, place)
@@ -115,7 +110,7 @@ class Assignments(ForLoops):
                 hint = "assign to a name or an element: x = …, A[i, j] = …"
                 raise self.error("this cannot be assigned to in a kernel", hint, target)
 
-    def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
+    def assign_name(self, name: str, value: object, place: ast.expr) -> None:
         old = self.names.get(name)
         if isinstance(old, Buffer) and old.is_global and value is not old and len(self.frames) == 1:
             dims = ", ".join("ijklmn"[: old.type.rank])
@@ -159,13 +154,6 @@ class Assignments(ForLoops):
         self.names[name] = value
         if isinstance(value, Buffer | Scalar) and not value.value.name:
             value.value.name = name
-
-    def read_value(self, value: object) -> object:
-        """What `x = value` keeps: an element or a variable is read, anything else stays itself."""
-        variable = isinstance(value, Buffer) and value.variable and value.value.name
-        if variable or (isinstance(value, Region) and value.is_element):
-            return self.number(value, "this value")
-        return Lanes(tuple(numbers_of(self, value))) if isinstance(value, Lanes) else value
 
     def _store_lanes(self, lanes: Lanes, value: object, place: ast.expr) -> None:
         """Write each lane of a vector, all of which are read before."""
@@ -276,7 +264,7 @@ class Assignments(ForLoops):
             else:
                 before = self.number(old, "this operand", node.target)
                 changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
-            self._assign_name(node.target.id, changed, node.value)
+            self.assign_name(node.target.id, changed, node.value)
             return
         element = self.expression(node.target)
         if isinstance(element, Lanes):

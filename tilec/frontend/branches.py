@@ -11,14 +11,20 @@ from tilec.frontend.calls import Calls
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.recovery import UNKNOWN, Unknown
-from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
+from tilec.frontend.values import (
+    NOT_RETURNED,
+    Buffer,
+    Region,
+    Scalar,
+    Undefined,
+    describe,
+    is_number,
+)
 from tilec.ir.ops import If, Yield
 from tilec.ir.types import BOOL
 from tilec.support.syntax import name_nodes, names_in, nodes
 
 _MISSING = Undefined("")
-NOT_RETURNED = Undefined("no return has given it yet")
-"""The value of a function where control flow has not come to a `return`; of no account."""
 
 
 def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
@@ -71,9 +77,9 @@ class Branches(Calls):
                 orelse()
             names_false = self.names
         with self.at(place):
-            self._join(cond, on_true, names_true, on_false, names_false)
+            self.join(cond, on_true, names_true, on_false, names_false)
 
-    def _join(
+    def join(
         self,
         cond: Scalar,
         on_true: BlockBuilder,

@@ -7,7 +7,7 @@ import ast
 import builtins
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tilec import language as T
@@ -46,7 +46,7 @@ from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
 from tilec.frontend.formulas import round_away
 from tilec.frontend.functions import Functions
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.plain_python import at_run_time
+from tilec.frontend.plain_python import RUN_TIME, at_run_time
 from tilec.frontend.values import (
     Buffer,
     Closure,
@@ -60,6 +60,7 @@ from tilec.frontend.values import (
     is_literal,
 )
 from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.ops import Binary
 from tilec.ir.types import DType
 
 _COMPARING = ("all", "any", "sorted", "min", "max", "sum", "set", "frozenset", "str", "repr")
@@ -232,6 +233,10 @@ class Calls(Functions):
             if any(isinstance(a, Scalar | Region | Buffer) for a in (*start, *items)):
                 if len(items) > 1 or items is not args:
                     return self._folded(name, [*start, *items])
+        if name in ("all", "any") and not kwargs and len(args) == 1:
+            held = args[0]
+            if isinstance(held, tuple | list) and any(isinstance(a, RUN_TIME) for a in held):
+                return self._all_or_any(name, held)
         tile = any(isinstance(a, Buffer) and not a.variable for a in args)
         if name == "abs" and len(args) == 1 and not tile:
             x = self.number(args[0], "this operand")
@@ -275,6 +280,25 @@ class Calls(Functions):
         for a in items[1:]:
             kind = "add" if name == "sum" else name
             found = self.binary(kind, found, self.number(a, "this operand"))
+        return found
+
+    def _all_or_any(self, name: str, items: Sequence[object]) -> bool | Scalar:
+        """`all` or `any` of conditions of which some are known at run time only."""
+        ends = name == "any"
+        found: bool | Scalar = not ends
+        for a in items:
+            one = self.truth(self.number(a, "this condition")) if at_run_time(a) else bool(a)
+            if found is ends or one is ends:
+                return ends
+            if found is (not ends):
+                found = one
+            elif one is not (not ends):
+                assert isinstance(found, Scalar) and isinstance(one, Scalar)
+                found = (
+                    self.emit_scalar(Binary, "or", found.value, one.value)
+                    if ends
+                    else self.logical_and(found, one)
+                )
         return found
 
     def _is_instance(self, value: object, kinds: Any) -> bool:

@@ -11,7 +11,6 @@ from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
 from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe
-from tilec.ir.types import DType
 
 Container = TypeVar("Container", bound=Any)
 
@@ -35,6 +34,25 @@ class Containers(Operators):
                 yield from self.sequence(n.value)
             else:
                 yield self.expression(n)
+
+    def unpacked(
+        self, target: ast.Tuple | ast.List, value: object, one: str, many: str
+    ) -> list[tuple[ast.expr, object]]:
+        """The names of `target` with the values they get; `*name` gets a list of the rest. `one` is
+        what to do about a value that is no sequence, `many` about one of another length."""
+        if not isinstance(value, tuple | list):
+            raise self.error(f"{describe(value)} cannot be unpacked", one, target)
+        names, given = target.elts, list(value)
+        starred = [n for n, t in enumerate(names) if isinstance(t, ast.Starred)]
+        if len(given) < len(names) - 1 if starred else len(given) != len(names):
+            least = "at least " * bool(starred)
+            shown = f"{len(given)} value{'s' * (len(given) != 1)}"
+            raise self.error(f"{shown} for {least}{len(names) - len(starred)} names", many, target)
+        found = [t.value if isinstance(t, ast.Starred) else t for t in names]
+        if starred:
+            at, behind = starred[0], len(given) - (len(names) - 1 - starred[0])
+            given[at:behind] = [self._made(given[at:behind])]
+        return list(zip(found, given))
 
     def sequence(self, node: ast.expr) -> Sequence[object]:
         """The value of `node`, which must be a tuple, list or range known at compile time."""
@@ -120,7 +138,6 @@ class Containers(Operators):
                 message = f"an f-string of {describe(value)}, which is only known at run time"
                 hint = 'text of run-time values is for T.print: T.print(f"… {x}")'
                 raise self.error(message, hint, part.value)
-            value = value.name if isinstance(value, DType) else value
             convert: dict[int, Callable[[object], str]] = {115: str, 114: repr, 97: ascii}
             value = convert[part.conversion](value) if part.conversion in convert else value
             spec = part.format_spec

@@ -13,7 +13,7 @@ from tilec import language as T
 from tilec.builtins import foreign
 from tilec.builtins.lanes import find_vector
 from tilec.frontend.containers import Containers
-from tilec.frontend.lanes import lanes_at
+from tilec.frontend.lanes import lanes_at, numbers_of
 from tilec.frontend.memory import SliceIndex
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
@@ -35,7 +35,6 @@ from tilec.ir.types import DType, find_dtype
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.NamedExpr: ("the operator :=", "assign in a statement of its own"),
     ast.Await: ("await", "kernels are not coroutines"),
     ast.Yield: ("yield", "kernels are not generators"),
     ast.YieldFrom: ("yield", "kernels are not generators"),
@@ -73,6 +72,10 @@ class Expressions(Containers):
         self, cond: Scalar, then: Callable[[], None], orelse: Callable[[], None] | None = None
     ) -> None:
         """Emit a run-time branch."""
+        raise NotImplementedError
+
+    def assign_name(self, name: str, value: object, place: ast.expr) -> None:
+        """Give `value`, which is written at `place`, to a name."""
         raise NotImplementedError
 
     def for_loop(self, node: ast.For) -> None:
@@ -134,6 +137,18 @@ class Expressions(Containers):
                 hint = "assign it above, or take it as a parameter"
             raise self.error(f"the name {name!r} is not defined{near}", hint)
         return self.captured(name, value)
+
+    def read_value(self, value: object) -> object:
+        """What `x = value` keeps: an element or a variable is read, anything else stays itself."""
+        variable = isinstance(value, Buffer) and value.variable and value.value.name
+        if variable or (isinstance(value, Region) and value.is_element):
+            return self.number(value, "this value")
+        return Lanes(tuple(numbers_of(self, value))) if isinstance(value, Lanes) else value
+
+    def _named(self, node: ast.NamedExpr) -> object:
+        """`(name := value)`."""
+        self.assign_name(node.target.id, self.expression(node.value), node.value)
+        return self.read_value(self._name(node.target))
 
     def captured(self, name: str, value: object) -> object:
         """A value from outside the kernel, as a compile-time value."""
@@ -318,18 +333,6 @@ class Expressions(Containers):
                 message = "this cannot be a loop variable"
                 raise self.error(message, "write a name, or a tuple of names", target)
 
-    def unpacked(
-        self, target: ast.Tuple | ast.List, value: object, one: str, many: str
-    ) -> Iterator[tuple[ast.expr, object]]:
-        """The names of `target`, each with its part of `value`. `one` is what to do about a value
-        that is no sequence, `many` about one of another length."""
-        if not isinstance(value, tuple | list):
-            raise self.error(f"{describe(value)} cannot be unpacked", one, target)
-        if len(value) != len(target.elts):
-            said = f"{len(value)} value{'s' * (len(value) != 1)} for {len(target.elts)} names"
-            raise self.error(said, many, target)
-        return zip(target.elts, value)
-
     # --- subscripts -------------------------------------------------------------------------------
 
     def _element_of(self, region: Region, indices: Sequence[object]) -> object:
@@ -415,6 +418,7 @@ class Expressions(Containers):
     _methods: dict[type[ast.AST], Callable[[Any, Any], object]] = {
         ast.Constant: _constant,
         ast.Name: _name,
+        ast.NamedExpr: _named,
         ast.Attribute: _attribute,
         ast.Tuple: lambda self, node: tuple(self.elements(node.elts)),
         ast.List: lambda self, node: self._made(list(self.elements(node.elts))),

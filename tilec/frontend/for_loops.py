@@ -36,7 +36,6 @@ class ForLoops(Loops):
     """Traces `for` statements."""
 
     def for_loop(self, node: ast.For) -> None:
-        self.refuse_else(node)
         items = self.expression(node.iter)
         match items:
             case range():
@@ -208,7 +207,6 @@ class ForLoops(Loops):
         plain = isinstance(callee, ast.Name | ast.Attribute) and apart
         if not plain or self.expression(callee) is not T.Parallel:
             return node, header
-        self.refuse_else(inner)
         added = self.expression(inner.iter)
         assert isinstance(added, LoopHeader)
         inner, added = self._nested(inner, added)

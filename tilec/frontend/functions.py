@@ -84,22 +84,23 @@ class Functions(Expressions):
             self.loc = kept
 
     def _enter(self, closure: Closure, args: list[object], kwargs: dict[str, object]) -> object:
-        a, name = closure.source.node.args, closure.name
-        names = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-        values = dict(zip(names[len(names) - len(closure.defaults) :], closure.defaults))
-        if len(args) > len(names) or not kwargs.keys() <= {*names[len(args) :]}:
+        name, signature = closure.name, closure.signature
+        names = ", ".join(str(p).partition("=")[0] for p in signature.parameters.values())
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as e:
+            hint = f"write {name}({names})"
+            _, missing, argument = str(e).partition("missing a required ")
+            if missing:
+                argument = argument.removeprefix("keyword-only ").removeprefix("argument: ")
+                raise self.error(f"{name} needs the argument {argument}", hint) from None
             raise self.error(
-                f"{name} takes {', '.join(names) or 'no arguments'}; {len(args)} by place and "
+                f"{name} takes {names or 'no arguments'}; {len(args)} by place and "
                 f"{', '.join(kwargs) or 'none'} by name were given",
-                f"write {name}({', '.join(names)})",
-            )
-        values.update(zip(names, args))
-        values.update(kwargs)
-        missing = [n for n in names if n not in values]
-        if missing:
-            hint = f"write {name}({', '.join(names)})"
-            raise self.error(f"{name} needs the argument {missing[0]!r}", hint)
-        values = {**closure.names, **values}
+                hint,
+            ) from None
+        bound.apply_defaults()
+        values = {**closure.names, **bound.arguments}
         return self._trace_body(closure.source, values, values)
 
     def as_python(self, value: object) -> object:
@@ -118,19 +119,28 @@ class Functions(Expressions):
 
     def make_closure(self, node: ast.FunctionDef) -> Closure:
         """A function written here, which sees the names in force here."""
-        a = node.args
-        refused = a.vararg or a.kwarg
-        if refused is not None:
-            raise self.error(f"* and ** in {node.name}", "name each parameter", refused)
-        given = [*a.defaults, *(d for d in a.kw_defaults if d is not None)]
-        if None in a.kw_defaults and given:
-            message = f"{node.name} has parameters with and without defaults after *"
-            raise self.error(message, "leave * out", node)
-        defaults = tuple(map(self.expression, given))
+        signature = inspect.Signature(list(self._parameters(node.args)))
         # A function object of its own, by which calls of itself are found.
         source = dataclasses.replace(self.frame.source, node=node, function=lambda: None)
         known = {n: v for n, v in self.names.items() if not n.startswith(".")}
-        return Closure(source, known, defaults)
+        return Closure(source, known, signature)
+
+    def _parameters(self, a: ast.arguments) -> Iterator[inspect.Parameter]:
+        """The parameters of a function written here, whose defaults are evaluated now."""
+        kinds = inspect.Parameter
+        place = [*a.posonlyargs, *a.args]
+        given = [*[None] * (len(place) - len(a.defaults)), *a.defaults]
+        rows: list[tuple[ast.arg, Any, ast.expr | None]] = []
+        for n, (arg, default) in enumerate(zip(place, given)):
+            alone = n < len(a.posonlyargs)
+            kind = kinds.POSITIONAL_ONLY if alone else kinds.POSITIONAL_OR_KEYWORD
+            rows.append((arg, kind, default))
+        rows += [(arg, kinds.VAR_POSITIONAL, None) for arg in [a.vararg] if arg is not None]
+        rows += [(arg, kinds.KEYWORD_ONLY, d) for arg, d in zip(a.kwonlyargs, a.kw_defaults)]
+        rows += [(arg, kinds.VAR_KEYWORD, None) for arg in [a.kwarg] if arg is not None]
+        for arg, kind, default in rows:
+            value = kinds.empty if default is None else self.expression(default)
+            yield kinds(arg.arg, kind, default=value)
 
     def _references(self, source: Source, values: Mapping[str, object]) -> frozenset[str]:
         """The parameters annotated T.Ref, which must stand for something that can be assigned."""

@@ -74,12 +74,6 @@ class Loops(Branches):
         """Trace statements in order."""
         raise NotImplementedError
 
-    def refuse_else(self, node: ast.For | ast.While) -> None:
-        """Raise CompileError for an `else` of a loop."""
-        if node.orelse:
-            hint = "put it behind the loop, under an if where it does not always run"
-            raise self.error("else after a loop is not allowed in a kernel", hint, node.orelse[0])
-
     # --- for --------------------------------------------------------------------------------------
 
     def counted_loop(self, loop: Counted, target: ast.expr, body: list[ast.stmt]) -> None:
@@ -199,7 +193,6 @@ class Loops(Branches):
 
     def while_loop(self, node: ast.While) -> None:
         """Emit a `While`; none if the condition is false at compile time."""
-        self.refuse_else(node)
         flags = self._flags("while")
         names = self._carried_names(node.body)
         if self._never(node.test, names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -63,6 +64,8 @@ class Memory(Arithmetic):
                 return self.load(self.first_element(value))
             case _ if is_number(value):
                 return value
+            case enum.Enum() if isinstance(value, int | float):  # of an IntEnum
+                return int(value) if isinstance(value, int) else float(value)
             case T.Size() if not isinstance(size := self.size_value(value), T.Size):
                 return size
             case Buffer():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
+import operator
+import types
 from collections.abc import Callable
 
 from tilec import language as T
@@ -11,8 +14,19 @@ from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.lanes import lanewise
+from tilec.frontend.plain_python import is_object
 from tilec.frontend.regions import Regions
-from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_literal
+from tilec.frontend.values import (
+    NOT_RETURNED,
+    Buffer,
+    Lanes,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_literal,
+    is_number,
+)
 from tilec.ir.core import Block
 from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
@@ -23,6 +37,7 @@ BINARY: dict[type[ast.operator], str] = {
     ast.LShift: "shl", ast.RShift: "shr",
 }  # fmt: skip
 CONTAINERS = (str, tuple, list, dict, set, frozenset)
+_CHOSEN = ".chosen"  # hidden name: what a choice with `:=` in it gives
 _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
@@ -154,9 +169,13 @@ class Operators(Regions):
     ) -> bool | Scalar:
         match op:
             case ast.Is() | ast.IsNot():
-                if left is not None and right is not None and not isinstance(right, bool):
-                    raise self.error("is compares with None, True and False only", "use ==")
-                return (left is right) == isinstance(op, ast.Is)
+                if isinstance(right, bool) and isinstance(left, Scalar) and left.dtype is BOOL:
+                    return left if right == isinstance(op, ast.Is) else self.logical_not(left)
+                one_object = right is None or isinstance(right, bool) or _is_one_object(right)
+                if left is not None and not one_object:
+                    raise self.error(f"{describe(right)} has no identity to ask for", "use ==")
+                same = _same if isinstance(right, DType) else operator.is_
+                return same(left, right) == isinstance(op, ast.Is)
             case ast.In() | ast.NotIn():
                 if isinstance(left, Scalar | Region) or not isinstance(right, (*CONTAINERS, range)):
                     message = f"{describe(left)} in {describe(right)} is not known here"
@@ -217,8 +236,11 @@ class Operators(Regions):
         hazards, test = self.hazards, self.tests.get(cond.value)
         with self.inside(conditional=True, guard=test) as then:
             a = on_true()
+            names = self.names
         with self.inside(conditional=True, guard=negated(test)) as other:
             b = on_false()
+            other_names = self.names
+        named = self._named_in(names, other_names)
         ops = (*then.ops, *other.ops)
         harmless = hazards == self.hazards and all(o.pure or isinstance(o, Load) for o in ops)
         if self.parallel is None and not any(isinstance(o, Shuffle | ShuffleXor) for o in ops):
@@ -226,10 +248,41 @@ class Operators(Regions):
         self.hazards = hazards
         if harmless:
             self.builder.ops += then.ops + other.ops
+            for name in named:
+                x, y = names[name], other_names[name]
+                if is_number(x) and is_number(y):
+                    self.names[name] = self._selected(cond, x, y)
+                else:
+                    self.names[name] = y if x is NOT_RETURNED else x
             return self._selected(cond, a, b)
+        if named:
+            names[_CHOSEN], other_names[_CHOSEN] = a, b
+            self.join(cond, then, names, other, other_names)
+            return self.number(self.names.pop(_CHOSEN), "this value")
         x, y = self.unify_in(then, other, a, b)
         branches = [self._yielding(block, v) for block, v in ((then, x), (other, y))]
         return self.scalar(self.emit(If, cond.value, *branches, (x.value.type,)).result)
+
+    def _named_in(self, names: dict[str, object], other: dict[str, object]) -> list[str]:
+        """What `:=` has given a value to in one or both of two sides. The side that has not done so
+        leaves the name as it was, or as one that nobody asks for: Python would raise there."""
+        old, sides = self.names, (names, other)
+        found = [n for side in sides for n, v in side.items() if old.get(n) is not v]
+        for name in found:
+            for side in sides:
+                side.setdefault(name, NOT_RETURNED)
+        return [*dict.fromkeys(found)]
+
+    def join(
+        self,
+        cond: Scalar,
+        on_true: BlockBuilder,
+        names_true: dict[str, object],
+        on_false: BlockBuilder,
+        names_false: dict[str, object],
+    ) -> None:
+        """Emit the `If` of two branches; names that differ between them become its results."""
+        raise NotImplementedError
 
     def _selected(self, cond: Scalar, a: Number, b: Number) -> Number:
         """A `Select`, or the logic it amounts to."""
@@ -264,6 +317,13 @@ class Operators(Regions):
 
 def _at_run_time(value: object) -> bool:
     return isinstance(value, Scalar | Region | Buffer)
+
+
+def _is_one_object(value: object) -> bool:
+    """Whether Python has one object that is equal to `value`: what `is` may ask for."""
+    return isinstance(value, enum.Enum | DType | Buffer | type | types.FunctionType) or is_object(
+        value
+    )
 
 
 def _on_chip(o: Load) -> bool:

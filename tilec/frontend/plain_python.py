@@ -99,6 +99,8 @@ def changes_its_owner(method: Any) -> bool:
 
 def keeps_what_it_is_given(kind: type) -> bool:
     """Whether making an object of `kind` does nothing but keep its arguments."""
+    if kind is functools.partial:
+        return True
     if dataclasses.is_dataclass(kind):
         made = vars(kind).get("__init__")
         generated = getattr(getattr(made, "__code__", None), "co_filename", "") == "<string>"

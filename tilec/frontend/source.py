@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.frontend.plain_syntax import simplify_syntax
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import file_lines, function_lines
 from tilec.ir.loc import Loc
@@ -151,6 +152,7 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
         loc = Loc(file, start, 0, len(shown[0]))
         hint = "write def instead of async def"
         raise CompileError("a kernel must be a plain function, not async", loc, hint)
+    simplify_syntax(node)
     enclosing = getattr(function, "__tilec_locals__", {})
     read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
     function.__dict__[_READ] = read

@@ -9,12 +9,12 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.assignments import Assignments
-from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
 from tilec.frontend.recovery import Unread, check_known, note_place
 from tilec.frontend.values import (
+    NOT_RETURNED,
     AttrHeader,
     GroupHeader,
     KernelHeader,
@@ -40,7 +40,7 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Delete: ("del", "leave it out: a buffer is free after its last use"),
     ast.AsyncFor: ("async for", "use for"),
     ast.AsyncWith: ("async with", "use with"),
-    ast.Match: ("match", "use if and elif"),
+    ast.Match: ("match by the keys of a dict or by places in a class", "use if and elif"),
 }
 
 

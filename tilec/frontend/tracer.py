@@ -332,12 +332,12 @@ class _KernelTracer(WholeLoops):
         if name in self.lent:
             self.names[name] = self.lent.pop(name)
 
-    def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
+    def assign_name(self, name: str, value: object, place: ast.expr) -> None:
         """A tensor's name may be a number's until the body says what the tensor is: `K = dim`, then
         `K: T.Tensor((rows, K), dtype)`."""
         lent = len(self.frames) == 1 and name in self.tensors and name in self.described_later
         if not lent:
-            super()._assign_name(name, value, place)
+            super().assign_name(name, value, place)
             return
         self.lent.setdefault(name, self.names[name])
         self.names[name] = self.read_value(value)

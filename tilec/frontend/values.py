@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import enum
+import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from tilec import language as T
 from tilec.frontend.source import Source
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value, squeeze
+from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
 from tilec.ir.types import BufferType, DType
 
@@ -140,11 +142,16 @@ class Closure:
 
     source: Source
     names: Mapping[str, object]
-    defaults: tuple[object, ...] = ()
+    signature: inspect.Signature
 
     @property
     def name(self) -> str:
         return self.source.name
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Nothing calls it as Python; with this functools.partial takes it."""
+        message = f"{self.name} is traced where a kernel calls it"
+        raise CompileError(message, self.source.header_loc(), "call it in the kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +159,10 @@ class Undefined:
     """A name that has no value here although code above gives it one; `reason` says why."""
 
     reason: str
+
+
+NOT_RETURNED = Undefined("no return has given it yet")
+"""The value of a function, or of a `:=`, where control flow has not come to it; of no account."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ def _narrow(x: Any, dtype: DType) -> Array:
         return round_tf32(got.astype(np.float32))
     if dtype == BFLOAT16 and got.dtype == np.float64:
         got = _to_odd_float32(got)
+    if dtype in SATURATING:
+        return cast(got, FLOAT64, dtype)
     return got.astype(numpy_dtype(dtype))
 
 
@@ -224,7 +226,8 @@ def binary(kind: str, a: Array, b: Array, dtype: DType) -> Array:
     if kind in ("add", "sub", "mul", "div"):
         return _narrow(function(kind)(a, b), dtype)
     of_floats = _OF_FLOATS.get(kind) or function(kind)
-    return _narrow(of_floats(a.astype(np.float64), b.astype(np.float64)), dtype)
+    made = of_floats(a.astype(np.float64), b.astype(np.float64))
+    return array(made, dtype) if kind in _OF_FLOATS else _narrow(made, dtype)
 
 
 def reduce(kind: str, x: Array, axis: int, dtype: DType, nan: bool = False) -> Array:
@@ -249,6 +252,8 @@ def unary(kind: str, x: Array, dtype: DType) -> Array:
         kind = "logical_not" if dtype == BOOL else "invert"
     if dtype.is_int:
         return array(function(kind)(_bytes_of(x, dtype)), dtype)
+    if kind in ("neg", "abs"):
+        return array(function(kind)(x), dtype)
     return _narrow(function(kind)(x if kind in EXACT else x.astype(np.float64)), dtype)
 
 

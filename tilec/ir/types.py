@@ -40,7 +40,8 @@ class DType:
         return self.bits // 8
 
     def __str__(self) -> str:
-        return self.short
+        """Its name, which is a dtype wherever one is asked for; the IR writes `short`."""
+        return self.name
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, str) and self.name == other)
@@ -128,7 +129,7 @@ class ScalarType:
     dtype: DType
 
     def __str__(self) -> str:
-        return str(self.dtype)
+        return self.dtype.short
 
 
 scalar_type = functools.cache(ScalarType)  # the types of most values: one object each
@@ -142,7 +143,7 @@ class VectorType:
     lanes: int
 
     def __str__(self) -> str:
-        return f"<{self.lanes} x {self.dtype}>"
+        return f"<{self.lanes} x {self.dtype.short}>"
 
 
 Extent = int | str  # a compile-time extent, or the name of the size parameter that holds it
@@ -210,7 +211,7 @@ class BufferType:
 
     def __str__(self) -> str:
         times = "x" if all(isinstance(e, int) for e in self.shape) else " x "
-        text = f"{self.space}<{times.join(map(str, (*self.shape, self.dtype)))}"
+        text = f"{self.space}<{times.join(map(str, (*self.shape, self.dtype.short)))}"
         if self.strides is not None:
             text += f", strides=[{', '.join(map(str, self.strides))}]"
         if self.align != 16:
@@ -241,7 +242,8 @@ class TensorMapType:
     def __str__(self) -> str:
         box = "x".join(map(str, self.box))
         dims = ",".join(map(str, self.dims))
-        return f"tensor_map<{self.tensor}[{dims}], box={box}, swizzle={self.swizzle}, {self.dtype}>"
+        head = f"tensor_map<{self.tensor}[{dims}], box={box}, swizzle={self.swizzle}"
+        return f"{head}, {self.dtype.short}>"
 
 
 Type = ScalarType | VectorType | BufferType | TensorMapType

@@ -123,7 +123,7 @@ class Selection:
             chosen = _warps(o, instrs, warps)
             if chosen:
                 return replace(o, instr=chosen[0], warps=chosen[1])
-        return replace(o, instr=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
+        return replace(o, instr=f"simt.fma.{o.c.dtype.short}", warps=(warps, 1))
 
     def _sparse(self, o: Gemm, warps: int, widest: int) -> Gemm:
         """The product with a compressed A with its row: for its dtypes in their order one that

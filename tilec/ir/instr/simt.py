@@ -32,7 +32,7 @@ _ONE = Layout((1, 1), ())
 
 def _simt(t: DType) -> SimtInstruction:
     return SimtInstruction(
-        f"simt.fma.{t}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature=""
+        f"simt.fma.{t.short}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature=""
     )
 
 

@@ -328,13 +328,13 @@ class Reduce(Op):
     @property
     def accumulator(self) -> DType:
         """Sums and products of floats, or into floats: float32 at least. Others: the wider of the
-        two dtypes, of four bytes where the source's is packed or less than a half."""
+        two dtypes, of four bytes where that is a packed one."""
         s, d = self.source.dtype, self.dest.dtype
         wider = d if d.is_float == s.is_float and d.bits > s.bits else s
         rounds = self.combine in ("add", "mul")
         if d.is_float and rounds:
             wider = wider if wider.is_float else d
-        if wider.is_float and (rounds or wider.bits < 16):
+        if wider.is_float and (rounds or wider.bits < 8):
             return FLOAT64 if wider == FLOAT64 else FLOAT32
         return INT32 if 1 < wider.bits < 8 else wider
 

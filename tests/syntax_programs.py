@@ -1,0 +1,140 @@
+"""Statements and expressions of Python that are written as simpler ones when a kernel is read, or
+that give names in the middle of others; as `python_programs`, of whose test they are cases."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections import namedtuple
+
+import numpy as np
+from python_programs import BLOCK, N, program
+
+import tilec.language as T
+
+
+class Mode(enum.Enum):
+    DOUBLE = 1
+    HALVE = 2
+
+
+class Weight(enum.IntEnum):
+    LIGHT = 1
+    HEAVY = 3
+
+
+Scale = namedtuple("Scale", "by plus")
+
+
+@program(lambda x: np.where((x > 0) & (x < 2), x * 2, np.where(x > 2.5, x, 0)))
+def names_in_conditions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            if (at := bx * BLOCK + i) < N and (x := A[at]) > 0 and x < 2:
+                C[at] = x * 2
+            else:
+                C[at] = y if (y := A[at]) > 2.5 else 0.0
+
+
+@program(lambda x: np.where(x > 1, x // 3 + 1, np.where(x < -1, -5.0, 7.0)))
+def names_behind_divisions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """Of the two sides of a choice one alone gives the name; divisions are not done unasked."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            if bx * BLOCK + i < N:
+                x = A[bx * BLOCK + i]
+                n = T.alloc_var("int32", 7)
+                if x > 1 and (n := T.cast(x, "int32") // (T.cast(x, "int32") * 0 + 3) + 1) > 0:
+                    C[bx * BLOCK + i] = n
+                else:
+                    C[bx * BLOCK + i] = m if x < -1 and (m := n - 12) < 0 else 7.0
+
+
+@program(lambda x: np.select([x > 2, x > 0], [x * 4, x * 2], -1.0) + 3)
+def matches(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    def chosen(x, how, *parts):
+        match how, parts:
+            case Mode.HALVE, _:
+                return x / 2
+            case (Mode.DOUBLE, (first, *rest)) if len(rest) == 1:
+                return x * 2 * first + rest[0]
+            case _:
+                return x
+
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            kind = T.if_then_else(x > 2, 2, T.if_then_else(x > 0, 1, 0))
+            y = T.alloc_var("float32")
+            match kind + 0:
+                case 0:
+                    y = -1.0
+                case 1 | 3:
+                    y = chosen(x, Mode.DOUBLE, 1, 0)
+                case other:
+                    y = chosen(x, Mode.DOUBLE, other, 0)
+            match Scale(1, 3):
+                case Scale(by=1, plus=p):
+                    y = y + p
+                case None:
+                    y = 0.0
+            C[bx * BLOCK + i] = y
+
+
+def _steps(x: float) -> float:
+    count = 0
+    while (x := x / 2) > 0.1:
+        count += 1
+    return float(count) + 0.5 * (count < 3)
+
+
+@program(lambda x: np.array([_steps(float(np.float32(v))) for v in x]))
+def loops_with_else(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            if bx * BLOCK + i < N:
+                x = T.alloc_var("float32", A[bx * BLOCK + i])
+                count = T.alloc_var("int32", 0)
+                while (x := x / 2) > 0.1:
+                    count += 1
+                found = T.alloc_var("float32", 0.0)
+                for j in range(10):
+                    if j + 3 > count + j:
+                        break
+                else:
+                    found = -0.5
+                C[bx * BLOCK + i] = count + found + 0.5
+
+
+@program(lambda x: np.where((x > 0) & (x < 1) | (x < -1), 2.0 * x, x + 1) * 3 + 6)
+def all_kinds_of_arguments(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    def added(x, /, *more, by=1, times, **rest):
+        for m in more:
+            x = x + m * by
+        return x * times + rest.get("plus", 0)
+
+    def twice(x, of=2):
+        return x * of
+
+    double = functools.partial(twice, of=2.0)
+    first, *others, last = [1, 2, 3, 4]
+    assert first == 1 and others == [2, 3] and last == 4
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            inside = any([all((x > 0, x < 1)), x < -1])
+            y = double(x) if inside is True else x + 1
+            weight = T.if_then_else(Mode.HALVE is Mode.DOUBLE, 9, Weight.HEAVY)
+            C[bx * BLOCK + i] = added(y, 1, *(-1,), times=weight, **{"plus": 6})
+
+
+@program(lambda x: x + 4)
+def names_of_dtypes(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        x = T.alloc_fragment((BLOCK,), str(A.dtype))
+        y = T.alloc_fragment((BLOCK,), f"{A.dtype}")
+        T.copy(A[bx * BLOCK], x)
+        same = A.dtype is T.float32 and "_".join(["x", str(A.dtype)]) == "x_float32"
+        for i in T.Parallel(BLOCK):
+            y[i] = x[i] + (4 if same else 0)
+        T.copy(y, C[bx * BLOCK])
