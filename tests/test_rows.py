@@ -211,7 +211,7 @@ def test_every_wgmma_width_has_its_rows(k, a, b, sums):
         for c in sums:
             inputs = a if a == b else f"{a}x{b}"
             row = find_instruction(f"wgmma.m64n{n}k{k}.{inputs}" + (".f16" if c == "f16" else ""))
-            assert (row.m, row.n, row.k, row.warps, str(row.c_dtype)) == (64, n, k, 4, c)
+            assert (row.m, row.n, row.k, row.warps, row.c_dtype.short) == (64, n, k, 4, c)
             assert row.registers == (4, n // 8 * 2, n // 2 if c == "f32" else n // 4)
 
 
@@ -246,7 +246,7 @@ def test_rows_are_found_by_their_dtypes():
 def test_only_float8_on_hopper_has_a_coarse_sum():
     coarse = [r for r in MATRIX_INSTRUCTIONS.values() if r.coarse_sum]
     assert coarse and all(isinstance(r, WgmmaInstruction) and r.a_dtype.bits == 8 for r in coarse)
-    assert all(str(r.c_dtype) == "f32" for r in coarse)
+    assert all(r.c_dtype.short == "f32" for r in coarse)
 
 
 def test_every_feature_belongs_to_a_target():
@@ -261,7 +261,7 @@ SIMT = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, SimtInstruction
 @pytest.mark.parametrize("row", [*SOME_ROWS, *SIMT], ids=lambda r: r.name)
 def test_meaning_is_the_product(row):
     rng = np.random.default_rng(row.m * 1000 + row.n)
-    a_type, b_type, c_type = (NUMPY[str(t)] for t in (row.a_dtype, row.b_dtype, row.c_dtype))
+    a_type, b_type, c_type = (NUMPY[t.short] for t in (row.a_dtype, row.b_dtype, row.c_dtype))
     whole = row.c_dtype.is_int
     scale = 3 if whole else 1
 
@@ -278,7 +278,7 @@ def test_meaning_is_the_product(row):
     want = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
     assert got.dtype == c.dtype and got.shape == c.shape
     loose = {"tf32": 1e-2, "f16": 4e-3, "bf16": 2e-2}
-    rounding = str(row.a_dtype) if str(row.a_dtype) == "tf32" else str(row.c_dtype)
+    rounding = row.a_dtype.short if row.a_dtype.short == "tf32" else row.c_dtype.short
     bound = 0 if whole else loose.get(rounding, 1e-5) * row.k**0.5
     assert np.abs(got.astype(np.float64) - want).max() <= bound
 
@@ -540,7 +540,7 @@ def test_ptxas_takes_every_wgmma_without_serialising_it(tmp_path, family):
     rows = rows if family == "f16" else [r for r in rows if r.n in (8, 24, 64, 128, 176, 256)]
     kernels = []
     for row in rows:
-        kind = "f" if str(row.c_dtype) == "f32" else "r"
+        kind = "f" if row.c_dtype.short == "f32" else "r"
         for piece, m_blocks in products(row):
             done = wgmma_wait(0, [kind] * (m_blocks * row.registers[2]))
             kernels.append(kernel(f"k{len(kernels)}", [piece, done]))
@@ -582,7 +582,7 @@ def test_llvm_takes_the_mfma_rows(name):
     assembly = machine.emit_assembly(module)
     words = {"fp8": "fp8", "e4m3": "fp8", "e5m2": "bf8", "tf32": "xf32", "i32": "i32"}
     for row in rows:
-        a, b = (words.get(str(x), str(x)) for x in (row.a_dtype, row.b_dtype))
+        a, b = (words.get(x.short, x.short) for x in (row.a_dtype, row.b_dtype))
         ending = f"{a}_{b}" if row.a_dtype.bits == 8 and row.a_dtype.is_float else a
         assert f"v_mfma_{row.c_dtype}_{row.m}x{row.n}x{row.k}_{ending}" in assembly, row.name
 

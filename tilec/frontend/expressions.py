@@ -6,7 +6,7 @@ import ast
 import enum
 import numbers
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tilec import language as T

@@ -182,8 +182,8 @@ def instruction_name(stem: str, a: DType, b: DType, c: DType) -> str:
     """`stem.a` where both inputs are of one dtype, else `stem.axb`; the accumulator is named unless
     it is the widest of its kind (i32, f64 for f64, else f32)."""
     usual = INT32 if a.is_int else FLOAT64 if a == FLOAT64 else FLOAT32
-    inputs = f"{a}" if a == b else f"{a}x{b}"
-    return f"{stem}.{inputs}" + ("" if c == usual else f".{c}")
+    inputs = a.short if a == b else f"{a.short}x{b.short}"
+    return f"{stem}.{inputs}" + ("" if c == usual else f".{c.short}")
 
 
 @dataclass(frozen=True)
