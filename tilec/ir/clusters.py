@@ -1,4 +1,7 @@
-"""The cluster a function is launched in: numbers only, read from its attributes.
+"""How a function is launched: numbers only, read from its attributes.
+
+`threads`: those of a block that compute, or of a group of them; `consumer_groups`: how many groups
+take turns; `min_blocks`: blocks that a multiprocessor holds at once, at least.
 
 `cluster`: blocks of the user's grid along each dimension that form a cluster. `split`: how many
 blocks of a cluster share the work of one block of the user's grid; they are neighbours along
@@ -8,9 +11,25 @@ neighbours along dimension 2."""
 from __future__ import annotations
 
 from tilec.ir.core import Func
+from tilec.ir.schedule import DEFAULT_THREADS
 
 Dims = tuple[int, int, int]
 SINGLE: Dims = (1, 1, 1)
+
+
+def threads_of(func: Func) -> int:
+    """Threads that compute: the user's or the plan's number, or the default."""
+    return int(func.attrs.get("threads") or DEFAULT_THREADS)
+
+
+def groups_of(func: Func) -> int:
+    """Groups of so many threads."""
+    return int(func.attrs.get("consumer_groups", 1))
+
+
+def residents_of(func: Func) -> int:
+    """Blocks of a multiprocessor."""
+    return int(func.attrs.get("min_blocks", 1))
 
 
 def cluster_of(func: Func) -> Dims:

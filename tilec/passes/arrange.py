@@ -38,6 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import acting
+from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import effects_in
@@ -72,7 +73,7 @@ def arrange(func: Func, target: Target) -> Func:
     if not func.attrs.get("overlap") and not target.has("wgmma"):
         return func.rewrite(For, _in_order)
     groups = int(func.attrs["threads"]) // target.warp_size // 4
-    blocks = int(func.attrs.get("min_blocks", 1))
+    blocks = residents_of(func)
     limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
     if not func.attrs.get("overlap"):
         asked = [o for o in func.body.every(For) if asks_to_overlap(o)]
@@ -119,8 +120,8 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
     where that pays."""
     if not func.attrs.get("specialise"):
         return func
-    threads = int(func.attrs["threads"]) * int(func.attrs.get("consumer_groups", 1))
-    limit = budget(threads, True, target, int(func.attrs.get("min_blocks", 1))) - KEPT
+    threads = int(func.attrs["threads"]) * groups_of(func)
+    limit = budget(threads, True, target, residents_of(func)) - KEPT
     branches = (o for o in func.body.every(If))
     conditional = {o.c for b in branches for o in Block((), (b,)).every(Gemm)}
     shown = []

@@ -27,7 +27,7 @@ from typing import Any
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import SINGLE, Dims, cluster_of, size
+from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
 from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
@@ -307,7 +307,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     b.emit(ops.For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
     specialise = bool(func.attrs.get("specialise"))
-    groups = int(func.attrs.get("consumer_groups", 1))
+    groups = groups_of(func)
     claimed = takes_as_they_come(specialise, groups, c) and uneven(func)
     return made.with_attrs(claimed=True) if claimed else made
 

@@ -8,6 +8,7 @@ which order its iterations write global memory. Raises ResourceError with the re
 
 from __future__ import annotations
 
+from tilec.ir.clusters import groups_of
 from tilec.ir.core import Func, walk
 from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_written, effects_in, is_seen, written_tensors
@@ -19,7 +20,7 @@ from tilec.target import Target
 
 
 def check_consumer_groups(func: Func, target: Target) -> Func:
-    if int(func.attrs.get("consumer_groups", 1)) == 1:
+    if groups_of(func) == 1:
         return func
     loop = loop_over_blocks(func)
     for o in func.body.ops:

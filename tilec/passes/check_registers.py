@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
@@ -28,10 +29,10 @@ eight for products with accumulators of 1024)."""
 
 def check_registers(func: Func, target: Target) -> Func:
     _check_local(func, target)
-    groups = int(func.attrs.get("consumer_groups", 1))
+    groups = groups_of(func)
     threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
-    given = budget(threads, specialised, target, int(func.attrs.get("min_blocks", 1)))
+    given = budget(threads, specialised, target, residents_of(func))
     own = _asked_for(func)
     of_products = {v for o in func.body.every(Gemm) for v in _operands(o)}
     for held in _held_sets(func):

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import SINGLE, cluster_of
+from tilec.ir.clusters import SINGLE, cluster_of, groups_of, residents_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewritten, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
@@ -40,7 +40,7 @@ from tilec.target import Target
 
 def expand_scopes(func: Func, target: Target) -> Func:
     tiles = [o for o in walk(func.body) if is_brought(o)]
-    count = int(func.attrs.get("consumer_groups", 1))
+    count = groups_of(func)
     multicast = Multicast(func)
     if not multicast.shares:
         _check_cluster(func)
@@ -62,7 +62,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     consumer = _Consumers(func, rings, spans, warps // 4).body(private, groups)
     warps *= count
     helpers = producer_warps(warps)
-    registers = register_split(warps, target, blocks=int(func.attrs.get("min_blocks", 1)))
+    registers = register_split(warps, target, blocks=residents_of(func))
     init = Builder(func.loc)
     for r in rings:
         r.initialise(init)

@@ -25,13 +25,13 @@ from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Value, defining_ops, upstream, users_of, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, is_by_hand
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
@@ -62,7 +62,7 @@ class _Found:
 
     def __init__(self, func: Func, target: Target) -> None:
         self.target = target
-        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.threads = threads_of(func)
         self.facts = facts_of(func)
         engines = CopyEngines(func, target, self.facts)
         self.users = users_of(func.body)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import residents_of
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value, defining_ops, rewrite, users_of
 from tilec.ir.layout import LayoutRequest
@@ -96,7 +97,7 @@ class _Sums:
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
         shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
-        blocks = int(func.attrs.get("min_blocks", 1))
+        blocks = residents_of(func)
         self.room = target.shared_bytes // blocks - sum(map(stage_bytes, shared))
         self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
         self.made: dict[Value, Value] = {}

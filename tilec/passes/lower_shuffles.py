@@ -7,9 +7,9 @@ it wants; the warp meets again before the array is used anew."""
 from __future__ import annotations
 
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Substitution, Value, rewrite
 from tilec.ir.ops import Alloc, Load, Shuffle, ShuffleXor, Store, ThreadIndex, WarpSync
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import LANES
 from tilec.target import Target
@@ -18,7 +18,7 @@ from tilec.target import Target
 def lower_shuffles(func: Func, target: Target) -> Func:
     if not func.body.has(Shuffle, ShuffleXor):
         return func
-    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+    threads = threads_of(func)
     subst: Substitution = {}
 
     def visit(o: Op) -> None | list[Op]:

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.core import (
     Block,
     Func,
@@ -55,7 +56,6 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of, varying
 from tilec.passes.utils.dce import keep_results
@@ -96,7 +96,7 @@ class _Split:
     """`per_thread`: every value that differs between threads, and the local buffers that do."""
 
     def __init__(self, func: Func) -> None:
-        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.threads = threads_of(func)
         self.indices = {o.result for o in func.body.every(ThreadIndex)}
         level = uniformity_of(func).level
         private = {

@@ -33,6 +33,7 @@ from types import MappingProxyType
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
@@ -41,7 +42,6 @@ from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType, next_power_of_2
 from tilec.ir.values import Effect
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
@@ -193,7 +193,7 @@ def _fragments(func: Func) -> list[Value]:
 def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
     """What extents of fragments, and of products' K, become; nothing where all is well, or where
     one cannot be padded. `deep`: what those of `_deep` become."""
-    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+    threads = threads_of(func)
     warps = max(1, threads // target.warp_size)
     pads = dict(deep)
     for v in _fragments(func):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import acting
+from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
@@ -35,7 +36,7 @@ from tilec.target import Target
 def plan_pipeline(func: Func, target: Target) -> Func:
     if not pipelined(func.body):
         return func
-    boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
+    boxes, groups = bool(func.attrs.get("specialise")), groups_of(func)
     rings = Rings(func, CopyEngines(func, target))
     chosen = rings.chosen(boxes, groups)
     sizes = {o.result: stage_bytes(o.type) for o in func.body.every(Alloc) if is_shared(o)}
@@ -44,7 +45,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     )
     stages = buffer_stages(
         rings.depths(chosen, boxes), lambda loop: loop.num_stages, rings.across(chosen), sizes,
-        room_for_rings(target, beside, int(func.attrs.get("min_blocks", 1))),
+        room_for_rings(target, beside, residents_of(func)),
     )  # fmt: skip
     if func.attrs.get("single_buffer"):
         stages = dict.fromkeys(stages, 1)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
+from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
@@ -68,10 +69,10 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not func.body.has(Gemm):
         return func
     widest = widest_wgmma(
-        threads * int(func.attrs.get("consumer_groups", 1)),
+        threads * groups_of(func),
         bool(func.attrs.get("specialise")),
         target,
-        int(func.attrs.get("min_blocks", 1)),
+        residents_of(func),
     )
     selection = Selection(func, target)
 

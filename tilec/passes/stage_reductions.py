@@ -10,9 +10,9 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Region
 from tilec.ir.ops import Alloc, Copy, Fill, Reduce
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.building import counted, part, whole
 from tilec.passes.utils.reductions import neutral
@@ -25,7 +25,7 @@ def stage_reductions(func: Func, target: Target) -> Func:
     def visit(o: Reduce) -> None | list[Op]:
         if _is_fragment(o.source) and _is_fragment(o.dest):
             return None
-        threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        threads = threads_of(func)
         length = _slice_length(o, threads)
         if length < o.source.extents[o.dim]:
             return _by_slices(o, length)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import groups_of
 from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
@@ -39,7 +40,7 @@ class _Stager:
         self.target = target
         self.warps = int(func.attrs["threads"]) // target.warp_size
         self.ragged = ragged_tensors(func)
-        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
+        self.consumer_groups = groups_of(func)
         types = [o.type for o in func.body.every(Alloc)]
         sizes = [(t, stage_bytes(t) * t.stages) for t in types if t.space == "shared"]
         self.taken = sum(size for _, size in sizes)

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 
 from tilec.ir import ops
+from tilec.ir.clusters import groups_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import TensorMapType
@@ -21,7 +22,7 @@ class Program:
         self.func = func
         self.defs = defining_ops(func.body)
         self.threads = int(func.attrs["threads"] or 0)
-        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
+        self.consumer_groups = groups_of(func)
         self.rings = {
             o.result
             for o in func.body.every(ops.Alloc)

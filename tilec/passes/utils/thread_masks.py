@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops
 from tilec.ir.ops import For, If, Parallel, Scope, ThreadIndex, While
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
 
@@ -19,7 +19,7 @@ class ThreadMasks:
     """What scalars are in each thread of a block."""
 
     def __init__(self, func: Func) -> None:
-        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.threads = threads_of(func)
         self.defs = defining_ops(func.body)
         self.known: dict[Value, Any] = {}
 
