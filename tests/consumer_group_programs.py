@@ -4,6 +4,8 @@ pipelined loops under conditions, and programs that no two groups can share."""
 import tilec.language as T
 
 M, N, K, G, J = T.dynamic("M, N, K, G, J")
+Left, Right = T.Tensor((M, K), "float16"), T.Tensor((N, K), "float16")
+Sums = T.Tensor((M, N), "float32")
 
 
 def ragged_lengths(
@@ -63,12 +65,7 @@ def some_tiles(
             T.copy(acc, C[by * 64, bx * 64])
 
 
-def carried_fragment(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((N, K), "float16"),
-    C: T.Tensor((M, N), "float32"),
-    blocks: T.constexpr = 2,
-):
+def carried_fragment(A: Left, B: Right, C: Sums, blocks: T.constexpr = 2):
     """Each tile adds to what the tile before left."""
     with T.Kernel(blocks, threads=128) as block:
         A_s = T.alloc_shared((64, 32), "float16")
@@ -83,12 +80,7 @@ def carried_fragment(
             T.copy(acc, C[by * 64, 0])
 
 
-def last_wins(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((N, K), "float16"),
-    C: T.Tensor((M, N), "float32"),
-    blocks: T.constexpr = 2,
-):
+def last_wins(A: Left, B: Right, C: Sums, blocks: T.constexpr = 2):
     """Each tile overwrites the one before."""
     with T.Kernel(blocks, threads=128) as block:
         A_s = T.alloc_shared((64, 32), "float16")
@@ -103,12 +95,7 @@ def last_wins(
             T.copy(acc, C[block * 64, 0])
 
 
-def after_the_loop(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((N, K), "float16"),
-    C: T.Tensor((M, N), "float32"),
-    blocks: T.constexpr = 2,
-):
+def after_the_loop(A: Left, B: Right, C: Sums, blocks: T.constexpr = 2):
     """The sum of all of a block's tiles."""
     with T.Kernel(blocks, threads=128) as block:
         A_s = T.alloc_shared((64, 32), "float16")
@@ -123,12 +110,7 @@ def after_the_loop(
         T.copy(acc, C[block * 64, 0])
 
 
-def reads_its_output(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((N, K), "float16"),
-    C: T.Tensor((M, N), "float32"),
-    blocks: T.constexpr = 2,
-):
+def reads_its_output(A: Left, B: Right, C: Sums, blocks: T.constexpr = 2):
     """Each tile is added to another tile of the output."""
     with T.Kernel(blocks, threads=128) as block:
         A_s = T.alloc_shared((64, 32), "float16")

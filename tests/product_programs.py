@@ -61,27 +61,9 @@ product_case(
 )(plain_product)
 
 
-@product_case("product_no_steps", 64, 64, 1, BM=64, BN=64, BK=32, stages=3, threads=128)
-def product_one_step(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((K, N), "float16"),
-    C: T.Tensor((M, N), "float32"),
-    BM: T.constexpr,
-    BN: T.constexpr,
-    BK: T.constexpr,
-    stages: T.constexpr,
-    threads: T.constexpr,
-):
-    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
-        a = T.alloc_shared((BM, BK), "float16")
-        b = T.alloc_shared((BK, BN), "float16")
-        acc = T.alloc_fragment((BM, BN), "float32")
-        T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-            T.copy(A[by * BM, k * BK], a)
-            T.copy(B[k * BK, bx * BN], b)
-            T.gemm(a, b, acc)
-        T.copy(acc, C[by * BM, bx * BN])
+product_case("product_no_steps", 64, 64, 1, BM=64, BN=64, BK=32, stages=3, threads=128)(
+    plain_product
+)
 
 
 @case(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, Arrays, aligned, tile_func
 from frontend_help import fact
+from frontend_help import ops as found
 from instruction_rows import CLUSTER_INSTRUCTIONS
 from test_lowering import matmul_text
 from test_rows import assemble as ptxas_takes
@@ -54,10 +55,6 @@ def plan(
     """A specialised kernel, persistent unless told otherwise."""
     given = {"specialise": True, "persistent": split == 1, "staged_store": True, **others}
     return Plan("test", cluster=cluster, split=split, consumer_groups=consumer_groups, **given)
-
-
-def found(func: Func, cls: type[Op]) -> list[Any]:
-    return [o for o in walk(func.body) if isinstance(o, cls)]
 
 
 def product(

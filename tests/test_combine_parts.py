@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90
+from frontend_help import ops as found
 from test_clusters import plan
 from test_lowering import matmul_text
 from test_runtime_cuda import FakeCuda, fake, image  # noqa: F401
@@ -18,7 +19,7 @@ from test_schedules import arrays, best
 import tilec
 import tilec.language as T
 from tilec.codegen import emit
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.core import Func, Op, rewrite
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.ir.ops import Barrier, CountUp, DeviceFence, MemStore
 from tilec.ir.parser import parse_func
@@ -35,10 +36,6 @@ from tilec.target import Target
 pytestmark = pytest.mark.usefixtures("unassembled")
 
 M, N, K, P = T.dynamic("M, N, K, P")
-
-
-def found(func: Func, cls: type[Op]) -> list[Any]:
-    return [o for o in walk(func.body) if isinstance(o, cls)]
 
 
 # --- what is made ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from epilogue_programs import EPILOGUES, Arrays, Epilogue
 from form_help import GFX942, GPUS, SM80, SM90, aligned, close, lower, on_cpu, tile_func
+from frontend_help import ops as of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_interp import run_threads
@@ -21,7 +22,7 @@ from thread_interp import run_threads
 import tilec.language as T
 from tilec.codegen import assemble, emit
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Param, Region, Value, walk
+from tilec.ir.core import Func, Param, Region, Value
 from tilec.ir.errors import ResourceError
 from tilec.ir.layout import (
     CHUNK_ROWS,
@@ -91,10 +92,6 @@ def lowered(func: Func, target: Target, names: tuple[str, ...] = ROADS) -> list[
                 continue
     assert found
     return list(found.values())
-
-
-def of(func: Func, kind: type[Op]) -> list[Any]:
-    return [o for o in walk(func.body) if isinstance(o, kind)]
 
 
 def widths(func: Func, kind: type[MemLoad] | type[MemStore], name: str) -> set[int]:

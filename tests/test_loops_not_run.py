@@ -1,8 +1,6 @@
 """Loops of 0, 1 and 2 iterations between threads that exchange data: the barrier that a loop holds
 orders nothing where the loop does not run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,11 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 
 M, N = T.dynamic("M, N")
 WIDTH = 128
+Rows, Steps = T.Tensor((M, WIDTH), "float32"), T.Tensor((N, WIDTH), "float32")
 
 
 @tilec.kernel
-def serial(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def serial(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
         T.copy(A[bx, 0], s)
@@ -40,12 +34,7 @@ def serial(
 
 
 @tilec.kernel
-def with_range(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def with_range(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=64) as bx:
         s = T.alloc_shared((128,), "float32")
         for i in T.Parallel(128):
@@ -58,12 +47,7 @@ def with_range(
 
 
 @tilec.kernel
-def pipelined(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def pipelined(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=128) as bx:
         s, x = T.alloc_shared((128,), "float32"), T.alloc_shared((1, 128), "float32")
         total = T.alloc_fragment((128,), "float32")
@@ -78,12 +62,7 @@ def pipelined(
 
 
 @tilec.kernel
-def persistent(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def persistent(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(1, threads=128) as block:
         s, x = T.alloc_shared((128,), "float32"), T.alloc_shared((1, 128), "float32")
         total = T.alloc_fragment((128,), "float32")
@@ -99,12 +78,7 @@ def persistent(
 
 
 @tilec.kernel
-def nested(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def nested(A: Rows, X: Steps, C: Rows, D: Rows):
     """The loop outside runs, the one inside does not."""
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
@@ -118,12 +92,7 @@ def nested(
 
 
 @tilec.kernel
-def with_while(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def with_while(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
         k = 0
@@ -137,12 +106,7 @@ def with_while(
 
 
 @tilec.kernel
-def with_if(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def with_if(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
         T.copy(A[bx, 0], s)
@@ -154,12 +118,7 @@ def with_if(
 
 
 @tilec.kernel
-def through_global(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def through_global(A: Rows, X: Steps, C: Rows, D: Rows):
     """What the loop overwrites has been read by other threads before it."""
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
@@ -211,12 +170,7 @@ def barriers(kernel: Any, target: Any) -> tuple[int, int]:
 
 
 @tilec.kernel
-def surely(
-    A: T.Tensor((M, 128), "float32"),
-    X: T.Tensor((N, 128), "float32"),
-    C: T.Tensor((M, 128), "float32"),
-    D: T.Tensor((M, 128), "float32"),
-):
+def surely(A: Rows, X: Steps, C: Rows, D: Rows):
     with T.Kernel(M, threads=128) as bx:
         s = T.alloc_shared((128,), "float32")
         T.copy(A[bx, 0], s)

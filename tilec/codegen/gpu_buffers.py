@@ -282,21 +282,12 @@ class Buffers(BaseEmitter):
         if o.cache == "evict_first":
             tail += STREAMED
         at = self.pointer(o.source, self.get(o.offset))
-        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
-        if guard.literal == 1:
-            got = f.load(kind, at, self._align(o.align, dtype), tail=tail)
-        elif guard.literal == 0:
-            got = self._other(o, kind)
-        else:
-            other = self._other(o, kind)
-            start = f.block.label
-            with self.branch(guard, "load") as join:
-                loaded = f.load(kind, at, self._align(o.align, dtype), tail=tail)
-                end = f.block.label
-            assert f.block.label == join
-            phi = f.phi(kind)
-            phi.incoming = [(other, start), (loaded, end)]
-            got = phi.result
+        got = self.value_if(
+            self.guard(o.guard),
+            lambda: f.load(kind, at, self._align(o.align, dtype), tail=tail),
+            lambda: self._other(o, kind),
+            "load",
+        )
         self.env[o.result] = from_memory(f, got, dtype)
 
     def emit_misaligned(self, o: ops.Misaligned) -> None:
@@ -341,7 +332,7 @@ class Buffers(BaseEmitter):
         at = self.pointer(o.dest, self.get(o.offset))
         tail = STREAMED if o.cache == "evict_first" else ""
         self.only_if(
-            int_val(1, "i1") if o.guard is None else self.get(o.guard),
+            self.guard(o.guard),
             lambda: self.f.store(value, at, self._align(o.align, dtype), tail=tail),
             "store",
         )
@@ -355,7 +346,7 @@ class Buffers(BaseEmitter):
         f, dtype = self.f, o.dest.dtype
         value = to_memory(f, self.get(o.value), dtype)
         at = self.pointer(o.dest, self.atomic_offset(o))
-        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+        guard = self.guard(o.guard)
         compare = None if o.compare is None else to_memory(f, self.get(o.compare), dtype)
         scope, align = f'syncscope("{self.device_scope}")', f"align {dtype.bits // 8}"
 
@@ -366,16 +357,7 @@ class Buffers(BaseEmitter):
                 return f.inst("atomicrmw", value.type, (at, value), text)
             return f.compare_exchange(at, compare, value, f"{scope} monotonic monotonic, {align}")
 
-        start = f.block.label
-        if guard.literal == 1:
-            got = done()
-        else:
-            with self.branch(guard, "atomic"):
-                made = done()
-                end = f.block.label
-            phi = f.phi(value.type)
-            phi.incoming = [(zero_of(value.type), start), (made, end)]
-            got = phi.result
+        got = self.value_if(guard, done, lambda: zero_of(value.type), "atomic")
         self.env[o.result] = from_memory(f, got, dtype)
 
     @staticmethod
@@ -392,15 +374,19 @@ class Buffers(BaseEmitter):
 
     # --- branches ---
 
+    def guard(self, cond: Value | None) -> Val:
+        """The condition of an access; without one it always acts."""
+        return int_val(1, "i1") if cond is None else self.get(cond)
+
     @contextmanager
-    def branch(self, cond: Val, stem: str) -> Iterator[str]:
-        """What is printed inside runs where `cond` holds; gives the label of what follows."""
+    def branch(self, cond: Val, stem: str) -> Iterator[None]:
+        """What is printed inside runs where `cond` holds."""
         f = self.f
         then, join = f.label(stem), f.label(f"{stem}_done")
         f.cbr(cond, then, join, join)
         f.start(then)
         mark = f.mark()
-        yield join
+        yield
         f.forget(mark)
         f.br(join)
         f.start(join)
@@ -412,3 +398,17 @@ class Buffers(BaseEmitter):
                 write()
         elif cond.literal:
             write()
+
+    def value_if(
+        self, cond: Val, made: Callable[[], Val], other: Callable[[], Val], stem: str
+    ) -> Val:
+        """What `made()` gives, on a branch taken where `cond` holds, else what `other()` does."""
+        if cond.literal is not None:
+            return made() if cond.literal else other()
+        f, instead = self.f, other()
+        start = f.block.label
+        with self.branch(cond, stem):
+            value, end = made(), f.block.label
+        phi = f.phi(value.type)
+        phi.incoming = [(instead, start), (value, end)]
+        return phi.result

@@ -227,9 +227,8 @@ class NvptxEmitter(PrintingEmitter):
         else:
             words = self.f.cast("bitcast", value, f"<{count} x i32>")
             values = self.f.unpack(words, count, "i32")
-        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
         instr = moves.red_add(dtype, t.lanes)
-        self.only_if(guard, lambda: self.execute(instr, at, *values), "red")
+        self.only_if(self.guard(o.guard), lambda: self.execute(instr, at, *values), "red")
 
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
@@ -269,7 +268,7 @@ class NvptxEmitter(PrintingEmitter):
         at = self.barrier_address(o.barrier, o.stage)
         if o.block is not None:
             instr = cluster.MBARRIER_PUBLISH_AT if o.publish else cluster.MBARRIER_ARRIVE_AT
-            guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+            guard = self.guard(o.guard)
             self.execute(instr, at, self.get(o.block), self.f.cast("zext", guard, "i32"))
         elif o.guard is None:
             instr = sync.MBARRIER_ARRIVE_COPIES if o.copies else sync.MBARRIER_ARRIVE
