@@ -74,7 +74,7 @@ def matches(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
                 case other:
                     y = chosen(x, Mode.DOUBLE, other, 0)
             match Scale(1, 3):
-                case Scale(by=1, plus=p):
+                case Scale(by=1, plus=int(p)):
                     y = y + p
                 case None:
                     y = 0.0

@@ -1,5 +1,5 @@
 """T.sync_threads in a kernel of which the compiler makes roles: the author's threads meet, and
-those that only bring tiles do not."""
+those that only bring tiles do not. And groups of which one thread lets the others know."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.ir.core import walk
 
 N = T.dynamic("N")
 
@@ -89,3 +90,52 @@ def test_on_the_gpu(rng: np.random.Generator, torch: Any) -> None:
 
 
 rotated_once = rotated()
+
+
+@tilec.kernel
+def one_arrives(
+    A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"), how: T.constexpr,
+):  # fmt: skip
+    """All threads of a group write, one lets the other group know."""
+    with T.Kernel(1, threads=256):
+        a = T.alloc_shared((64, 64), "float16")
+        b = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        full = T.alloc_barrier(1)
+        tx = T.get_thread_binding()
+        with T.ws(1):
+            if how == "copies":
+                T.tma_copy(A, a, barrier=full)
+                T.tma_copy(B, b, barrier=full)
+            else:
+                for i, j in T.Parallel(64, 64):
+                    a[i, j] = A[i, j]
+                    b[i, j] = B[i, j]
+                T.sync_threads(3, 128)
+            if tx == 128:
+                T.barrier_arrive(full)
+        with T.ws(0):
+            T.barrier_wait(full, 0)
+            T.gemm(a, b, acc, clear_accum=True)
+            T.copy(acc, C)
+
+
+@pytest.mark.parametrize("how", ["copies", "stores"])
+@pytest.mark.parametrize("pad", [0, 5])
+def test_one_thread_arrives_for_all(how: str, pad: int, rng: np.random.Generator) -> None:
+    """Each thread fences what it has written, and all meet, before one arrives; where TMA brings
+    the tiles (rows of 128 bytes) nobody writes, and there is no fence."""
+    a, b = (rng.standard_normal((64, 64 + pad)).astype(np.float16)[:, :64] for _ in "ab")
+    c = np.full((64, 64), np.nan, np.float32)
+    report = tilec.simulate(one_arrives, a, b, c, how, target="cuda:sm_90a", schedules=3)
+    assert not report.findings, report
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(c, want, rtol=1e-3, atol=1e-3)
+    made = one_arrives.compile(a, b, c, how, target="cuda:sm_90a")
+    kinds = [type(o).__name__ for o in walk(made.lowered.body)]
+    before = kinds[: kinds.index("MbarrierArrive")]
+    by_threads = how == "stores" or pad > 0
+    assert ("ProxyFence" in before) == by_threads
+    if by_threads:
+        assert "Barrier" in before[before.index("ProxyFence") :]

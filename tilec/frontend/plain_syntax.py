@@ -27,6 +27,8 @@ from typing import Any
 from tilec.support.syntax import nodes, parsed, placed
 
 _LOOPS = ast.For | ast.While | ast.AsyncFor
+_WHOLE = ("bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
+"""Python's classes whose pattern with one place, `float(x)`, gives that the object itself."""
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
@@ -158,8 +160,12 @@ def _tests(pattern: ast.pattern, subject: ast.expr, names: dict[str, ast.expr]) 
             return _either(patterns, subject, pattern, names)
         case ast.MatchSequence(patterns):
             return _sequence(patterns, subject, pattern, names)
-        case ast.MatchClass(cls, [], fields, inner_patterns):
+        case ast.MatchClass(cls, whole, fields, inner_patterns):
+            if whole and not (isinstance(cls, ast.Name) and cls.id in _WHOLE and len(whole) == 1):
+                raise _OtherPattern  # which field that is only the class knows
             found = [_made("isinstance(a, b)", pattern, a=subject, b=cls)]
+            for inner in whole:
+                found += _tests(inner, subject, names)
             for name, inner in zip(fields, inner_patterns):
                 found += _tests(inner, _made(f"a.{name}", inner, a=subject), names)
             return found

@@ -228,6 +228,12 @@ class _Placer:
                     statements.append(replace(o, body=self.block(o.body, state)))
                     self.group = outer
                 case ops.For() | ops.While() | ops.If() if not together(o, self.uniformity):
+                    arrivals = (x for x in walk(o) if isinstance(x, ops.MbarrierArrive))
+                    if any(self._must_fence(x, state) for x in arrivals):
+                        # One lets others know what all have done: each fences, and all meet.
+                        statements += [ops.ProxyFence(loc=o.loc), self.meeting(o.loc)]
+                        state.fence(self.group)
+                        state.meet(self.group)
                     self._before(o, state, statements)
                     statements.append(o)
                 case ops.For(kind="vectorized") if not meets(o.body):
