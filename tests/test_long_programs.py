@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machine_speed import slower
 
 import tilec
 
@@ -149,7 +150,7 @@ def test_long_indices_compile_within_a_second(target: str, tmp_path: Path, no_pt
         chain = kernel(name, tmp_path)
         start = time.process_time()
         chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
-        assert time.process_time() - start < 2, name
+        assert time.process_time() - start < 2 * slower(), name
 
 
 @pytest.mark.parametrize("name", [*ELEMENTS, *THREADS])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.frontend.arithmetic import Arithmetic, affine_of, integer, static_int
 from tilec.frontend.index import Reach
@@ -22,9 +22,6 @@ from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
-
-if TYPE_CHECKING:
-    from tilec.frontend.memory import Memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,23 +266,24 @@ def is_placed(t: Arithmetic, *tiles: Tile) -> bool:
     return any(x.steps or x.buffer.value in t.placements for x in tiles)
 
 
-def along(t: Memory, tile: Tile, indices: Sequence[Number]) -> Region:
+def along(t: Any, tile: Tile, indices: Sequence[Number]) -> Region:
     """The element of a tile at the indices of its extents that are not 1."""
     left = iter(indices)
     offsets = []
     for d, (start, extent) in enumerate(zip(tile.offsets, tile.extents)):
         behind: Number = 0 if extent == 1 else t.binary("mul", next(left), tile.steps.get(d, 1))
         offsets.append(t.binary("add", start, behind))
-    return t.element(tile.buffer, offsets)
+    element: Region = t.element(tile.buffer, offsets)
+    return element
 
 
-def copy_elements(t: Memory, source: Tile, dest: Tile) -> None:
+def copy_elements(t: Any, source: Tile, dest: Tile) -> None:
     """Copy a tile element by element."""
     for_each_element(
         t, source.shape, lambda at: t.store(along(t, dest, at), t.load(along(t, source, at)))
     )
 
 
-def fill_elements(t: Memory, tile: Tile, value: Number) -> None:
+def fill_elements(t: Any, tile: Tile, value: Number) -> None:
     """Set the elements of a tile one by one."""
     for_each_element(t, tile.shape, lambda at: t.store(along(t, tile, at), value))
