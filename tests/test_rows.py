@@ -584,7 +584,7 @@ def test_llvm_takes_the_mfma_rows(name):
     for row in rows:
         a, b = (words.get(x.short, x.short) for x in (row.a_dtype, row.b_dtype))
         ending = f"{a}_{b}" if row.a_dtype.bits == 8 and row.a_dtype.is_float else a
-        assert f"v_mfma_{row.c_dtype}_{row.m}x{row.n}x{row.k}_{ending}" in assembly, row.name
+        assert f"v_mfma_{row.c_dtype.short}_{row.m}x{row.n}x{row.k}_{ending}" in assembly, row.name
 
 
 def test_simt_rows_are_one_element_each():
