@@ -11,7 +11,6 @@ where no two tensors may overlap; a buffer that nobody reads any longer is gone.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeGuard
@@ -45,17 +44,20 @@ def forward_copies(func: Func, target: Target) -> Func:
     made = defining_ops(func.body)
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, Load) and not _is_global(o.source)}
-    once = {*_once(func.body)} - loads
-    if not loads and not once:
+    staged: set[Value] = set()
+    if not func.body.has(Gemm, WarpMma):  # loops follow memory
+        staged = {o.dest.buffer for o in func.body.every(Copy) if fills_tile(o)}
+    if not loads and not staged:
         return func
     written = written_tensors(func.body)
     sources: dict[Load, Region] = {}
-    for ranges in live_ranges(func.body, {o.source for o in loads | once}).values():
+    for ranges in live_ranges(func.body, {o.source for o in loads} | staged).values():
         for r in ranges if isinstance(ranges, list) else ():
             if _is_forwardable(r.fill, written):
                 readers = {x for i in r.readers for x in walk(r.block.ops[i])}
-                wanted = loads | once if _is_of_all_blocks(r, made) else loads
-                of_this = {o for o in wanted & readers if o.source is r.fill.dest.buffer}
+                of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
+                if r.fill.dest.buffer in staged:
+                    of_this |= _read_once(r, made)
                 sources |= dict.fromkeys(of_this, r.fill.source)
     if not sources:
         return func
@@ -98,39 +100,27 @@ def _asked(
                 yield from _asked(region, (*conditions, *decides(o)), within)
 
 
-def _once(body: Block) -> Iterator[Load]:
-    """Where a loop over the elements of a shared buffer reads each of them, and nothing else does;
-    of a kernel without products, whose loops go over memory as it lies."""
-    inside = [*walk(body)]
-    if any(isinstance(o, Gemm | WarpMma) for o in inside):
-        return
-    readers = Counter(
-        e.buffer for o in inside if not o.region_fields for e in o.effects() if e.reads
-    )
-    for loop in body.every(Parallel):
-        args = [v for v, n in zip(loop.body.args, loop.extents) if n != 1]
-        extents = [n for n in loop.extents if n != 1]
-        for o in loop.body.ops:
-            if isinstance(o, Load) and o.source.buffer.space == "shared" and readers[o.source] == 1:
-                shape = o.source.buffer.static_shape
-                at = [v for v, n in zip(o.indices, shape) if n != 1]
-                if at == args and [n for n in shape if n != 1] == extents:
-                    yield o
-
-
-def _is_of_all_blocks(r: LiveRange, made: Mapping[Value, Op]) -> bool:
-    """Whether a copy brings the same to all blocks, for loops over elements alone, and no loop with
-    stages does it ahead."""
-    if not isinstance(r.fill, Copy) or not all(
-        isinstance(r.block.ops[i], Parallel) for i in r.readers
-    ):
-        return False
+def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
+    """The only access to what a copy leaves in shared memory, if one loop over its elements reads
+    each of them there once, the copy brings the same to all blocks, and no loop with stages brings
+    it ahead."""
     around = [block.ops[i] for block, i in r.path[:-1]]
-    if any(isinstance(o, For) and has_stages(o) for o in around):
-        return False
-    return all(
-        o.pure and not isinstance(o, BlockIndex) for o in upstream(r.fill.source.offsets, made)
-    )
+    if any(isinstance(o, For) and has_stages(o) for o in around) or len(r.readers) != 1:
+        return set()
+    assert isinstance(r.fill, Copy)
+    behind = upstream(r.fill.source.offsets, made)
+    loop, buffer = r.block.ops[r.readers[0]], r.fill.dest.buffer
+    if not isinstance(loop, Parallel) or any(
+        not o.pure or isinstance(o, BlockIndex) for o in behind
+    ):
+        return set()
+    loads = {o for o in loop.body.every(Load) if o.source is buffer}
+    index = {v: n for v, n in zip(loop.body.args, loop.extents) if n != 1}
+    shape = buffer.buffer.static_shape
+    read = [tuple(v for v, n in zip(o.indices, shape) if n != 1) for o in loads]
+    whole = [*index.values()] == [n for n in shape if n != 1]
+    once = loads <= {*loop.body.ops} and read == [tuple(index)]
+    return loads if whole and once else set()
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:
