@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from machine_speed import slower
+from machine_speed import least_seconds, slower
 
 import tilec
 
@@ -144,13 +143,21 @@ def test_a_long_chain_compiles_for_every_target(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_long_indices_compile_within_a_second(target: str, tmp_path: Path, no_ptxas: None) -> None:
+def test_long_indices_compile_within_a_second(
+    target: str, tmp_path: Path, no_ptxas: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second on a quiet machine; twice that here."""
     for name in INDICES:
-        chain = kernel(name, tmp_path)
-        start = time.process_time()
-        chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
-        assert time.process_time() - start < 2 * slower(), name
+
+        def fresh(k: int, name: str = name) -> Callable[[], Any]:
+            folder = tmp_path / f"{name}{k}"
+            monkeypatch.setenv("TILEC_CACHE_DIR", str(folder / "cache"))
+            folder.mkdir()
+            chain = kernel(name, folder)
+            return lambda: chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
+
+        limit = 2 * slower()
+        assert least_seconds(fresh, limit) < limit, name
 
 
 @pytest.mark.parametrize("name", [*ELEMENTS, *THREADS])
