@@ -154,7 +154,7 @@ class Attempts:
 
     def _shares(self, func: Func) -> list[str]:
         """The instructions by which scopes come to their registers, as LLVM passes them on."""
-        scopes = (o for o in walk(func.body) if isinstance(o, Scope) and o.registers)
+        scopes = (o for o in func.body.every(Scope) if o.registers)
         return [register_share(o, func, self.target).asm.template for o in scopes]
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
@@ -261,7 +261,7 @@ def _waits(func: Func) -> bool:
 
 def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
     """`func` whose producers have so many registers; None if nobody would have more."""
-    scopes = {o.name: o for o in walk(func.body) if isinstance(o, Scope) and o.registers}
+    scopes = {o.name: o for o in func.body.every(Scope) if o.registers}
     if "consumer" not in scopes or "producer" not in scopes:
         return None
     own = scopes["consumer"].registers, scopes["producer"].registers
