@@ -196,8 +196,8 @@ class _Forward:
         if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod"):
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
-        if not n or not isinstance(total, Binary) or total.kind != "add":
-            return None
+        if not n or not isinstance(total, Binary) or total.kind != "add" or not self.indices:
+            return None  # it is for tiles: addresses are sums of what a lane and a register say
         for x, y in ((total.lhs, total.rhs), (total.rhs, total.lhs)):
             lo, hi = facts.range(y)
             wraps = facts.range(o.lhs) == dtype_range(o.lhs.dtype)
