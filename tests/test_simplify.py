@@ -521,6 +521,19 @@ def test_quotients_of_sums(expression: str, left: dict[str, list[str]]) -> None:
         assert all(any(w in line for line in found) for w in wanted), text
 
 
+def test_remainders_of_floats_stay() -> None:
+    text = simple("""
+      %inf = const inf, f32 %one = const 1.0, f32
+      parallel (8) body(%i: i32) {
+        %y = binary.add %x, %one
+        %r = binary.mod %y, %inf
+        store %A[%i], %r
+        yield
+      }
+    """)
+    assert "binary.mod %y, %inf" in text
+
+
 # --- whole programs -------------------------------------------------------------------------------
 
 

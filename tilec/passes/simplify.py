@@ -193,7 +193,7 @@ class _Forward:
         """`(x + y) // n`, where n divides x, as `x // n + y // n`, and `(x + y) % n` as `y % n`: of
         the place of an element in a row, what all elements of a tile share is apart from what tells
         which of them have the same quotient. `x // n`, where y is less than what divides both."""
-        if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod"):
+        if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod") or o.lhs.dtype.is_float:
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
         if not n or not isinstance(total, Binary) or total.kind != "add" or not self.indices:
