@@ -39,7 +39,8 @@ def program(how: str) -> Any:
             p = T.alloc_shared((64, 64), "float16")
             T.copy(Q[bx * 64, 0], q)
             T.clear(o)
-            for n in T.Pipelined(last + 2, num_stages=2):
+            steps = {"order": [0, 1, 2, 3], "stage": [0, 0, 0, 0]} if how == "ordered" else {}
+            for n in T.Pipelined(last + 2, num_stages=2, **steps):
                 if n > last:
                     if how == "divided":
                         T.copy(K[bx * 64 // every, 0], k)
@@ -52,11 +53,11 @@ def program(how: str) -> Any:
                 else:
                     first = every * 128 + n * 64
                     T.copy(K[first, 0], k)
-                    if how == "joined":
+                    if how in ("joined", "ordered"):
                         T.copy(K[first + 64, 0], v)
                 T.gemm(q, k, s, transpose_B=True, clear_accum=True)
                 T.copy(s, p)
-                if how == "joined":
+                if how in ("joined", "ordered"):
                     T.gemm(p, v, o)
                 else:
                     T.gemm(p, k, o)
@@ -80,7 +81,7 @@ def expected(a: dict[str, Any], how: str) -> np.ndarray:
         for n in range(a["last"] + 2):
             at = bx * 64 if n > a["last"] else 128 + n * 64
             k = rows if how == "another" and n > a["last"] else keys[at : at + 64]
-            v = keys[at + 64 : at + 128] if how == "joined" else k
+            v = keys[at + 64 : at + 128] if how in ("joined", "ordered") else k
             out[bx * 64 : bx * 64 + 64] += ((rows @ k.T) @ v)[: 100 - bx * 64]
     return out
 
@@ -111,9 +112,10 @@ def test_both_tiles_are_filled_once_and_ahead(
         assert str(stages["select_copies"]).count("ahead=true") == 3
 
 
-@pytest.mark.parametrize("how", ["divided", "another", "one_more"])
+@pytest.mark.parametrize("how", ["divided", "another", "one_more", "ordered"])
 def test_what_differs_otherwise_stays(how: str, rng: np.random.Generator) -> None:
-    """A division that only one branch may do, another tensor, a copy more."""
+    """A division that only one branch may do, another tensor, a copy more, a list of the author's
+    that counts statements."""
     a = held(rng, 1)
     before, after = joined(how, a)
     assert after is before and after.body.has(If)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value
-from tilec.ir.ops import DIVISIONS, Binary, Copy, If, constants
+from tilec.ir.ops import DIVISIONS, Binary, Copy, For, If, constants
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
 from tilec.target import Target
@@ -24,6 +24,8 @@ from tilec.target import Target
 def join_branches(func: Func, target: Target) -> Func:
     if not any(o.orelse.statements for o in func.body.every(If)):
         return func
+    if any(o.order or o.stage for o in func.body.every(For)):
+        return func  # they count the author's statements
     uniformity, numbers = uniformity_of(func), constants(func.body)
 
     def visit(o: If) -> list[Op] | None:
