@@ -516,6 +516,13 @@ def _target_of(device: str, index: int) -> str:
     return default_target() if device == "meta" else device_target(device, index)
 
 
+def kernel_in(value: Any) -> Any:
+    """`value`; the kernel of what launches one: a tuned kernel, an operator of torch's."""
+    is_ours = type(value).__module__.startswith("tilec.")
+    held = getattr(value, "kernel", None) if is_ours else None
+    return held if isinstance(held, Kernel) else value
+
+
 def make_kernel(
     function: Callable[..., Any],
     out: tuple[str, ...],

@@ -19,7 +19,7 @@ from typing import Any
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.loc import Loc
-from tilec.kernel import Kernel
+from tilec.kernel import Kernel, kernel_in
 
 _PLACE = re.compile(r"(?P<file>.*?\.py)(?::(?P<name>.*))?", re.DOTALL)
 
@@ -83,8 +83,9 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Kernel]:
     """The module's kernels, each under its first name."""
     found: dict[str, Kernel] = {}
     for name, value in names.items():
-        if isinstance(value, Kernel) and not any(value is k for k in found.values()):
-            found[name] = value
+        kernel = kernel_in(value)
+        if isinstance(kernel, Kernel) and not any(kernel is k for k in found.values()):
+            found[name] = kernel
     return found
 
 
@@ -144,8 +145,9 @@ def _value(
 
 
 def _kernel(path: Path, name: str, value: object) -> Kernel:
-    if isinstance(value, Kernel):
-        return value
+    kernel = kernel_in(value)
+    if isinstance(kernel, Kernel):
+        return kernel
     hint = "name a function that is decorated with @tilec.kernel"
     if isinstance(value, types.FunctionType):
         hint = f"if it makes kernels, call it: '{path}:{name}(…)'; else decorate it"

@@ -21,7 +21,7 @@ from tilec.jit.attempts import occupancy
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.packing import packed_copy
 from tilec.jit.simulated import Records, records_of, variant_records
-from tilec.kernel import Kernel, Planned
+from tilec.kernel import Kernel, Planned, kernel_in
 from tilec.passes.utils.registers import at_launch
 from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
@@ -84,6 +84,7 @@ def simulate(
     Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
     what has been run.
     """
+    kernel = kernel_in(kernel)
     machine = _checked(kernel, target, meta)
     flags = ("checks", checks), ("check_outputs", check_outputs), ("optimised", optimised)
     for name, value in flags:
