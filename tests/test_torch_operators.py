@@ -17,6 +17,7 @@ import tilec
 import tilec.language as T
 
 torch = pytest.importorskip("torch")
+forward_ad = torch.autograd.forward_ad
 
 B, K, M, N = T.dynamic("B, K, M, N")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -369,6 +370,22 @@ def test_vmap_is_refused() -> None:
         torch.vmap(lambda x: double(x, torch.empty(3, 40)))(randn(2, 3, 40))
 
 
+def test_transforms_are_refused() -> None:
+    """torch takes forward derivatives of a library's operators to be zero, without a word."""
+    x = randn(3, 40, dtype=torch.float64)
+    refused = "no derivative forward(.*\\n)+.*torch.autograd.grad"
+    with pytest.raises(tilec.LaunchError, match=refused):
+        torch.func.jvp(SCALE, (x,), (x,))
+    with pytest.raises(tilec.LaunchError, match=refused):
+        torch.func.jacfwd(SCALE)(x)
+    with forward_ad.dual_level():
+        assert torch.equal(SCALE(x), 2 * x), "what has no tangent may be passed"
+        with pytest.raises(tilec.LaunchError, match=refused):
+            SCALE(forward_ad.make_dual(x, x))
+    with pytest.raises(tilec.LaunchError, match=r"through torch\.func(.*\n)+.*autograd\.grad"):
+        torch.func.grad(lambda x: SCALE(x).sum())(x)
+
+
 # --- mistakes -----------------------------------------------------------------------------------
 
 
@@ -396,6 +413,9 @@ def test_calls_that_do_not_fit() -> None:
     with pytest.raises(tilec.LaunchError, match="dimension 1: expected N = 40") as e:
         DOUBLE(x, x[:, 1:])
     assert "x[:, 1:]" in line_of(e)
+    with pytest.raises(tilec.LaunchError, match="Unknown keyword argument 'Z'") as e:
+        DOUBLE(x, x, Z=x)
+    assert "Z=x" in line_of(e) and "(X, Y, BN)" in e.value.hint
 
 
 @tilec.kernel

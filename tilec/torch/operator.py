@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tilec.autotuning import Tuned
 from tilec.ir.caller import caller_loc, for_users
@@ -75,6 +76,8 @@ class Operator:
         if torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         try:
+            if forward_ad._current_level >= 0:
+                self._refuse_tangents(*args, *kwargs.values())
             return self.overload(*args, **kwargs)
         except Exception as e:
             error = e
@@ -88,9 +91,19 @@ class Operator:
             raise error
         # torch's own, of arguments that do not fit the schema: nothing has run.
         message = str(error).partition("\n")[0]
-        if message.startswith(f"{self.name}() "):
+        if message.startswith((f"{self.name}() ", "Unknown keyword argument")):
             raise LaunchError(message, hint=f"call it with ({', '.join(self.inputs)})")
+        if message.startswith("In order to use an autograd.Function with functorch"):
+            message = f"{self.name}: torch takes no operator of a library through torch.func"
+            raise LaunchError(message, hint="use torch.autograd.grad, or backward()")
         raise error
+
+    def _refuse_tangents(self, *given: object) -> None:
+        """torch takes the derivative of a library's operator, forward, to be zero."""
+        tensors = (x for x in given if isinstance(x, torch.Tensor))
+        if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            message = f"{self.name} has no derivative forward (jvp, jacfwd, dual tensors)"
+            raise LaunchError(message, hint="use torch.autograd.grad, or backward()")
 
     # --- what torch calls -----------------------------------------------------------------------
 
