@@ -104,6 +104,32 @@ def test_lazy_program(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(kernel(a, b), want, rtol=1e-4, atol=1e-4)
 
 
+class Shape:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+
+def test_lazy_programs_are_told_apart_by_the_values_of_their_arguments() -> None:
+    """Not by how these are written: objects that change, arrays of which only ends are shown."""
+
+    @tilelang.jit(out_idx=[1])
+    def scaled(by: Any) -> Any:
+        factor = float(by.factor if isinstance(by, Shape) else by.sum())
+
+        @T.prim_func
+        def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=64):
+                for i in T.Parallel(64):
+                    B[i] = A[i] * factor
+
+        return main
+
+    ones, shape, array = np.ones(64, np.float32), Shape(2), np.zeros(3000)
+    for value in (2, 3, 2.5, 2):
+        shape.factor = array[1500] = value
+        assert scaled(shape)(ones)[0] == scaled(array)(ones)[0] == value
+
+
 def test_kernel_source_is_assembly_for_the_target() -> None:
     source = lazy_product(64, 64, 64).get_kernel_source()
     assert ".target sm_90a" in source
