@@ -43,6 +43,25 @@ class Wrapper(torch.Tensor):
         raise RuntimeError("no operations")
 
 
+@tilec.kernel(out=["Y"])
+def allocating(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            Y[i] = X[i] + 1
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_outputs_are_no_fake_tensors(calls_before: int) -> None:
+    """Memory that there is not would have been written."""
+    x = torch.ones(32)
+    for _ in range(calls_before):
+        assert allocating(x).sum() == 64
+    fake_mode = torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, pytest.raises(tilec.LaunchError, match="Y has no memory: it is a FakeTensor"):
+        allocating(x)
+    assert allocating(x).sum() == 64
+
+
 def without_storage() -> Any:
     x = torch.zeros(4, 32)
     x.untyped_storage().resize_(0)

@@ -246,6 +246,11 @@ class CompiledKernel(Launchable):
         for name, value in outputs.items():
             tensor = read_tensor(value, name)
             assert tensor is not None
+            if tensor.device == "meta":  # what torch makes while it traces
+                kind = stands_for_others(value) or "a meta tensor"
+                message = f"{self.name}: the output {name} has no memory: it is {kind}"
+                hint = f"call the operator that tilec.torch.register({self.name}, …) makes"
+                raise LaunchError(message, hint=hint)
             call.tensors[name] = tensor
         self.check_writable(call)
         return outputs, [*makers.values()]
