@@ -3,7 +3,10 @@ under torch.compile."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,3 +221,48 @@ def test_under_torch_compile(function: Any, eager_calls: int) -> None:
         x = torch.randn(4, 32)
         want = (x if function is through_output else x[0]) + 1
         torch.testing.assert_close(compiled(x), want * 2 + 1)
+
+
+WITH_TORCH_COMPILE = """
+import torch
+import tilec
+import tilec.language as T
+
+N = T.dynamic("N")
+
+@tilec.kernel(out=["Y"])
+def twice(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+        for i in T.Parallel(64):
+            Y[b * 64 + i] = X[b * 64 + i] * 2
+
+before = {before}
+for _ in range(before):
+    twice(torch.ones(100))
+import torch._dynamo.convert_frame as convert
+
+traced, convert_frame = [], convert.ConvertFrameAssert.__call__
+
+def spy(self, frame, *args, **kwargs):
+    traced.append(frame.f_code.co_name)
+    return convert_frame(self, frame, *args, **kwargs)
+
+convert.ConvertFrameAssert.__call__ = spy
+compiled = torch.compile(lambda x: twice(x + 1) + 1, backend="eager")
+for n in (100, 101):
+    assert (compiled(torch.ones(n)) == 5).all()
+print(*traced)
+"""
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_torch_compile_looks_into_no_launch(tmp_path: Path, before: int) -> None:
+    """In a program whose launch path is older than torch's compiler, too: it compiled, frame by
+    frame, what reads arguments, and warned of it."""
+    path = tmp_path / "program.py"
+    path.write_text(WITH_TORCH_COMPILE.replace("{before}", str(before)))
+    run = [sys.executable, "-W", "error::UserWarning:torch._dynamo", str(path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "<lambda>" in done.stdout
+    assert not {"_launch", "_asked", "read_arguments", "_read_torch"} & {*done.stdout.split()}
