@@ -518,7 +518,7 @@ def _target_of(device: str, index: int) -> str:
 
 def kernel_in(value: Any) -> Any:
     """`value`; the kernel of what launches one: a tuned kernel, an operator of torch's."""
-    is_ours = type(value).__module__.startswith("tilec.")
+    is_ours = str(type(value).__module__).startswith("tilec.")  # of code without a module: None
     held = getattr(value, "kernel", None) if is_ours else None
     return held if isinstance(held, Kernel) else value
 

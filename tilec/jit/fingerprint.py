@@ -260,9 +260,11 @@ class Describer:
     def _imported(self, name: str) -> types.ModuleType | None:
         """The module that an import inside of a function gives; one of a library only if it is
         loaded, as no more is asked of it than what does not change."""
-        if name not in sys.modules and self._is_users_module(name):
+        if name not in sys.modules:
             with contextlib.suppress(Exception):  # Python will say so, or the function expects it
-                importlib.import_module(name)
+                spec = importlib.util.find_spec(_top(name))
+                if spec is not None and "-packages" not in (spec.origin or ""):
+                    importlib.import_module(name)
         return sys.modules.get(name)
 
     def _class(self, kind: type) -> str:
@@ -287,12 +289,8 @@ class Describer:
             return True
         if top in sys.stdlib_module_names or _is_ours(module):
             return False
-        if module in sys.modules:
-            file = getattr(sys.modules[module], "__file__", None)
-        else:
-            spec = importlib.util.find_spec(top)
-            file = spec.origin if spec else None
-        return not any(part in (file or "") for part in ("site-packages", "dist-packages"))
+        file = getattr(sys.modules.get(module), "__file__", None) or ""
+        return not any(part in file for part in ("site-packages", "dist-packages"))
 
     def _sequence(self, values: Iterable[Any]) -> str:
         return f"({', '.join(map(self.value, values))})"
