@@ -481,6 +481,34 @@ def test_writes_nobody_has_named_are_found_at_the_first_call() -> None:
     assert y[0] == 1
 
 
+@tilec.kernel
+def clearing(
+    Y: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32") = None, clear: T.constexpr = False
+):
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            Y[b * 32 + i] = 2
+            if X is not None and clear:
+                X[b * 32 + i] = 0
+
+
+def test_writes_of_another_variant_are_found() -> None:
+    """What a call decides at compile time decides what is written."""
+    operator = register(clearing, "tilec_tests::clearing")
+    x, y = torch.ones(3), torch.zeros(3)
+    for _ in range(2):
+        operator(y)
+        operator(y, x)
+        with pytest.raises(tilec.LaunchError, match="writes X, which mutates does not name") as e:
+            operator(y, x, True)
+        assert "mutates=['Y', 'X']" in e.value.hint
+    assert x.all() and (y == 2).all()
+    operator = register(clearing, "tilec_tests::clearing_2", mutates=["Y", "X"])
+    both = torch.compile(lambda x, y: operator(y, x, True), backend="aot_eager", fullgraph=True)
+    both(x, y)
+    assert not x.any()
+
+
 def test_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import tilec; tilec.torch"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -52,7 +52,7 @@ class Operator:
         self._launched: Any = kernel
         self.inputs, self.outputs = inputs.names, tuple(self.kernel.signature.returns)
         self.parameters = inputs.parameters
-        self._inputs, self._grid, self._checked = inputs, grid, False
+        self._inputs, self._grid, self._checked = inputs, grid, set[Any]()
         schema = write_schema(inputs, mutates, len(self.outputs))
         made: Any = torch.library.custom_op(name, self._run, mutates_args=mutates, schema=schema)
         made.register_fake(self._fake)
@@ -109,8 +109,10 @@ class Operator:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         given = self._inputs.bind(args, kwargs)
-        if not self._checked:
+        chosen = self._inputs.chosen(given)
+        if chosen not in self._checked:
             self._check_written(given)
+            self._checked.add(chosen)
         launched = self._launched
         if self._grid is not None:
             launched = launched[self._grid_for(given)]
@@ -132,7 +134,6 @@ class Operator:
         made = {a.name for v in variants for a in v.image.arguments if a.output}
         written = {a.name for v in variants for a in v.image.arguments if a.written}
         self.refuse_unsaid(written - made)
-        self._checked = True
 
     def refuse_unsaid(self, written: Iterable[str]) -> None:
         """Raise LaunchError if the kernel writes more than `mutates`."""
