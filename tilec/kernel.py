@@ -25,7 +25,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
-from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
+from tilec.ir.errors import (
+    CompileError,
+    CompileWarning,
+    LaunchError,
+    ResourceError,
+    TilecError,
+    shown,
+    warn,
+)
 from tilec.ir.faults import told_as_internal
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
@@ -42,6 +50,7 @@ from tilec.jit.stages import Stages
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
 from tilec.runtime.driver import DriverError, Ready
+from tilec.runtime.image import NO_BLOCKS
 from tilec.runtime.tensors import common_kind
 from tilec.support.lazy import Lazy
 from tilec.support.settings import warn_of_unknown
@@ -331,10 +340,16 @@ class Kernel(Launchable):
 
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
         left out, and so are the outputs that a call allocates. Of a kernel with several T.Kernel it
-        is the first; `kernel.parts.compile` gives all. Raises CompileError and its kinds.
+        is the first, with a warning; `kernel.parts.compile` gives all. Raises CompileError and its
+        kinds.
         """
         if self.is_sequence:
-            first: CompiledKernel = self.parts.compile(args, target, kwargs)[0]
+            first, *others = self.parts.compile(args, target, kwargs)
+            more = sum(v.image.grid != NO_BLOCKS for v in others)
+            if more and (loc := caller_loc()) is not None:
+                message = f"{self.name} is {more + 1} launches, and what is compiled is the first"
+                hint = f"{self.name}.parts.compile((…), target, {{…}}) gives all of them, in order"
+                warn(CompileWarning, message, loc, hint)
             return first
         return self.variant(self.key_of(args, target, kwargs))
 
@@ -359,6 +374,10 @@ class Kernel(Launchable):
         if whole is None or whole < 1:
             message = f"topk is {shown(topk)}, not a positive int"
             raise LaunchError(message, hint="write topk=10, or leave it out")
+        if self.is_sequence:
+            message = f"{self.name} is several launches, each with a best of its own"
+            hint = f"ask for one: {self.name}.parts.kernels[0].recommend(…)"
+            raise LaunchError(message, hint=hint)
         return self.choices.recommend(self.described(args, target, kwargs), whole)
 
     def key_of(
