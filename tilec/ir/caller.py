@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from itertools import islice
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tilec.ir.errors import CompileError, InternalError, TilecError
@@ -75,7 +75,7 @@ def for_users(
         run = function
         if "torch._dynamo" in sys.modules:
             if not unseen:
-                _skip(call.__code__)
+                _skip(call)
                 unseen.append(sys.modules["torch"].compiler.disable(function))
             run = unseen[0]
         try:
@@ -103,21 +103,21 @@ def opaque(function: Callable[_P, _R]) -> Callable[_P, _R]:
     not."""
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_WHY_OPAQUE)
     if hasattr(function, "__code__"):
-        _skip(function.__code__)
+        _skip(function)
     return function
 
 
-def _skip(code: CodeType) -> None:
-    """Let torch.compile, if it is there, run frames of `code` as they are, and what they call: a
-    graph that is there already calls a launch path without having met it."""
+def _skip(function: Any) -> None:
+    """Let torch.compile, if it is there, run frames of `function` as they are, and what they call:
+    a graph that is there already calls a launch path without having met it."""
     if (dynamo := sys.modules.get("torch._dynamo")) is None:
         return
     types: Any = getattr(dynamo, "types", None)
     if hasattr(types, "FrameExecStrategy"):
         skipped = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
-        dynamo.eval_frame.set_code_exec_strategy(code, skipped)
+        dynamo.eval_frame.set_code_exec_strategy(function.__code__, skipped)
     else:  # before torch 2.7
-        dynamo.eval_frame.skip_code(code)
+        dynamo.eval_frame.skip_code(function.__code__)
 
 
 opaque(_skip)

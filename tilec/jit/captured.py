@@ -176,7 +176,7 @@ class Reads:
     names: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)
     cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
     contents: dict[int, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
-    codes: dict[int, tuple[types.FunctionType, types.CodeType]] = field(default_factory=dict)
+    codes: dict[int, tuple[Any, types.CodeType]] = field(default_factory=dict)
 
     def name(self, space: dict[str, Any], name: str, into: dict[str, Any], known_as: str) -> None:
         """Read `space[name]`, if there is one, into `into[known_as]`."""
@@ -195,7 +195,7 @@ class Reads:
         """Note what `container` holds."""
         self.contents[id(container)] = container, held_by(container)
 
-    def code(self, function: types.FunctionType) -> None:
+    def code(self, function: Any) -> None:
         """Note what `function` does: IPython's autoreload gives it new code in its place."""
         self.codes[id(function)] = function, function.__code__
 

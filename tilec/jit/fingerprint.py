@@ -185,8 +185,8 @@ class Describer:
             return f"{_named(kind)}{self._sequence(held_by(value))}"
         # Of a library's, which may hold anything: which one it is, and the constants in it.
         self.reads.content(value)
-        held = self._sequence(filter(is_plain, held_by(value)))
-        return f"{_named(kind)} {_PROCESS} {id(value):x}{held}"
+        constants = self._sequence(filter(is_plain, held_by(value)))
+        return f"{_named(kind)} {_PROCESS} {id(value):x}{constants}"
 
     def function(self, function: Any) -> str:
         """Text of a Python function, which a kernel may call: as that of a macro. Of a library's

@@ -100,8 +100,9 @@ class Operator:
 
     def _refuse_tangents(self, *given: object) -> None:
         """torch takes the derivative of a library's operator, forward, to be zero."""
+        unpacked: Any = forward_ad.unpack_dual
         tensors = (x for x in given if isinstance(x, torch.Tensor))
-        if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        if any(unpacked(x).tangent is not None for x in tensors):
             message = f"{self.name} has no derivative forward (jvp, jacfwd, dual tensors)"
             raise LaunchError(message, hint="use torch.autograd.grad, or backward()")
 
