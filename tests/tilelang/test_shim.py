@@ -357,6 +357,18 @@ def test_files_that_import_tilelang_run_as_they_are(tmp_path: Path) -> None:
     assert "tilelang.nothing is not part of tilec's spelling of TileLang" in done.stderr
 
 
+def test_programs_that_there_are_not(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "tilec.tilelang"]
+    for words, status, says in (
+        ([], 1, "usage: python -m tilec.tilelang program.py"),
+        (["--help"], 0, "usage: python -m tilec.tilelang program.py"),
+        (["no_such.py", "--size", "3"], 1, "there is no file 'no_such.py'"),
+    ):
+        done = subprocess.run([*run, *words], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status and "Traceback" not in done.stderr
+        assert says in done.stdout + done.stderr
+
+
 def test_a_macro_may_hold_the_kernel() -> None:
     @T.macro
     def doubled_into(A, B):
