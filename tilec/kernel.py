@@ -15,7 +15,6 @@ changed (`jit.revision`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -433,16 +432,14 @@ class Kernel(Launchable):
     def variant(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant compiled under `key`: from memory, else from the disk cache, else
         compiled now."""
-        found = self._variants.get(key)
+        found = self._kept(key)
         if found is not None:
-            with contextlib.suppress(KeyError):  # another thread has dropped it
-                self._variants.move_to_end(key)
             return found
         warn_of_unknown()
         with self._lock:
             lock = self._compiling.setdefault(key, threading.Lock())
         with lock:
-            found = self._variants.get(key)
+            found = self._kept(key)
             if found is None:
                 found = load_variant(key, lambda: self._again(key, found).stages)
                 if found is None:
@@ -457,6 +454,15 @@ class Kernel(Launchable):
         store_variant(key, made)
         self._keep(key, made)
         return made
+
+    def _kept(self, key: SpecialisationKey) -> CompiledKernel | None:
+        """The variant in memory, which is now the one that was asked for last. Keys are compared in
+        Python, where threads may change: an OrderedDict that two of them change is no more."""
+        with self._lock:
+            found = self._variants.get(key)
+            if found is not None:
+                self._variants.move_to_end(key)
+        return found
 
     def _keep(self, key: SpecialisationKey, variant: CompiledKernel) -> None:
         with self._lock:

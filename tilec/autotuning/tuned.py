@@ -107,7 +107,7 @@ class Tuned:
             self._found.clear()
             self._tuned.clear()
         if self._tuned.get(problem, (config, chosen)) != (config, chosen):  # tuned again
-            self._found = {k: v for k, v in self._found.items() if k[0] != problem}
+            self._found = {k: v for k, v in [*self._found.items()] if k[0] != problem}
         self._tuned[problem] = config, chosen
         self._found[problem, call] = config
 

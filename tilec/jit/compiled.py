@@ -173,7 +173,7 @@ class CompiledKernel(Launchable):
 
     def codes(self) -> list[tuple[weakref.ref[Kernel], Callable[[], None]]]:
         """Each kernel that was loaded, and a function that unloads its code once it is gone."""
-        return [(weakref.ref(kernel), kernel.unloader()) for kernel in self._loaded.values()]
+        return [(weakref.ref(kernel), kernel.unloader()) for kernel in [*self._loaded.values()]]
 
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
