@@ -477,6 +477,21 @@ def test_processes() -> None:
         pool.submit(abs, 1)
 
 
+def test_processes_say_nothing_when_they_are_not_wanted_any_more() -> None:
+    """After Ctrl-C, which the terminal sends to all of a session, and where the budget has ended."""
+    with Processes(1) as processes:
+        assert processes.submit(os.getsid, 0).result() != os.getsid(0)
+    command = [sys.executable, "-c", workers._START.format(path=sys.path)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin and process.stdout and process.stderr
+    workers._send(process.stdin, pickle.dumps((time.sleep, (0.5,), {})))
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+    process.stderr.close()
+
+
 def test_processes_are_ended_at_once() -> None:
     pool = Processes(1)
     pool.submit(fail, "sleep")
