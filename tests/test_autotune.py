@@ -478,7 +478,7 @@ def test_processes() -> None:
 
 
 def test_processes_say_nothing_when_they_are_not_wanted_any_more() -> None:
-    """After Ctrl-C, which the terminal sends to all of a session, and where the budget has ended."""
+    """After Ctrl-C, which a terminal sends to a whole session, and where the budget has ended."""
     with Processes(1) as processes:
         assert processes.submit(os.getsid, 0).result() != os.getsid(0)
     command = [sys.executable, "-c", workers._START.format(path=sys.path)]
