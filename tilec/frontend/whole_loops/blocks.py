@@ -76,8 +76,9 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
             number = f"({number} // {down})"
         counts = [f"T.ceildiv(E{d}, {size})" for d, size in zip(own, tile)]
         compared = " and ".join(f"I{d} < E{d}" for d in reversed(own))
+        threads = self.asked or threads_of(tile)
         text = f"""
-with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={self.asked or threads_of(tile)}) as block:
+with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as block:
     {"; ".join(f"tiles{d} = {count}" for d, count in zip(own, counts))}
     {self._apart(number, outer)}
     for {", ".join(inside)} in T.Parallel({", ".join(map(str, tile))}):
