@@ -147,6 +147,23 @@ def test_a_module_in_the_kernels_own_text() -> None:
         assert launched(module_itself) == launched(module_itself) == value
 
 
+def test_modules_of_torch_are_told_by_which_they_are() -> None:
+    """A launch does not go through a model to see whether its kernel has changed."""
+    torch = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 2
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(20)))
+
+    model = Model()
+    kernel = kernel_of(lambda: model.factor)
+    for model.factor in (2, 3, 2):
+        assert launched(kernel) == launched(kernel) == model.factor
+    assert kernel._revision is not None and len(kernel._revision.reads.contents) < 20
+
+
 def test_other_names_of_a_module_asked_for_attributes_do_not_count() -> None:
     kernel = kernel_of(by_import)
     for other in range(3):

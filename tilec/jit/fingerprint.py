@@ -183,10 +183,12 @@ class Describer:
             return f"{self.value(kind)}{self._sequence(held_by(value))}"
         if _is_ours(kind.__module__):
             return f"{_named(kind)}{self._sequence(held_by(value))}"
-        # Of a library's, which may hold anything: which one it is, and the constants in it.
+        which = f"{_named(kind)} {_PROCESS} {id(value):x}"
+        if _top(kind.__module__) in ("builtins", "numpy", "torch"):  # kernels do not look into them
+            return which
+        # Of another library's, which may hold anything: which one it is, and the constants in it.
         self.reads.content(value)
-        constants = self._sequence(filter(is_plain, held_by(value)))
-        return f"{_named(kind)} {_PROCESS} {id(value):x}{constants}"
+        return which + self._sequence(filter(is_plain, held_by(value)))
 
     def function(self, function: Any) -> str:
         """Text of a Python function, which a kernel may call: as that of a macro. Of a library's
