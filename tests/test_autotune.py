@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -558,6 +559,23 @@ def test_mistakes(case: str) -> None:
     with pytest.raises(tilec.LaunchError, match=message) as e:
         tilec.autotune(scaling(), **given)
     assert hint in e.value.hint and e.value.loc.file == __file__
+
+
+def test_threads_that_call_first_wait_for_one_of_them() -> None:
+    kernel = tilec.autotune(add_to, configs=SIZES)
+    wrong: list[Any] = []
+
+    def call(k: int) -> None:
+        x, y = np.full(100, k, np.float32), np.ones(100, np.float32)
+        kernel(x, y)
+        wrong.extend(y[y != k + 1])
+
+    callers = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+    for t in callers:
+        t.start()
+    for t in callers:
+        t.join()
+    assert not wrong and len({str(r) for r in kernel.results if r.trials}) == 1
 
 
 def test_what_takes_a_kernel_takes_a_tuned_one(tmp_path: Path) -> None:
