@@ -237,8 +237,10 @@ def twice(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
             Y[b * 64 + i] = X[b * 64 + i] * 2
 
 before = {before}
+variant = twice.compile(torch.ones(100))    # its launch path has no module of the user's
 for _ in range(before):
     twice(torch.ones(100))
+    variant(torch.ones(100))
 import torch._dynamo.convert_frame as convert
 
 traced, convert_frame = [], convert.ConvertFrameAssert.__call__
@@ -252,6 +254,10 @@ compiled = torch.compile(lambda x: twice(x + 1) + 1, backend="eager")
 for n in (100, 101):
     assert (compiled(torch.ones(n)) == 5).all()
 print(*traced)
+
+compiled = torch.compile(lambda x: variant(x + 1) + 1, backend="eager")
+for n in (100, 101):
+    assert (compiled(torch.ones(n)) == 5).all()
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import re
 import threading
@@ -333,7 +334,8 @@ class CompiledKernel(Launchable):
         with self._lock:
             found = self._paths.get(kind)
             if found is None:
-                found = write_path(self._parameters, self.image, kind, {}, Reads())
+                module = {"__name__": __name__, "__builtins__": builtins}  # torch.compile asks
+                found = write_path(self._parameters, self.image, kind, module, Reads())
                 self._paths[kind] = found
         return found
 
