@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from tilec.autotuning.compiling import compile_job, make_job
 from tilec.autotuning.options import Options
 from tilec.autotuning.search import measure
 from tilec.autotuning.trials import Trials, _copy
+from tilec.cli.kernels import find_kernel
 from tilec.ir.schedule import Plan
 
 K, M, N = T.dynamic("K, M, N")
@@ -476,6 +478,21 @@ def test_processes() -> None:
         pool.submit(abs, 1)
 
 
+def test_processes_say_nothing_when_they_are_not_wanted_any_more() -> None:
+    """After Ctrl-C, which a terminal sends to a whole session, and where the budget has ended."""
+    with Processes(1) as processes:
+        assert processes.submit(os.getsid, 0).result() != os.getsid(0)
+    command = [sys.executable, "-c", workers._START.format(path=sys.path)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin and process.stdout and process.stderr
+    workers._send(process.stdin, pickle.dumps((time.sleep, (0.5,), {})))
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+    process.stderr.close()
+
+
 def test_processes_are_ended_at_once() -> None:
     pool = Processes(1)
     pool.submit(fail, "sleep")
@@ -544,6 +561,50 @@ def test_mistakes(case: str) -> None:
     assert hint in e.value.hint and e.value.loc.file == __file__
 
 
+def test_threads_that_call_first_wait_for_one_of_them() -> None:
+    kernel = tilec.autotune(add_to, configs=SIZES)
+    wrong: list[Any] = []
+
+    def call(k: int) -> None:
+        x, y = np.full(100, k, np.float32), np.ones(100, np.float32)
+        kernel(x, y)
+        wrong.extend(y[y != k + 1])
+
+    callers = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+    for t in callers:
+        t.start()
+    for t in callers:
+        t.join()
+    assert not wrong and len({str(r) for r in kernel.results if r.trials}) == 1
+
+
+def test_what_takes_a_kernel_takes_a_tuned_one(tmp_path: Path) -> None:
+    kernel = tilec.autotune(add_to, configs=SIZES)
+    x, y = np.arange(100, dtype=np.float32), np.ones(100, np.float32)
+    assert tilec.simulate(kernel, x, y, target="cuda:sm_80").ok
+    assert (y == x + 1).all() and not kernel.results
+    (entry,) = tilec.recommend(kernel, x, y, target="cuda:sm_80")
+    assert entry.estimate.seconds > 0
+    path = tmp_path / "tuned.py"
+    path.write_text(TUNED)
+    for place in (path, f"{path}:scaled"):
+        assert find_kernel(str(place)).compile(x, y, target="cpu").name == "scaled"
+
+
+TUNED = """
+import tilec
+import tilec.language as T
+N = T.dynamic("N")
+
+@tilec.autotune(configs=[{"BN": 64}, {"BN": 128}])
+@tilec.kernel
+def scaled(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), BN: T.constexpr = 64):
+    with T.Kernel(T.ceildiv(N, BN), threads=64) as bx:
+        for i in T.Parallel(BN):
+            B[bx * BN + i] = A[bx * BN + i] * 2
+"""
+
+
 def test_a_mistake_of_a_decorator_names_its_line() -> None:
     with pytest.raises(tilec.LaunchError, match="names 'BM'") as e:
 
@@ -562,6 +623,9 @@ def test_more_mistakes(torch: Any) -> None:
     assert "above @tilec.kernel" in e.value.hint
     with pytest.raises(tilec.LaunchError, match="no keyword 'config'; did you mean 'configs'"):
         tilec.autotune(config=[])
+    with pytest.raises(tilec.LaunchError, match="no keyword 'key'") as e:
+        tilec.autotune(configs=SIZES, key=["N"])
+    assert "leave it out: shapes" in e.value.hint
     kernel = tilec.autotune(doubled, configs=SIZES)
     with pytest.raises(tilec.LaunchError, match="X has a shape but no memory") as e:
         kernel(torch.empty(5, device="meta"))

@@ -156,6 +156,16 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TILEC_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_root() == tmp_path / "xdg" / "tilec"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TILEC_CACHE_DIR", "~/kernels")
+    assert cache_root() == tmp_path / "kernels"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TILEC_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a container's user has no entry
+    assert cache_root() is None
 
 
 def test_compiler_fingerprint_is_remembered(tmp_path: Path) -> None:
@@ -166,6 +176,8 @@ def test_compiler_fingerprint_is_remembered(tmp_path: Path) -> None:
     note.write_text("f" * 64)
     assert compiler_fingerprint(cache) == "f" * 64, "the files are hashed once"
     note.write_text("damaged")
+    assert compiler_fingerprint(cache) == found
+    note.write_bytes(b"\xff\xfe of a disk that was full")
     assert compiler_fingerprint(cache) == found
 
 

@@ -139,6 +139,21 @@ def test_factories_constants_and_grids() -> None:
     assert run(*words, "--grid", "2,3") == 1  # columns 32 to 39 are never written
 
 
+def test_a_file_of_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = folder / "a_package" / "inner"
+    inner.mkdir(parents=True)
+    for part in (inner, inner.parent):
+        (part / "__init__.py").touch()
+    (inner.parent / "sizes.py").write_text("BLOCK = 32\n")
+    relative = "from ..sizes import BLOCK\nfrom . import nothing_more\n"
+    (inner / "nothing_more.py").touch()
+    text = (folder / "kernels.py").read_text()
+    (inner / "kernels.py").write_text(relative + text)
+    assert run("a_package/inner/kernels.py:blend", *BLEND[1:], *SM80) == 0
+    monkeypatch.chdir(inner)
+    assert run("kernels.py:blend", *BLEND[1:], *SM80) == 0
+
+
 def test_a_report_is_saved_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*GATHER, "--arg", "idx=::64..64", "--save", "r.json") == 1
     shown = capsys.readouterr().out

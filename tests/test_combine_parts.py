@@ -383,7 +383,7 @@ def given(api: Memory, ready: Any) -> list[int]:
 
 
 def addresses() -> ArgumentBlock:
-    return BlockLayout(PARAMS).block([0xC0, 0, 0])
+    return BlockLayout(PARAMS, "cuda:sm_90a").block([0xC0, 0, 0])
 
 
 def own() -> Image:

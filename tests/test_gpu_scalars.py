@@ -312,3 +312,43 @@ def test_a_bit_with_a_sign_as_bfloat16():
         c = np.zeros((2, 9), ml_dtypes.bfloat16)
         assert tilec.simulate(kernel, a, c, target=target).ok
         np.testing.assert_array_equal(c.astype(np.float32), -a.astype(np.float32))
+
+
+@tilec.kernel
+def narrow_scalars(
+    A: T.Tensor((3,), "float32"), b: T.bfloat16, e4: T.float8_e4m3, e5: T.float8_e5m2
+):
+    with T.Kernel(1, threads=32):
+        A[0], A[1], A[2] = (T.cast(x, "float32") for x in (b, e4, e5))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942", "hip:gfx950"])
+def test_narrow_parameters(target):
+    """gfx942 has float8 of its own: twice the value in the same bits."""
+    a = np.zeros(3, np.float32)
+    for given in ((0.1, 0.3, 0.3), (-3e38, -240.0, 57344.0)):
+        if target == "cpu":
+            narrow_scalars(a, *given)
+        else:
+            assert tilec.simulate(narrow_scalars, a, *given, target=target).ok
+        kinds = "bfloat16", "float8_e4m3fn", "float8_e5m2"
+        want = [float(getattr(ml_dtypes, kind)(x)) for kind, x in zip(kinds, given)]
+        np.testing.assert_array_equal(a, want)
+
+
+@pytest.mark.parametrize("given", [(1e39, 1, 1), (1, 500, 1), (1, math.inf, 1), (1, 1, 1e5)])
+def test_narrow_parameters_that_do_not_fit(given):
+    """They would have become infinity or nan."""
+    with pytest.raises(tilec.LaunchError, match="does not fit in b?float"):
+        narrow_scalars(np.zeros(3, np.float32), *given)
+
+
+def test_numbers_are_no_elements_of_four_bits():
+    @tilec.kernel
+    def kernel(A: T.Tensor((1,), "int8"), x: T.int4):
+        with T.Kernel(1, threads=32):
+            A[0] = x
+
+    with pytest.raises(CompileError, match="x is int4, which elements of tensors are") as e:
+        kernel(np.zeros(1, np.int8), 1)
+    assert "x: T.int8" in e.value.hint and "x: T.int4" in e.value.loc.source_line()

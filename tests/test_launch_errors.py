@@ -383,6 +383,47 @@ def test_dlpack_capsule_facts(torch: Any) -> None:
     assert first == int(view.view(torch.int16)[0, 0]) & 0xFFFF
 
 
+@pytest.mark.parametrize("versions", [True, False])
+def test_arrays_by_dlpack(versions: bool) -> None:
+    """By version 1.0, which tells read-only arrays, and by what was before, which cannot."""
+
+    class Exporter:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        if versions:
+
+            def __dlpack__(self, **options: Any) -> Any:
+                return self.array.__dlpack__(**options)
+
+        else:
+
+            def __dlpack__(self, stream: Any = None) -> Any:
+                return self.array.__dlpack__(stream=stream)
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    given, c = np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((3, 4), np.float32)
+    scale(Exporter(given), Exporter(c), 1, 2.0)
+    scale(Exporter(given), Exporter(c), 1, 2.0)
+    want, _ = c.copy(), c.fill(0)
+    scale(given, c, 1, 2.0)
+    assert c.any() and (c == want).all()
+    given.flags.writeable = False
+    if not versions:
+        with pytest.raises(tilec.LaunchError, match="cannot be read as an array: BufferError"):
+            scale(Exporter(given), Exporter(c), 1, 2.0)
+        return
+    c.fill(0)
+    scale(Exporter(given), Exporter(c), 1, 2.0)
+    assert (c == want).all()
+    with pytest.raises(tilec.LaunchError, match="B is read-only, and the kernel writes it"):
+        scale(Exporter(c), Exporter(given), 1, 2.0)
+    with pytest.raises(tilec.LaunchError, match="expected float32, got complex64"):
+        scale(Exporter(given.astype(np.complex64)), Exporter(c), 1, 2.0)
+
+
 @tilec.kernel
 def copy_float8(A: T.Tensor((M,), "float8_e4m3"), B: T.Tensor((M,), "float8_e4m3")):
     with T.Kernel(T.ceildiv(M, 64), threads=64) as b:

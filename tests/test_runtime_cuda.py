@@ -331,7 +331,7 @@ def test_persistent_grid(fake: FakeCuda) -> None:
 
 def test_failed_launch_names_kernel_and_error(fake: FakeCuda) -> None:
     kernel = cuda.CudaDriver().load(image(), 0)
-    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1], "cuda:sm_90a").block([7]), 0)
     fake.failing["launch"] = 700
     assert ready() == 700
     with pytest.raises(DriverError, match="launching k on cuda:0.*ILLEGAL_ADDRESS.*an explanation"):
@@ -340,7 +340,7 @@ def test_failed_launch_names_kernel_and_error(fake: FakeCuda) -> None:
 
 def test_a_thread_without_context_gets_one(fake: FakeCuda) -> None:
     kernel = cuda.CudaDriver().load(image(), 0)
-    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1], "cuda:sm_90a").block([7]), 0)
     fake.failing["no context"] = 1
     codes: list[int] = []
 
@@ -358,7 +358,7 @@ def test_a_thread_without_context_gets_one(fake: FakeCuda) -> None:
 def test_several_devices_switch_context_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCuda(devices=2))
     kernel = cuda.CudaDriver().load(image(), 1)
-    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1], "cuda:sm_90a").block([7]), 0)
     fake.calls.clear()
     ready()
     assert fake.names() == ["cuCtxPushCurrent", "launch", "cuCtxPopCurrent"]
@@ -425,7 +425,7 @@ def test_grid_limits(grid: tuple[int, int, int], message: str) -> None:
 
 def test_scalar_that_does_not_fit() -> None:
     with pytest.raises(LaunchError, match="x: 1e\\+300 does not fit in float32"):
-        BlockLayout((AbiParam("scalar", "x", -1, "float32", "x"),)).block([1e300])
+        BlockLayout((AbiParam("scalar", "x", -1, "float32", "x"),), "cpu").block([1e300])
 
 
 # --- whole calls: compiled for sm_90a, launched on the stand-in -----------------------------------
@@ -657,7 +657,9 @@ def test_hip_failed_launch(fake_hip: FakeHip) -> None:
     kernel = hip.HipDriver().load(HIP_IMAGE, 0)
     fake_hip.launch_code = 719
     with pytest.raises(DriverError, match="launching k on hip:0 failed: hipErrorLaunchFailure"):
-        kernel.launch(kernel.ready((1, 1, 1), BlockLayout(PARAMS[2:3]).block([64]), 0))
+        kernel.launch(
+            kernel.ready((1, 1, 1), BlockLayout(PARAMS[2:3], "cuda:sm_90a").block([64]), 0)
+        )
 
 
 def test_hip_calls_what_cuda_calls_under_hip_names(

@@ -97,7 +97,11 @@ def test_every_target(target):
     a, b = random(100), np.zeros(100, "float32")
     variants = turned.parts.compile((a, b), target, {})
     assert [v.stages["tile"].count("grid {") for v in variants] == [1, 1]
-    assert turned.compile(a, b, target=target).stages["tile"] == variants[0].stages["tile"]
+    with pytest.warns(tilec.CompileWarning, match="turned is 2 launches(.*\n)+.*parts.compile"):
+        first = turned.compile(a, b, target=target)
+    assert first.stages["tile"] == variants[0].stages["tile"]
+    with pytest.raises(tilec.LaunchError, match="turned is several launches"):
+        tilec.recommend(turned, a, b, target=target)
     report = tilec.simulate(turned, a, b, target=target)
     assert report.ok, report
     np.testing.assert_array_equal(b, a[::-1] * 2 + 1)

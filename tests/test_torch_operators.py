@@ -17,6 +17,7 @@ import tilec
 import tilec.language as T
 
 torch = pytest.importorskip("torch")
+forward_ad = torch.autograd.forward_ad
 
 B, K, M, N = T.dynamic("B, K, M, N")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -369,6 +370,22 @@ def test_vmap_is_refused() -> None:
         torch.vmap(lambda x: double(x, torch.empty(3, 40)))(randn(2, 3, 40))
 
 
+def test_transforms_are_refused() -> None:
+    """torch takes forward derivatives of a library's operators to be zero, without a word."""
+    x = randn(3, 40, dtype=torch.float64)
+    refused = "no derivative forward(.*\\n)+.*torch.autograd.grad"
+    with pytest.raises(tilec.LaunchError, match=refused):
+        torch.func.jvp(SCALE, (x,), (x,))
+    with pytest.raises(tilec.LaunchError, match=refused):
+        torch.func.jacfwd(SCALE)(x)
+    with forward_ad.dual_level():
+        assert torch.equal(SCALE(x), 2 * x), "what has no tangent may be passed"
+        with pytest.raises(tilec.LaunchError, match=refused):
+            SCALE(forward_ad.make_dual(x, x))
+    with pytest.raises(tilec.LaunchError, match=r"through torch\.func(.*\n)+.*autograd\.grad"):
+        torch.func.grad(lambda x: SCALE(x).sum())(x)
+
+
 # --- mistakes -----------------------------------------------------------------------------------
 
 
@@ -396,6 +413,9 @@ def test_calls_that_do_not_fit() -> None:
     with pytest.raises(tilec.LaunchError, match="dimension 1: expected N = 40") as e:
         DOUBLE(x, x[:, 1:])
     assert "x[:, 1:]" in line_of(e)
+    with pytest.raises(tilec.LaunchError, match="Unknown keyword argument 'Z'") as e:
+        DOUBLE(x, x, Z=x)
+    assert "Z=x" in line_of(e) and "(X, Y, BN)" in e.value.hint
 
 
 @tilec.kernel
@@ -459,6 +479,34 @@ def test_writes_nobody_has_named_are_found_at_the_first_call() -> None:
     operator = register(any_rank, "tilec_tests::any_rank", mutates=["Y"])
     operator(x, y)
     assert y[0] == 1
+
+
+@tilec.kernel
+def clearing(
+    Y: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32") = None, clear: T.constexpr = False
+):
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            Y[b * 32 + i] = 2
+            if X is not None and clear:
+                X[b * 32 + i] = 0
+
+
+def test_writes_of_another_variant_are_found() -> None:
+    """What a call decides at compile time decides what is written."""
+    operator = register(clearing, "tilec_tests::clearing")
+    x, y = torch.ones(3), torch.zeros(3)
+    for _ in range(2):
+        operator(y)
+        operator(y, x)
+        with pytest.raises(tilec.LaunchError, match="writes X, which mutates does not name") as e:
+            operator(y, x, True)
+        assert "mutates=['Y', 'X']" in e.value.hint
+    assert x.all() and (y == 2).all()
+    operator = register(clearing, "tilec_tests::clearing_2", mutates=["Y", "X"])
+    both = torch.compile(lambda x, y: operator(y, x, True), backend="aot_eager", fullgraph=True)
+    both(x, y)
+    assert not x.any()
 
 
 def test_without_torch() -> None:

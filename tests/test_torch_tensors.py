@@ -3,7 +3,10 @@ under torch.compile."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,25 @@ class Wrapper(torch.Tensor):
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise RuntimeError("no operations")
+
+
+@tilec.kernel(out=["Y"])
+def allocating(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            Y[i] = X[i] + 1
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_outputs_are_no_fake_tensors(calls_before: int) -> None:
+    """Memory that there is not would have been written."""
+    x = torch.ones(32)
+    for _ in range(calls_before):
+        assert allocating(x).sum() == 64
+    fake_mode = torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, pytest.raises(tilec.LaunchError, match="Y has no memory: it is a FakeTensor"):
+        allocating(x)
+    assert allocating(x).sum() == 64
 
 
 def without_storage() -> Any:
@@ -199,3 +221,54 @@ def test_under_torch_compile(function: Any, eager_calls: int) -> None:
         x = torch.randn(4, 32)
         want = (x if function is through_output else x[0]) + 1
         torch.testing.assert_close(compiled(x), want * 2 + 1)
+
+
+WITH_TORCH_COMPILE = """
+import torch
+import tilec
+import tilec.language as T
+
+N = T.dynamic("N")
+
+@tilec.kernel(out=["Y"])
+def twice(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+        for i in T.Parallel(64):
+            Y[b * 64 + i] = X[b * 64 + i] * 2
+
+before = {before}
+variant = twice.compile(torch.ones(100))    # its launch path has no module of the user's
+for _ in range(before):
+    twice(torch.ones(100))
+    variant(torch.ones(100))
+import torch._dynamo.convert_frame as convert
+
+traced, convert_frame = [], convert.ConvertFrameAssert.__call__
+
+def spy(self, frame, *args, **kwargs):
+    traced.append(frame.f_code.co_name)
+    return convert_frame(self, frame, *args, **kwargs)
+
+convert.ConvertFrameAssert.__call__ = spy
+compiled = torch.compile(lambda x: twice(x + 1) + 1, backend="eager")
+for n in (100, 101):
+    assert (compiled(torch.ones(n)) == 5).all()
+print(*traced)
+
+compiled = torch.compile(lambda x: variant(x + 1) + 1, backend="eager")
+for n in (100, 101):
+    assert (compiled(torch.ones(n)) == 5).all()
+"""
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_torch_compile_looks_into_no_launch(tmp_path: Path, before: int) -> None:
+    """In a program whose launch path is older than torch's compiler, too: it compiled, frame by
+    frame, what reads arguments, and warned of it."""
+    path = tmp_path / "program.py"
+    path.write_text(WITH_TORCH_COMPILE.replace("{before}", str(before)))
+    run = [sys.executable, "-W", "error::UserWarning:torch._dynamo", str(path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "<lambda>" in done.stdout
+    assert not {"_launch", "_asked", "read_arguments", "_read_torch"} & {*done.stdout.split()}

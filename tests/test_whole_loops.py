@@ -343,3 +343,34 @@ def test_products_on_a_gpu(kernel, operands, wanted):
     kernel(*given, c)
     loose = 2e-2 if c.dtype is torch.float16 else 1e-4
     np.testing.assert_allclose(c.cpu().numpy(), expected, rtol=loose, atol=loose)
+
+
+@tilec.kernel
+def doubled_elements(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
+    for i, j in T.Parallel(M, N):
+        B[i, j] = A[i, j] * 2
+
+
+@tilec.kernel
+def summed_rows(A: T.Tensor((M, N), "float32"), B: T.Tensor((M,), "float32")):
+    for i in T.Parallel(M):
+        total: T.float32 = 0
+        for j in range(N):
+            total += A[i, j]
+        B[i] = total
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("threads", [64, 96, 128, 256])
+def test_threads_that_the_launch_asks_for(threads: int, target: str) -> None:
+    a = np.random.default_rng(threads).standard_normal((20, 77)).astype(np.float32)
+    warp = 64 if target.startswith("hip") else 32
+    for kernel, want in ((doubled_elements, a * 2), (summed_rows, a.sum(1, dtype=np.float64))):
+        b = np.zeros(want.shape, np.float32)
+        found = kernel.compile(a, b, target=target, threads=threads).resources.threads
+        assert found == (threads if target == "cpu" else -(-threads // warp) * warp)
+        if target == "cpu":
+            kernel(a, b, threads=threads)
+        else:
+            assert tilec.simulate(kernel, a, b, target=target, threads=threads).ok
+        np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-5)

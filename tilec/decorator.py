@@ -10,7 +10,7 @@ from tilec.builtins.annotations import check_function
 from tilec.ir.caller import caller_loc, end_at_caller, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.jit.fingerprint import remember_surroundings
-from tilec.kernel import Kernel, check_threads, make_kernel
+from tilec.kernel import Kernel, check_threads, kernel_in, make_kernel
 
 if TYPE_CHECKING:
     from tilec.tune import Recommendations
@@ -90,6 +90,7 @@ def recommend(
 ) -> Recommendations:
     """Configurations of `kernel` for these arguments of `compile`, by predicted time: see
     `Kernel.recommend`. `print` of all, or of an entry, is for people; notebooks show a table."""
+    kernel = kernel_in(kernel)
     if not isinstance(kernel, Kernel):
         hint = "put @tilec.kernel above it"
         message = f"tilec.recommend takes a kernel, not {shown(kernel)}"

@@ -15,7 +15,6 @@ changed (`jit.revision`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -25,7 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
-from tilec.ir.errors import CompileError, LaunchError, ResourceError, TilecError, shown
+from tilec.ir.errors import (
+    CompileError,
+    CompileWarning,
+    LaunchError,
+    ResourceError,
+    TilecError,
+    shown,
+    warn,
+)
 from tilec.ir.faults import told_as_internal
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
@@ -42,6 +49,7 @@ from tilec.jit.stages import Stages
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
 from tilec.runtime.driver import DriverError, Ready
+from tilec.runtime.image import NO_BLOCKS
 from tilec.runtime.tensors import common_kind
 from tilec.support.lazy import Lazy
 from tilec.support.settings import warn_of_unknown
@@ -331,10 +339,16 @@ class Kernel(Launchable):
 
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
         left out, and so are the outputs that a call allocates. Of a kernel with several T.Kernel it
-        is the first; `kernel.parts.compile` gives all. Raises CompileError and its kinds.
+        is the first, with a warning; `kernel.parts.compile` gives all. Raises CompileError and its
+        kinds.
         """
         if self.is_sequence:
-            first: CompiledKernel = self.parts.compile(args, target, kwargs)[0]
+            first, *others = self.parts.compile(args, target, kwargs)
+            more = sum(v.image.grid != NO_BLOCKS for v in others)
+            if more and (loc := caller_loc()) is not None:
+                message = f"{self.name} is {more + 1} launches, and what is compiled is the first"
+                hint = f"{self.name}.parts.compile((…), target, {{…}}) gives all of them, in order"
+                warn(CompileWarning, message, loc, hint)
             return first
         return self.variant(self.key_of(args, target, kwargs))
 
@@ -359,6 +373,10 @@ class Kernel(Launchable):
         if whole is None or whole < 1:
             message = f"topk is {shown(topk)}, not a positive int"
             raise LaunchError(message, hint="write topk=10, or leave it out")
+        if self.is_sequence:
+            message = f"{self.name} is several launches, each with a best of its own"
+            hint = f"ask for one: {self.name}.parts.kernels[0].recommend(…)"
+            raise LaunchError(message, hint=hint)
         return self.choices.recommend(self.described(args, target, kwargs), whole)
 
     def key_of(
@@ -414,16 +432,14 @@ class Kernel(Launchable):
     def variant(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant compiled under `key`: from memory, else from the disk cache, else
         compiled now."""
-        found = self._variants.get(key)
+        found = self._kept(key)
         if found is not None:
-            with contextlib.suppress(KeyError):  # another thread has dropped it
-                self._variants.move_to_end(key)
             return found
         warn_of_unknown()
         with self._lock:
             lock = self._compiling.setdefault(key, threading.Lock())
         with lock:
-            found = self._variants.get(key)
+            found = self._kept(key)
             if found is None:
                 found = load_variant(key, lambda: self._again(key, found).stages)
                 if found is None:
@@ -438,6 +454,15 @@ class Kernel(Launchable):
         store_variant(key, made)
         self._keep(key, made)
         return made
+
+    def _kept(self, key: SpecialisationKey) -> CompiledKernel | None:
+        """The variant in memory, which is now the one that was asked for last. Keys are compared in
+        Python, where threads may change: an OrderedDict that two of them change is no more."""
+        with self._lock:
+            found = self._variants.get(key)
+            if found is not None:
+                self._variants.move_to_end(key)
+        return found
 
     def _keep(self, key: SpecialisationKey, variant: CompiledKernel) -> None:
         with self._lock:
@@ -514,6 +539,13 @@ class Kernel(Launchable):
 def _target_of(device: str, index: int) -> str:
     """What arguments on this device are compiled for."""
     return default_target() if device == "meta" else device_target(device, index)
+
+
+def kernel_in(value: Any) -> Any:
+    """`value`; the kernel of what launches one: a tuned kernel, an operator of torch's."""
+    is_ours = str(type(value).__module__).startswith("tilec.")  # of code without a module: None
+    held = getattr(value, "kernel", None) if is_ours else None
+    return held if isinstance(held, Kernel) else value
 
 
 def make_kernel(

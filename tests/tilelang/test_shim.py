@@ -104,6 +104,32 @@ def test_lazy_program(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(kernel(a, b), want, rtol=1e-4, atol=1e-4)
 
 
+class Shape:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+
+def test_lazy_programs_are_told_apart_by_the_values_of_their_arguments() -> None:
+    """Not by how these are written: objects that change, arrays of which only ends are shown."""
+
+    @tilelang.jit(out_idx=[1])
+    def scaled(by: Any) -> Any:
+        factor = float(by.factor if isinstance(by, Shape) else by.sum())
+
+        @T.prim_func
+        def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=64):
+                for i in T.Parallel(64):
+                    B[i] = A[i] * factor
+
+        return main
+
+    ones, shape, array = np.ones(64, np.float32), Shape(2), np.zeros(3000)
+    for value in (2, 3, 2.5, 2):
+        shape.factor = array[1500] = value
+        assert scaled(shape)(ones)[0] == scaled(array)(ones)[0] == value
+
+
 def test_kernel_source_is_assembly_for_the_target() -> None:
     source = lazy_product(64, 64, 64).get_kernel_source()
     assert ".target sm_90a" in source
@@ -329,6 +355,18 @@ def test_files_that_import_tilelang_run_as_they_are(tmp_path: Path) -> None:
     assert first == "[1, 2, 3, 4, 5] ['--x'] False", done.stderr
     assert "tvm.ir.make_node is a part of TileLang's compiler" in "".join(rest)
     assert "tilelang.nothing is not part of tilec's spelling of TileLang" in done.stderr
+
+
+def test_programs_that_there_are_not(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "tilec.tilelang"]
+    for words, status, says in (
+        ([], 1, "usage: python -m tilec.tilelang program.py"),
+        (["--help"], 0, "usage: python -m tilec.tilelang program.py"),
+        (["no_such.py", "--size", "3"], 1, "there is no file 'no_such.py'"),
+    ):
+        done = subprocess.run([*run, *words], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status and "Traceback" not in done.stderr
+        assert says in done.stdout + done.stderr
 
 
 def test_a_macro_may_hold_the_kernel() -> None:

@@ -48,12 +48,19 @@ class Tuning:
         return "\n".join([*lines, *(f"  {trial}" for trial in self.trials)])
 
 
+_INSTEAD = {  # keywords of Triton's and TileLang's
+    "key": "leave it out: shapes, strides, dtypes and alignments of the arguments are the key",
+    **dict.fromkeys(("warmup", "rep", "timeout"), "budget= limits the seconds of all of it"),
+    "ref_prog": "write reference=…, a function of the same arguments",
+}
+
+
 def refuse_unknown(kwargs: Mapping[str, Any]) -> None:
     known = [f.name for f in dataclasses.fields(Options)]
     name = next(iter(kwargs))
     near = did_you_mean(name, known)
     message = f"tilec.autotune has no keyword {name!r}{near}"
-    raise LaunchError(message, hint=f"it has {', '.join(known)}")
+    raise LaunchError(message, hint=_INSTEAD.get(name) or f"it has {', '.join(known)}")
 
 
 def check_options(options: Options) -> None:

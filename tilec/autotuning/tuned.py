@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import platform
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -52,6 +53,7 @@ class Tuned:
         # chosen by, too: the configuration, once the plan stands for these.
         self._tuned: dict[Any, tuple[Mapping[str, Any], Chosen]] = {}
         self._found: dict[Any, Mapping[str, Any]] = {}
+        self._measuring = threading.RLock()  # one at a time, or each is slower for the others
 
     def __repr__(self) -> str:
         return f"<tuned {self.kernel!r}>"
@@ -78,7 +80,8 @@ class Tuned:
     def tune(self, /, *args: Any, grid: Any = None, **kwargs: Any) -> Tuning:
         """Measure for these arguments, whether a result is on disk or not, and let calls like this
         one have it. Raises what the first candidate raises where none can run."""
-        found, config, chosen = self._tune(grid, args, kwargs, again=True)
+        with self._measuring:
+            found, config, chosen = self._tune(grid, args, kwargs, again=True)
         self._remember(*self._keys(grid, args, kwargs), config, chosen)
         return found
 
@@ -94,12 +97,13 @@ class Tuned:
     def _config(
         self, problem: Any, call: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        if problem in self._tuned:
-            config, chosen = self._tuned[problem]
-            self.kernel.choices.adopt(self._problem(grid, args, kwargs).asked(config), chosen)
-        else:
-            _, config, chosen = self._tune(grid, args, kwargs, again=False)
-        self._remember(problem, call, config, chosen)
+        with self._measuring:
+            if problem in self._tuned:
+                config, chosen = self._tuned[problem]
+                self.kernel.choices.adopt(self._problem(grid, args, kwargs).asked(config), chosen)
+            else:
+                _, config, chosen = self._tune(grid, args, kwargs, again=False)
+            self._remember(problem, call, config, chosen)
         return config
 
     def _remember(self, problem: Any, call: Any, config: Mapping[str, Any], chosen: Chosen) -> None:
@@ -107,7 +111,7 @@ class Tuned:
             self._found.clear()
             self._tuned.clear()
         if self._tuned.get(problem, (config, chosen)) != (config, chosen):  # tuned again
-            self._found = {k: v for k, v in self._found.items() if k[0] != problem}
+            self._found = {k: v for k, v in [*self._found.items()] if k[0] != problem}
         self._tuned[problem] = config, chosen
         self._found[problem, call] = config
 

@@ -106,7 +106,9 @@ class Processes(Executor):
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", _START.format(path=sys.path)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        pipe = subprocess.PIPE
+        # Ctrl-C is for this process, which ends the others.
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         with self._lock:
             self._running.add(process)
         return process
@@ -165,4 +167,7 @@ def serve() -> None:
                 pickle.loads(answer)
             except Exception:  # an error that cannot travel
                 answer = pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-        _send(answers, answer)
+        try:
+            _send(answers, answer)
+        except BrokenPipeError:  # nobody waits for it any more
+            os._exit(0)

@@ -1,7 +1,7 @@
 """The kernel that `FILE.py`, `FILE.py:name` or `FILE.py:factory("float16")` means.
 
-The file is imported as a module, with its own folder on the path, so that what stands behind
-`if __name__ == "__main__"` does not run.
+The file is imported as a module, of its package if it has one, with its own folder on the path, so
+that what stands behind `if __name__ == "__main__"` does not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.loc import Loc
-from tilec.kernel import Kernel
+from tilec.kernel import Kernel, kernel_in
 
 _PLACE = re.compile(r"(?P<file>.*?\.py)(?::(?P<name>.*))?", re.DOTALL)
 
@@ -46,11 +46,14 @@ def load_file(path: Path) -> types.ModuleType:
     """The file as a module. Raises UsageError, placed at the file's line, for whatever goes wrong
     while it is loaded."""
     path = path.resolve()
-    name = f"_file_{path.stem}"
+    root, package = path.parent, ""  # `from .other import …` is of the package
+    while (root / "__init__.py").is_file() and root.name.isidentifier():
+        root, package = root.parent, f"{root.name}.{package}"
+    name = f"{package}_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
+    sys.path[:0] = [str(path.parent), *([str(root)] if package else [])]
     arguments, sys.argv = sys.argv, [str(path)]
     try:
         spec.loader.exec_module(module)
@@ -83,8 +86,9 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Kernel]:
     """The module's kernels, each under its first name."""
     found: dict[str, Kernel] = {}
     for name, value in names.items():
-        if isinstance(value, Kernel) and not any(value is k for k in found.values()):
-            found[name] = value
+        kernel = kernel_in(value)
+        if isinstance(kernel, Kernel) and not any(kernel is k for k in found.values()):
+            found[name] = kernel
     return found
 
 
@@ -144,8 +148,9 @@ def _value(
 
 
 def _kernel(path: Path, name: str, value: object) -> Kernel:
-    if isinstance(value, Kernel):
-        return value
+    kernel = kernel_in(value)
+    if isinstance(kernel, Kernel):
+        return kernel
     hint = "name a function that is decorated with @tilec.kernel"
     if isinstance(value, types.FunctionType):
         hint = f"if it makes kernels, call it: '{path}:{name}(…)'; else decorate it"

@@ -21,16 +21,12 @@ from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.types import (
     FLOAT4_E2M1,
     FLOAT8_E8M0,
-    FLOAT16,
-    FLOAT32,
     INT4,
-    INT8,
     UINT4,
     UINT8,
     DType,
 )
-
-ON_CHIP = {INT4: INT8, UINT4: UINT8, FLOAT4_E2M1: FLOAT16, FLOAT8_E8M0: FLOAT32}
+from tilec.ir.types import ON_CHIP as ON_CHIP
 
 
 def on_chip(dtype: DType) -> DType:

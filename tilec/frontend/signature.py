@@ -22,7 +22,7 @@ from tilec.builtins import foreign
 from tilec.frontend.source import Source, read_source, said_at, said_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
-from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype
+from tilec.ir.types import BOOL, FLOAT32, INT32, ON_CHIP, DType, find_dtype
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import name_nodes, names_in, placed
 
@@ -496,6 +496,10 @@ class _Reader:
             hint = foreign.MEANWHILE.get(a.name, foreign.LATER)
             raise self.error(f"T.{a.name} is not supported yet", hint, d.loc)
         dtype = None if a is REQUIRED or isinstance(a, type) else find_dtype(a)
+        if dtype is not None and dtype in ON_CHIP:
+            own = ON_CHIP[dtype].name
+            message = f"{d.name} is {dtype.name}, which elements of tensors are and numbers not"
+            raise self.error(message, f"write {d.name}: T.{own}, which has all of them", d.loc)
         if dtype is not None:
             return Parameter(d.name, "scalar", d.loc, d.default, dtype)
         hint = (

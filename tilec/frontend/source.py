@@ -121,10 +121,10 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
     `linecache`. Raises CompileError for anything but a plain `def`, and where there is no source.
     """
     function = inspect.unwrap(function) if unwrap else function
-    known: Source | None = getattr(function, "__dict__", {}).get(_READ)
+    code = getattr(function, "__code__", None)
+    known = _known(function, code)
     if known is not None:
         return known
-    code = getattr(function, "__code__", None)
     if code is None:
         message = f"{function!r} is not a function, so it cannot be a kernel"
         raise CompileError(message, hint="write @tilec.kernel above a def")
@@ -155,17 +155,23 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
     simplify_syntax(node)
     enclosing = getattr(function, "__tilec_locals__", {})
     read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
-    function.__dict__[_READ] = read
+    function.__dict__[_READ] = code, read
     return read
+
+
+def _known(function: Callable[..., Any], code: types.CodeType | None) -> Source | None:
+    """What was read before of `function`, if it has the `code` that it had then."""
+    of, source = getattr(function, "__dict__", {}).get(_READ, (None, None))
+    return source if of is code else None
 
 
 def lambda_source(function: Callable[..., Any]) -> Source | None:
     """The source of a lambda, as that of a function with one `return`; None where it cannot be told
     from others in its line."""
-    known: Source | None = function.__dict__.get(_READ)
+    code, lines = function.__code__, file_lines(function)
+    known = _known(function, code)
     if known is not None:
         return known
-    code, lines = function.__code__, file_lines(function)
     try:
         tree = ast.parse("".join(lines), filename=code.co_filename)
     except SyntaxError:
@@ -187,7 +193,7 @@ def lambda_source(function: Callable[..., Any]) -> Source | None:
     made = as_function(found[0])
     first, globals_ = code.co_firstlineno, function.__globals__
     read = Source(function, code.co_filename, made, shown, first, cells, globals_, {})
-    function.__dict__[_READ] = read
+    function.__dict__[_READ] = code, read
     return read
 
 

@@ -23,7 +23,7 @@ from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
 from tilec.target import find_target
 
-SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "hip:gfx950")
 TARGETS = ("cpu", *SIMULATED)
 OPTIMISED = ":optimised"  # behind a simulated target: what LLVM's optimiser makes of the code
 GPU_RUNS = 20  # what depends on who is sooner may go well once

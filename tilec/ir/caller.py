@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from tilec.ir.errors import CompileError, InternalError, TilecError
 from tilec.ir.loc import Loc
@@ -75,6 +75,7 @@ def for_users(
         run = function
         if "torch._dynamo" in sys.modules:
             if not unseen:
+                _skip(call)
                 unseen.append(sys.modules["torch"].compiler.disable(function))
             run = unseen[0]
         try:
@@ -101,10 +102,25 @@ def opaque(function: Callable[_P, _R]) -> Callable[_P, _R]:
     no meaning for a tensor that is being traced. It breaks the graph there, or says why it will
     not."""
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_WHY_OPAQUE)
-    if (dynamo := sys.modules.get("torch._dynamo")) is not None and hasattr(function, "__code__"):
-        # A graph that is there already calls it without having met it: its frame is to be skipped.
-        dynamo.eval_frame.skip_code(function.__code__)
+    if hasattr(function, "__code__"):
+        _skip(function)
     return function
+
+
+def _skip(function: Any) -> None:
+    """Let torch.compile, if it is there, run frames of `function` as they are, and what they call:
+    a graph that is there already calls a launch path without having met it."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return
+    types: Any = getattr(dynamo, "types", None)
+    if hasattr(types, "FrameExecStrategy"):
+        skipped = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+        dynamo.eval_frame.set_code_exec_strategy(function.__code__, skipped)
+    else:  # before torch 2.7
+        dynamo.eval_frame.skip_code(function.__code__)
+
+
+opaque(_skip)
 
 
 def end_at_caller(error: BaseException) -> None:

@@ -25,14 +25,16 @@ _files: dict[str, list[str]] = {}
 def keep_lines(function: Callable[..., Any]) -> None:
     """Note the lines of the file that `function` is being defined by, and those of the plain
     functions that it names, which may be older."""
-    _keep(function)
+    lines = _keep(function)
+    if lines:
+        _files[function.__code__.co_filename] = lines
     seen = {id(function)}
     pending: list[object] = [*named_in(function)] if isinstance(function, FunctionType) else []
     while pending:
         one = pending.pop()
         if isinstance(one, FunctionType) and id(one) not in seen and not _is_library(one):
             seen.add(id(one))
-            if _KEPT not in one.__dict__:
+            if one.__dict__.get(_KEPT, (None,))[0] is not one.__code__:
                 _keep(one)
             pending += named_in(one)
 
@@ -46,14 +48,17 @@ def _is_library(function: FunctionType) -> bool:
     )
 
 
-def _keep(function: Callable[..., Any]) -> None:
+def _keep(function: Callable[..., Any]) -> list[str]:
+    """Note the lines of the file of `function`; none where it is no file."""
     code = getattr(function, "__code__", None)
     if code is None:
-        return
+        return []
     lines = _current(code.co_filename, function.__globals__)
     entry = linecache.cache.get(code.co_filename, ())
-    if len(entry) == 4 and entry[1] is not None:  # a file: its time of change is known
-        function.__dict__[_KEPT] = _files[code.co_filename] = lines
+    if len(entry) != 4 or entry[1] is None:  # no file: of one, the time of change is known
+        return []
+    function.__dict__[_KEPT] = code, lines
+    return lines
 
 
 def function_lines(function: Callable[..., Any]) -> list[str]:
@@ -68,7 +73,9 @@ def function_lines(function: Callable[..., Any]) -> list[str]:
 def file_lines(function: Callable[..., Any]) -> list[str]:
     """The lines of the file of `function`; none where they cannot be read."""
     file = function.__code__.co_filename
-    lines = function.__dict__.get(_KEPT) or _files.get(file)
+    code, lines = function.__dict__.get(_KEPT, (None, []))
+    if code is not function.__code__:  # IPython's autoreload gives functions new code
+        lines = _files.get(file)
     return lines or _current(file, function.__globals__)
 
 

@@ -78,6 +78,9 @@ FLOAT8_E4M3 = DType("float8_e4m3", "float", 8, "e4m3")
 FLOAT8_E5M2 = DType("float8_e5m2", "float", 8, "e5m2")
 FLOAT4_E2M1 = DType("float4_e2m1", "float", 4, "e2m1")
 FLOAT8_E8M0 = DType("float8_e8m0", "float", 8, "e8m0")
+ON_CHIP = {INT4: INT8, UINT4: UINT8, FLOAT4_E2M1: FLOAT16, FLOAT8_E8M0: FLOAT32}
+"""Dtypes of tensors' elements only: what these are while they are computed with, of which each is
+the number that it stands for."""
 MOST_NARROW = (1 << 31) - (1 << 16)
 """The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
 whole tiles."""

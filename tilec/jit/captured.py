@@ -3,34 +3,46 @@ is still the same.
 
 A kernel is compiled with the values that its names have at that time: of its module, its closure,
 the macros it calls and what these name. `Reads` notes where each value was found. Values that
-cannot change are compared by which object it is, containers that can by which objects they hold.
+cannot change are compared by which object it is, containers that can by which objects they hold,
+arrays by their elements.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import dataclasses
-import operator
+import enum
+import importlib.util
+import sys
 import types
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.ir.types import DType
 from tilec.support.syntax import nodes
 
 _MISSING = object()
 
 _Place = tuple[int, int]  # a line and a column
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset, enum.Enum,
+    DType,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outside:
     """The names that a function asks its surroundings for, and for each, and for "package.module",
-    the attributes that it asks of it."""
+    the attributes that it asks of it; those in `whole` it also uses otherwise. `imports`: for each
+    name that an import inside of it binds, the module and what is taken of it ("": itself)."""
 
     names: tuple[str, ...]
     attributes: Mapping[str, tuple[str, ...]]
+    whole: frozenset[str]
+    imports: Mapping[str, tuple[str, str]]
 
 
 def outside_of(node: ast.FunctionDef, function: Any) -> Outside:
@@ -49,16 +61,43 @@ def outside_of(node: ast.FunctionDef, function: Any) -> Outside:
             inner.update(c.co_varnames, c.co_cellvars)
     # Less the names of a comprehension or a lambda.
     hidden = (local - _read_first(node)) | (inner - read)
+    found = [*_nodes(node, function.__annotations__)]
+    imports = dict(_imports(found, function.__globals__.get("__package__") or ""))
+    hidden -= imports.keys()
     names, attributes = set[str](), dict[str, set[str]]()
-    for n in _nodes(node, function.__annotations__):
+    uses = collections.Counter[str]()  # otherwise than for an attribute
+    for n in found:
         match n:
             case ast.Name(id=name) if name not in hidden:
                 names.add(name)
+                uses[name] += 1
             case ast.Attribute(value=owner, attr=attr):
                 dotted = _dotted(owner)
                 if dotted and dotted.split(".", 1)[0] not in hidden:
                     attributes.setdefault(dotted, set()).add(attr)
-    return Outside(tuple(sorted(names)), {n: tuple(sorted(a)) for n, a in attributes.items()})
+                    uses[f"{dotted}.{attr}"] += 1
+                    uses[dotted] -= 1
+    return Outside(
+        tuple(sorted(names)),
+        {n: tuple(sorted(a)) for n, a in attributes.items()},
+        frozenset(n for n, count in uses.items() if count > 0),
+        imports,
+    )
+
+
+def _imports(found: list[ast.AST], package: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    for n in found:
+        match n:
+            case ast.Import():
+                for alias in n.names:
+                    yield alias.asname or alias.name, (alias.name, "")
+                    if not alias.asname:  # `import package.module` binds `package`
+                        top = alias.name.split(".", 1)[0]
+                        yield top, (top, "")
+            case ast.ImportFrom():
+                with contextlib.suppress(ImportError):  # Python will say so
+                    of = importlib.util.resolve_name("." * n.level + (n.module or ""), package)
+                    yield from ((a.asname or a.name, (of, a.name)) for a in n.names)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -132,11 +171,12 @@ def _in_text(annotation: object) -> Iterator[ast.AST]:
 @dataclass
 class Reads:
     """Where values were found, and the values: `names` in dictionaries, `cells` of closures,
-    `contents` of containers."""
+    `contents` of containers, `codes` of functions."""
 
     names: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)
     cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
     contents: dict[int, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    codes: dict[int, tuple[Any, types.CodeType]] = field(default_factory=dict)
 
     def name(self, space: dict[str, Any], name: str, into: dict[str, Any], known_as: str) -> None:
         """Read `space[name]`, if there is one, into `into[known_as]`."""
@@ -155,12 +195,17 @@ class Reads:
         """Note what `container` holds."""
         self.contents[id(container)] = container, held_by(container)
 
+    def code(self, function: Any) -> None:
+        """Note what `function` does: IPython's autoreload gives it new code in its place."""
+        self.codes[id(function)] = function, function.__code__
+
     def unchanged(self) -> bool:
         """Whether all of it is as it was found."""
         return (
             all(space.get(n, _MISSING) is v for space, n, v in self.names.values())
             and all(_content(cell) is v for cell, v in self.cells.values())
             and all(same(c, kept) for c, kept in self.contents.values())
+            and all(function.__code__ is code for function, code in self.codes.values())
         )
 
     def test(self, module: dict[str, Any], taken: Container[str]) -> Test:
@@ -184,6 +229,9 @@ class Reads:
         for i, (container, kept) in enumerate(self.contents.values()):
             values[f"holder{i}_"], values[f"held{i}_"] = container, kept
             asked.append(f"not same_(holder{i}_, held{i}_)")
+        for i, (function, code) in enumerate(self.codes.values()):
+            values[f"function{i}_"], values[f"code{i}_"] = function, code
+            asked.append(f"function{i}_.__code__ is not code{i}_")
         return Test(" or ".join(asked), {**values, "same_": same}, cells)
 
 
@@ -199,17 +247,29 @@ class Test:
 
 
 def held_by(container: Any) -> tuple[Any, ...]:
-    """The objects that a container holds, or an object as its attributes."""
+    """The objects that a container holds, or an object as its attributes; of a module those that
+    are plain values; what tells that an array's elements are the same."""
     match container:
         case Mapping():
             return (*container.keys(), *container.values())
-        case list() | set() | frozenset():
+        case list() | set() | frozenset() | collections.deque():
             return tuple(container)
+        case types.ModuleType():
+            held = [(n, v) for n, v in vars(container).items() if is_plain(v) and n[:2] != "__"]
+            return tuple(x for pair in held for x in pair)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(container, numpy.ndarray):
+        return (*container.shape, container.dtype, container.tobytes())
     if dataclasses.is_dataclass(container):
         return tuple(getattr(container, f.name, None) for f in dataclasses.fields(container))
     slots = (s for kind in type(container).__mro__ for s in _slots(kind) if hasattr(container, s))
     given = getattr(container, "__dict__", {})
     return (*given.keys(), *given.values(), *(getattr(container, s) for s in slots))
+
+
+def is_plain(value: object) -> bool:
+    """Whether `value` is a constant, or holds some: no function, class, module, no other object."""
+    return isinstance(value, _PLAIN)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -218,9 +278,13 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def same(container: Any, kept: tuple[Any, ...]) -> bool:
-    """Whether `container` still holds the very objects in `kept`."""
+    """Whether `container` still holds the very objects in `kept`, or equal ints and bytes."""
     held = held_by(container)
-    return len(held) == len(kept) and all(map(operator.is_, held, kept))
+    return len(held) == len(kept) and all(map(_is_one, held, kept))
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and type(a) in (int, bytes) and a == b)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import re
 import threading
@@ -173,7 +174,7 @@ class CompiledKernel(Launchable):
 
     def codes(self) -> list[tuple[weakref.ref[Kernel], Callable[[], None]]]:
         """Each kernel that was loaded, and a function that unloads its code once it is gone."""
-        return [(weakref.ref(kernel), kernel.unloader()) for kernel in self._loaded.values()]
+        return [(weakref.ref(kernel), kernel.unloader()) for kernel in [*self._loaded.values()]]
 
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
@@ -246,6 +247,11 @@ class CompiledKernel(Launchable):
         for name, value in outputs.items():
             tensor = read_tensor(value, name)
             assert tensor is not None
+            if tensor.device == "meta":  # what torch makes while it traces
+                kind = stands_for_others(value) or "a meta tensor"
+                message = f"{self.name}: the output {name} has no memory: it is {kind}"
+                hint = f"call the operator that tilec.torch.register({self.name}, …) makes"
+                raise LaunchError(message, hint=hint)
             call.tensors[name] = tensor
         self.check_writable(call)
         return outputs, [*makers.values()]
@@ -328,7 +334,8 @@ class CompiledKernel(Launchable):
         with self._lock:
             found = self._paths.get(kind)
             if found is None:
-                found = write_path(self._parameters, self.image, kind, {}, Reads())
+                module = {"__name__": __name__, "__builtins__": builtins}  # torch.compile asks
+                found = write_path(self._parameters, self.image, kind, module, Reads())
                 self._paths[kind] = found
         return found
 

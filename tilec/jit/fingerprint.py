@@ -8,11 +8,13 @@ where it never matches.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.util
 import numbers
 import os
 import struct
@@ -26,7 +28,7 @@ from tilec.builtins.choices import Auto
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType
-from tilec.jit.captured import Outside, Reads, held_by, outside_of
+from tilec.jit.captured import Outside, Reads, held_by, is_plain, outside_of
 from tilec.support.lazy import Lazy
 
 frontend = Lazy("tilec.frontend.source")
@@ -47,6 +49,7 @@ _ATOMS: dict[type, Callable[[Any], str]] = {
 _PLAIN = frozenset({bool, int, str, bytes, type(None), DType, Auto})
 _TORCH_NAMES = ("dtype", "device", "layout", "memory_format")
 _PROCESS = os.urandom(8).hex()
+_MOST_WATCHED = 1 << 16  # bytes of an array, of which each launch looks whether they are the same
 
 
 def describe(value: Any) -> str:
@@ -104,7 +107,7 @@ class Describer:
                 return f"dtype {value.name}"
             case enum.Enum():
                 return f"{_named(kind)}.{value.name} {self.value(value.value)}"
-            case types.ModuleType():
+            case types.ModuleType() if not self._is_users(value):
                 return f"module {value.__name__}"
             case type() if not self._is_users(value):
                 return f"type {_named(value)}"
@@ -134,10 +137,11 @@ class Describer:
                 return f"{_named(kind)} {_ATOMS[base](value)}"
         match value:
             case Macro():
+                self.reads.code(value.function)
                 return f"macro {self.source(value.function)}"
             case tuple():
                 return f"{_named(kind)}{self._sequence(value)}"
-            case list():
+            case list() | collections.deque():
                 self.reads.content(value)
                 return f"{_named(kind)}{self._sequence(value)}"
             case set() | frozenset():
@@ -146,6 +150,9 @@ class Describer:
             case Mapping():
                 self.reads.content(value)
                 return f"{_named(kind)}{self._sequence(i for kv in value.items() for i in kv)}"
+            case types.ModuleType():  # the user's, used otherwise than for an attribute
+                self.reads.content(value)
+                return f"module {value.__name__}{self._sequence(held_by(value))}"
             case types.FunctionType():
                 return self.function(value)
             case types.MethodType():
@@ -176,7 +183,12 @@ class Describer:
             return f"{self.value(kind)}{self._sequence(held_by(value))}"
         if _is_ours(kind.__module__):
             return f"{_named(kind)}{self._sequence(held_by(value))}"
-        return f"{_named(kind)} {_PROCESS} {id(value):x}"
+        which = f"{_named(kind)} {_PROCESS} {id(value):x}"
+        if _top(kind.__module__) in ("builtins", "numpy", "torch"):  # kernels do not look into them
+            return which
+        # Of another library's, which may hold anything: which one it is, and the constants in it.
+        self.reads.content(value)
+        return which + self._sequence(filter(is_plain, held_by(value)))
 
     def function(self, function: Any) -> str:
         """Text of a Python function, which a kernel may call: as that of a macro. Of a library's
@@ -187,6 +199,7 @@ class Describer:
             return text  # covered by the fingerprint of tilec's code
         users = self._is_users(function)
         if users:
+            self.reads.code(function)
             with contextlib.suppress(CompileError):
                 return f"function {self.source(function, macro=False)}"
         code, inner = function.__code__, self._in_function
@@ -195,8 +208,8 @@ class Describer:
             return text
         self._in_function = True
         try:
-            names = Outside((*code.co_names, *code.co_freevars), {})
-            return text + self._outside(function, names)
+            names = (*code.co_names, *code.co_freevars)
+            return text + self._outside(function, Outside(names, {}, frozenset(names), {}))
         finally:
             self._in_function = inner
 
@@ -217,11 +230,19 @@ class Describer:
 
     def _outside(self, function: Any, outside: Outside) -> str:
         """What a function takes from outside, found as the front end finds it: its defaults, the
-        values of names, and of a module those attributes that it asks for."""
+        values of names, and of a module those attributes that it asks for, if it does no more."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         enclosing = function.__dict__.get("__tilec_locals__", {})
         found: dict[str, Any] = {}
+        for name, (of, taken) in outside.imports.items():
+            module = self._imported(of)
+            if module is not None and taken:
+                self.reads.name(vars(module), taken, found, name)
+            elif module is not None:
+                found[name] = module
         for name in outside.names:
+            if name in outside.imports:
+                continue
             if name in cells:
                 self.reads.cell(cells[name], found, name)
             elif name in enclosing:
@@ -234,7 +255,19 @@ class Describer:
                 for attribute in attributes:
                     self.reads.name(vars(module), attribute, found, f"{name}.{attribute}")
         given = (function.__defaults__, function.__kwdefaults__)
-        return f"{self._sequence(given)}{self._fields(found)}"
+        named = {n: m.__name__ for n, m in found.items() if isinstance(m, types.ModuleType)}
+        asked = {n: f"module {m}" for n, m in named.items() if n not in outside.whole}
+        return f"{self._sequence(given)}{self._fields({**found, **asked})}"
+
+    def _imported(self, name: str) -> types.ModuleType | None:
+        """The module that an import inside of a function gives; one of a library only if it is
+        loaded, as no more is asked of it than what does not change."""
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):  # Python will say so, or the function expects it
+                spec = importlib.util.find_spec(_top(name))
+                if spec is not None and "-packages" not in (spec.origin or ""):
+                    importlib.import_module(name)
+        return sys.modules.get(name)
 
     def _class(self, kind: type) -> str:
         """Text of a class of the user's: its bases, its methods, what else it holds."""
@@ -246,8 +279,13 @@ class Describer:
         return f"type {_named(kind)}{self._sequence(kind.__bases__)}{self._fields(found)}"
 
     def _is_users(self, thing: Any) -> bool:
-        """Whether a function or class is the user's: of no library, or of that of the kernel."""
-        module = thing.__module__ or ""
+        """Whether a function, class or module is the user's: of no library, or of that of the
+        kernel."""
+        if isinstance(thing, types.ModuleType):
+            return self._is_users_module(thing.__name__)
+        return self._is_users_module(thing.__module__ or "")
+
+    def _is_users_module(self, module: str) -> bool:
         top = _top(module)
         if top in self._homes or top == "__main__":
             return True
@@ -265,6 +303,8 @@ class Describer:
     def _numpy(self, numpy: Any, value: Any) -> str:
         if isinstance(value, numpy.dtype):
             return f"numpy.dtype {value.str} {value}"
+        if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_WATCHED:
+            self.reads.content(value)
         if value.dtype.hasobject:
             return f"{_named(type(value))} {value.shape}{self._sequence(value.flat)}"
         content = hashlib.sha256(value.tobytes()).hexdigest()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from tilec.ir.caller import caller_loc
+from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.captured import Reads
 from tilec.jit.fastpath import CallText, calls_of
@@ -84,6 +84,7 @@ class Launchable:
     ) -> Any:
         raise NotImplementedError
 
+    @for_users  # a launch path that is older than torch's compiler lets it look in here
     def launch_anew(
         self,
         grid: Any,

@@ -328,7 +328,7 @@ class Prepared:
 
     def forget(self) -> None:
         """Let go of all launches, and of the variants they are of."""
-        for launches in self.memo.values():
+        for launches in [*self.memo.values()]:  # other threads put more there
             launches.drop()  # somebody else may have it
         self.memo.clear()
         self._once.clear()

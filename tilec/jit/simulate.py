@@ -21,7 +21,7 @@ from tilec.jit.attempts import occupancy
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.packing import packed_copy
 from tilec.jit.simulated import Records, records_of, variant_records
-from tilec.kernel import Kernel, Planned
+from tilec.kernel import Kernel, Planned, kernel_in
 from tilec.passes.utils.registers import at_launch
 from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
@@ -84,6 +84,7 @@ def simulate(
     Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
     what has been run.
     """
+    kernel = kernel_in(kernel)
     machine = _checked(kernel, target, meta)
     flags = ("checks", checks), ("check_outputs", check_outputs), ("optimised", optimised)
     for name, value in flags:
@@ -288,7 +289,8 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
     values = argument_values(standin, call.tensors, call.scalars, planned.grid)
     kinds = [kind for kind, _, _ in records.function.params]
     parameters = [
-        _parameter(value, p.type, kind) for value, p, kind in zip(values, image.params, kinds)
+        _parameter(value, p.type, image.target, kind)
+        for value, p, kind in zip(values, image.params, kinds)
     ]
     addresses = {t.name: np.int64(t.address) for t in tensors}
     for i, p in enumerate(image.params):
@@ -365,13 +367,13 @@ def _resident(image: Image, target: Target) -> int:
     return max(1, each) * target.multiprocessors
 
 
-def _parameter(value: Any, dtype: str, kind: str) -> Any:
+def _parameter(value: Any, dtype: str, target: str, kind: str) -> Any:
     """A launch's value as the records hold it: the bits of its dtype in the LLVM type `kind`."""
     if isinstance(value, bytes):
         return np.int64(int.from_bytes(value, "little"))
     if dtype == "pointer":
         return np.int64(value)
-    return np.frombuffer(pack_value(value, dtype), KINDS[kind])[0]
+    return np.frombuffer(pack_value(value, dtype, target), KINDS[kind])[0]
 
 
 def _global(name: str, t: Tensor, written: bool, output: bool, number: int) -> GlobalTensor:

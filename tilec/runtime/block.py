@@ -10,6 +10,7 @@ next launch (`jit/recipe.py`).
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 import struct
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import DTYPES
 from tilec.runtime.image import AbiParam
+from tilec.runtime.tensors import array_dtype
 from tilec.support.lazy import Lazy
 
 ml_dtypes = Lazy("ml_dtypes")
@@ -29,21 +31,25 @@ _CODES = {
     "uint32": "I", "int64": "q", "uint64": "Q", "float16": "e", "float32": "f",
     "tfloat32": "f", "float64": "d", "pointer": "Q",
 }  # fmt: skip
-_ML_DTYPES = {"bfloat16": "bfloat16", "float8_e4m3": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
+_ML_DTYPES = ("bfloat16", "float8_e4m3", "float8_e5m2")
 
 _addressof, _byte_of = ctypes.addressof, ctypes.c_char.from_buffer
 
 Value = int | float | bool | bytes
 
 
-def pack_value(value: Value, dtype: str) -> bytes:
-    """`value` as the bytes of one parameter: `dtype` is "pointer", "tensor_map" (bytes as they
-    are) or a dtype's name. Raises OverflowError or struct.error where the value does not fit."""
+def pack_value(value: Value, dtype: str, target: str) -> bytes:
+    """`value` as the bytes of one parameter for `target`: `dtype` is "pointer", "tensor_map" (bytes
+    as they are) or a dtype's name. Raises OverflowError or struct.error where the value does not
+    fit."""
     if isinstance(value, bytes):
         return value
     if dtype in _CODES:
         return struct.pack("<" + _CODES[dtype], value)
-    packed: bytes = getattr(ml_dtypes, _ML_DTYPES[dtype])(value).tobytes()
+    made = getattr(ml_dtypes, array_dtype(dtype, target))(value)
+    if math.isnan(made) != math.isnan(value) or math.isinf(made) != math.isinf(value):
+        raise OverflowError
+    packed: bytes = made.tobytes()
     return packed
 
 
@@ -58,8 +64,8 @@ def _size_and_align(kind: str) -> tuple[int, int]:
 class BlockLayout:
     """Where each parameter's value stands in a block: at its natural alignment, in order."""
 
-    def __init__(self, params: Sequence[AbiParam]) -> None:
-        self.params = tuple(params)
+    def __init__(self, params: Sequence[AbiParam], target: str) -> None:
+        self.params, self.target = tuple(params), target
         self.offsets: list[int] = []
         self.size = 0
         codes = ["<"]
@@ -95,7 +101,7 @@ class BlockLayout:
             if self._foreign:
                 ready = [*values]
                 for i in self._foreign:
-                    ready[i] = pack_value(values[i], self.params[i].type)
+                    ready[i] = pack_value(values[i], self.params[i].type, self.target)
             self._struct.pack_into(memory, pad, *ready, pointers)
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
@@ -109,13 +115,13 @@ class BlockLayout:
         """Let parameter `number` be `value` in a block that no launch is under way from. Raises
         OverflowError or struct.error where it does not fit."""
         if number in self._foreign:
-            value = pack_value(value, self.params[number].type)
+            value = pack_value(value, self.params[number].type, self.target)
         self._each[number].pack_into(block.memory, block.begin + self.offsets[number], value)
 
     def _misfit(self, values: Sequence[Value]) -> LaunchError:
         for p, value in zip(self.params, values):
             try:
-                pack_value(value, p.type)
+                pack_value(value, p.type, self.target)
             except (OverflowError, struct.error):
                 wider = "float64" if p.type.startswith(("float", "bfloat")) else "int64"
                 hint = f"annotate {p.arg}: T.{wider}"

@@ -30,13 +30,14 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def cache_root() -> Path | None:
     """The directory of the cache (TILEC_CACHE_DIR, else the user's cache directory); None if it
-    is disabled."""
+    is disabled, and for a user without a home."""
     if is_on("TILEC_DISABLE_CACHE"):
         return None
     chosen = os.environ.get("TILEC_CACHE_DIR")
     if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilec"
+        return Path(os.path.expanduser(chosen))
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return None if caches.startswith("~") else Path(caches) / "tilec"
 
 
 def hash_parts(parts: Iterable[str | bytes]) -> str:
@@ -191,7 +192,7 @@ def compiler_fingerprint(cache: DiskCache | None) -> str:
     if note is not None:
         try:
             known = note.read_text()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: it is damaged
             known = ""
         if len(known) == 64:
             return known

@@ -226,7 +226,7 @@ class CpuKernel(NoTensorMaps):
 
     def __init__(self, image: Image) -> None:
         self.image = image
-        self.layout = BlockLayout(image.params)
+        self.layout = BlockLayout(image.params, image.target)
         self._engine, address = load_object(image.binary, image.symbol)
         self._entry = _ENTRY(address)
         at = self._engine.get_global_value_address(f"{image.symbol}.failed") if image.debug else 0

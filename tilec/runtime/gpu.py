@@ -129,7 +129,7 @@ class GpuKernel(ABC):
 
     def __init__(self, driver: GpuDriver, image: Image, index: int, code: bytes) -> None:
         self.driver, self.image, self.index = driver, image, index
-        self.layout = BlockLayout(image.params)
+        self.layout = BlockLayout(image.params, image.target)
         self._own = workspace_params(image)
         symbol = image.symbol.encode()
         with driver.on_device(index):

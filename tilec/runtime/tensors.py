@@ -33,7 +33,7 @@ _OF_TWO = ("int8", "uint8", "float4_e2m1fn_x2")  # bytes that hold two elements 
 _TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 
 # DLPack's DLDataTypeCode and DLDeviceType (dlpack.h, version 1.1).
-_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
+_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _DLPACK_FLOAT8 = {10: "float8_e4m3", 12: "float8_e5m2"}
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
 _DEFAULT_STREAMS = {"cpu": None, "cuda": 1, "hip": 0}  # as `__dlpack__` numbers them
@@ -264,7 +264,8 @@ def _read_cuda_interface(value: Any, name: str) -> Tensor:
 
 
 class _DLTensor(ctypes.Structure):
-    """`DLTensor` of dlpack.h, flattened; a legacy capsule's DLManagedTensor begins with it."""
+    """`DLTensor` of dlpack.h, flattened; the DLManagedTensor of a capsule before version 1.0 begins
+    with it."""
 
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
@@ -274,9 +275,21 @@ class _DLTensor(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _DLVersioned(ctypes.Structure):
+    """`DLManagedTensorVersioned` of dlpack.h."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor),
+    ]  # fmt: skip
+
+
+_DLPACK_READ_ONLY = 1  # of the flags
+
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_is_capsule = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_pointer.argtypes = _is_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _read_dlpack(value: Any, name: str) -> Tensor:
@@ -286,8 +299,17 @@ def _read_dlpack(value: Any, name: str) -> Tensor:
         raise LaunchError(message, hint=f"copy {name} to a CPU, CUDA or HIP device first")
     # The producer orders its work before this stream, the launch is ordered behind it.
     stream = _DEFAULT_STREAMS[kind]
-    capsule = value.__dlpack__() if stream is None else value.__dlpack__(stream=stream)
-    d = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    options = {} if stream is None else {"stream": stream}
+    try:
+        capsule = value.__dlpack__(max_version=(1, 0), **options)
+    except TypeError:  # of a producer from before these versions
+        capsule = value.__dlpack__(**options)
+    read_only = False
+    if _is_capsule(capsule, b"dltensor_versioned"):
+        versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        d, read_only = versioned.tensor, bool(versioned.flags & _DLPACK_READ_ONLY)
+    else:
+        d = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(d.shape[i] for i in range(d.ndim))
     strides = tuple(d.strides[i] for i in range(d.ndim)) if d.strides else contiguous_strides(shape)
     family = _DLPACK_KINDS.get(d.code)
@@ -303,7 +325,8 @@ def _read_dlpack(value: Any, name: str) -> Tensor:
         kind,
         d.device_id,
         capsule,
-        stream=stream,
+        not read_only,
+        stream,
     )
 
 

@@ -23,7 +23,7 @@ from tilec import language as T
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 from tilec.jit.compiled import CompiledKernel
-from tilec.jit.fingerprint import remember_surroundings
+from tilec.jit.fingerprint import exact, remember_surroundings
 from tilec.jit.specialise import spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.support.syntax import names_in
@@ -201,7 +201,8 @@ class _Lazy(_Program):
     def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
         functools.update_wrapper(self, function)
         self.function, self.out_idx, self.target = function, out_idx, target
-        self._made: dict[str, JITKernel] = {}
+        # By its arguments: the kernel, and the arguments, some of which are told by which they are.
+        self._made: dict[Any, tuple[JITKernel, Any]] = {}
 
     def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
         """The T.prim_func for these arguments. Raises CompileError if there is none."""
@@ -212,11 +213,12 @@ class _Lazy(_Program):
         return made
 
     def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
-        """The kernel for these arguments, the same one each time."""
-        key = repr((args, sorted(kwargs.items())))
+        """The kernel for these arguments, the same one for the same values."""
+        key = (*map(exact, args), *((n, exact(v)) for n, v in sorted(kwargs.items())))
         if key not in self._made:
-            self._made[key] = JITKernel(self.get_tir(*args, **kwargs), self.out_idx, self.target)
-        return self._made[key]
+            made = JITKernel(self.get_tir(*args, **kwargs), self.out_idx, self.target)
+            self._made[key] = made, (args, kwargs)
+        return self._made[key][0]
 
     __call__ = compile
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tilec.autotuning import Tuned
 from tilec.ir.caller import caller_loc, for_users
@@ -51,7 +52,7 @@ class Operator:
         self._launched: Any = kernel
         self.inputs, self.outputs = inputs.names, tuple(self.kernel.signature.returns)
         self.parameters = inputs.parameters
-        self._inputs, self._grid, self._checked = inputs, grid, False
+        self._inputs, self._grid, self._checked = inputs, grid, set[Any]()
         schema = write_schema(inputs, mutates, len(self.outputs))
         made: Any = torch.library.custom_op(name, self._run, mutates_args=mutates, schema=schema)
         made.register_fake(self._fake)
@@ -75,6 +76,8 @@ class Operator:
         if torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
         try:
+            if forward_ad._current_level >= 0:
+                self._refuse_tangents(*args, *kwargs.values())
             return self.overload(*args, **kwargs)
         except Exception as e:
             error = e
@@ -88,16 +91,29 @@ class Operator:
             raise error
         # torch's own, of arguments that do not fit the schema: nothing has run.
         message = str(error).partition("\n")[0]
-        if message.startswith(f"{self.name}() "):
+        if message.startswith((f"{self.name}() ", "Unknown keyword argument")):
             raise LaunchError(message, hint=f"call it with ({', '.join(self.inputs)})")
+        if message.startswith("In order to use an autograd.Function with functorch"):
+            message = f"{self.name}: torch takes no operator of a library through torch.func"
+            raise LaunchError(message, hint="use torch.autograd.grad, or backward()")
         raise error
+
+    def _refuse_tangents(self, *given: object) -> None:
+        """torch takes the derivative of a library's operator, forward, to be zero."""
+        unpacked: Any = forward_ad.unpack_dual
+        tensors = (x for x in given if isinstance(x, torch.Tensor))
+        if any(unpacked(x).tangent is not None for x in tensors):
+            message = f"{self.name} has no derivative forward (jvp, jacfwd, dual tensors)"
+            raise LaunchError(message, hint="use torch.autograd.grad, or backward()")
 
     # --- what torch calls -----------------------------------------------------------------------
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         given = self._inputs.bind(args, kwargs)
-        if not self._checked:
+        chosen = self._inputs.chosen(given)
+        if chosen not in self._checked:
             self._check_written(given)
+            self._checked.add(chosen)
         launched = self._launched
         if self._grid is not None:
             launched = launched[self._grid_for(given)]
@@ -119,7 +135,6 @@ class Operator:
         made = {a.name for v in variants for a in v.image.arguments if a.output}
         written = {a.name for v in variants for a in v.image.arguments if a.written}
         self.refuse_unsaid(written - made)
-        self._checked = True
 
     def refuse_unsaid(self, written: Iterable[str]) -> None:
         """Raise LaunchError if the kernel writes more than `mutates`."""

@@ -42,6 +42,13 @@ class Inputs:
         given = {**dict(zip(self.names, args)), **kwargs, **self.fixed}
         return {n: v for n, v in given.items() if v is not None or n not in self.open}
 
+    def chosen(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What decides which code is run for the arguments `given`: compile-time values, and which
+        tensors are there."""
+        constants = (given.get(p.name) for p in self.parameters if p.kind == "constexpr")
+        optional = (p.name for p in self.parameters if p.kind == "tensor" and p.default is None)
+        return (*constants, *(given.get(name) is None for name in optional))
+
 
 def read_inputs(
     kernel: str, parameters: Sequence[Parameter], constants: Mapping[str, Any], tuned: bool = False

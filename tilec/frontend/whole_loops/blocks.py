@@ -23,10 +23,11 @@ Given = str | ast.expr | list[ast.stmt]
 
 class Blocks:
     """Writes the program with a grid that the loop at `node` becomes. `used` are the names that it
-    must not take; it asks for tilec's builtins as attributes of `language`."""
+    must not take; it asks for tilec's builtins as attributes of `language`. `asked`: how many
+    threads the decorator or the launch asks for."""
 
-    def __init__(self, node: ast.stmt, nest: Nest, used: set[str]) -> None:
-        self.node, self.nest, self.used = node, nest, used
+    def __init__(self, node: ast.stmt, nest: Nest, used: set[str], asked: int | None) -> None:
+        self.node, self.nest, self.used, self.asked = node, nest, used, asked
         self.language = fresh_name("T", used)
         self.given: dict[str, Given] = {}
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
@@ -75,8 +76,9 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
             number = f"({number} // {down})"
         counts = [f"T.ceildiv(E{d}, {size})" for d, size in zip(own, tile)]
         compared = " and ".join(f"I{d} < E{d}" for d in reversed(own))
+        threads = self.asked or threads_of(tile)
         text = f"""
-with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads_of(tile)}) as block:
+with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as block:
     {"; ".join(f"tiles{d} = {count}" for d, count in zip(own, counts))}
     {self._apart(number, outer)}
     for {", ".join(inside)} in T.Parallel({", ".join(map(str, tile))}):
@@ -89,9 +91,10 @@ with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads_of(tile
     def threads(self) -> ast.With:
         """One thread for each iteration."""
         indices = list(range(len(self.nest.indices)))
+        threads = self.asked or _THREADS
         text = f"""
-with T.Kernel(T.ceildiv({_product(indices)}, {_THREADS}), threads={_THREADS}) as block:
-    iteration = block * {_THREADS} + T.get_thread_binding(0)
+with T.Kernel(T.ceildiv({_product(indices)}, {threads}), threads={threads}) as block:
+    iteration = block * {threads} + T.get_thread_binding(0)
     if iteration < {_product(indices)}:
         {self._apart("iteration", indices)}
         BODY
@@ -101,13 +104,16 @@ with T.Kernel(T.ceildiv({_product(indices)}, {_THREADS}), threads={_THREADS}) as
 
     def rows(self, named: Named, known: Known, lanes: int) -> ast.With | None:
         """`lanes` of a warp for each iteration, if it goes along rows; see `rows`."""
+        threads = self.asked or _THREADS
+        if threads % lanes:
+            return None
         lane = self._fresh("lane")
         body = shared_rows(self.nest, named, known, lanes, (self.language, lane), self._fresh)
         if body is None:
             return None
-        indices, each = list(range(len(self.nest.indices))), _THREADS // lanes
+        indices, each = list(range(len(self.nest.indices))), threads // lanes
         text = f"""
-with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as block:
+with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={threads}) as block:
     LANE = T.get_lane_idx()
     iteration = block * {each} + T.get_warp_idx()
     if iteration < {_product(indices)}:
@@ -134,7 +140,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={_THREADS}) as blo
             magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
         )  # fmt: skip
         found = writer.tiled()
-        if found is None:
+        if found is None or found.threads != (self.asked or found.threads):
             self.used = used
             return None
         *outer, last = range(len(self.nest.indices))

@@ -54,7 +54,7 @@ class WholeLoops(Statements):
         assert nest is not None, "the signature has seen it"
         self.whole_indices = nest.indices
         extents = [self.expression(e) for e in nest.extents]
-        blocks = Blocks(node, nest, self.frame.source.used_names())
+        blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
         product = product_of(nest, named) if tiles else None
         if product is not None and self._can_tile(product):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
@@ -78,7 +78,7 @@ class WholeLoops(Statements):
         """A nest without loops as tiles of elements."""
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
-        blocks = Blocks(node, nest, self.frame.source.used_names())
+        blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
         about = [self._about(e)[0] or _USUAL for e in nest.extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, edges), blocks.language
@@ -89,7 +89,7 @@ class WholeLoops(Statements):
         found = as_folds(nest, named, lambda base: fresh_name(base, used))
         if found is None:
             return None
-        blocks = Blocks(node, found, used | {*found.indices})
+        blocks = Blocks(node, found, used | {*found.indices}, self.threads)
         made = self._over_tiles(blocks, named)
         return None if made is None else (made, blocks.language)
 
