@@ -194,7 +194,18 @@ def test_tiles_are_chosen_or_given():
     assert "alloc fragment<64x32xf32>" in small.stages["tile"]
 
 
-@pytest.mark.parametrize("kernel", [rounded_products, part_of_a_product])
+@tilec.kernel
+def triangle(
+    A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+):
+    for i, j in T.Parallel(M, N):
+        acc: T.float32 = 0
+        for k in range(i + 1):
+            acc += A[i, k] * B[k, j]
+        C[i, j] = acc
+
+
+@pytest.mark.parametrize("kernel", [rounded_products, part_of_a_product, triangle])
 def test_what_a_tiled_product_would_not_give_stays_a_loop(kernel):
     dtype = "float16" if kernel is rounded_products else "float32"
     a, b = half(9, 21).astype(dtype), half(21, 10).astype(dtype)
@@ -203,6 +214,8 @@ def test_what_a_tiled_product_would_not_give_stays_a_loop(kernel):
         assert "gemm" not in kernel.compile(a, b, c, target=target).stages["tile"]
     if kernel is rounded_products:
         expected = sum((a[:, [k]] * b[k]).astype(np.float32) for k in range(21))
+    elif kernel is triangle:
+        expected = np.tril(wide(a)) @ wide(b)
     else:
         expected = np.zeros((9, 10))
         expected[1:] = wide(a[:-1, :-1]) @ wide(b[:-1])

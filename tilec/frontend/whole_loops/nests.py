@@ -138,6 +138,8 @@ def product_of(nest: Nest, named: Named) -> Product | None:
     added = _added(loop.body[0], total) if len(loop.body) == 1 else None
     if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
         return None
+    if not names_in(extent).isdisjoint(nest.indices):
+        return None  # a triangle
     factors = _operand(added.left, named), _operand(added.right, named)
     if factors[0] is None or factors[1] is None:
         return None
