@@ -99,6 +99,27 @@ def test_a_hundred_by_a_hundred_has_matrix_instructions(target: str) -> None:
     assert "simt" not in compiled.stages["select_gemm"]
 
 
+@pytest.mark.parametrize(
+    ("tile", "target", "padded"),
+    [
+        ((64, 72, 32), "hip:gfx942", "64x80"),  # heads of 72 numbers
+        ((64, 40, 40), "hip:gfx942", "64x64"),  # K of 40 asks for 32 rows and columns
+        ((24, 24, 24), "cuda:sm_80", "32x32"),
+    ],
+    ids=str,
+)
+def test_a_product_that_lacks_some_columns_has_matrix_instructions(
+    tile: tuple[int, int, int], target: str, padded: str, rng: np.random.Generator
+) -> None:
+    given = arrays(70, 90, 50, rng)
+    stages = product(*tile).compile(*given, target=target).stages
+    assert f"fragment<{padded}xf32>" in stages["pad_tiles"]
+    assert "simt" not in stages["select_gemm"]
+    report = tilec.simulate(product(*tile), *given, target=target)
+    assert not report.findings, str(report)
+    check(*given)
+
+
 @pytest.mark.parametrize("shape", [(17, 33), (1, 1001), (3, 1000), (100, 100)], ids=str)
 def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None:
     @tilec.kernel

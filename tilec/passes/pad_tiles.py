@@ -1,5 +1,5 @@
-"""pad_tiles: extents that the threads cannot share evenly, or that a product of several warps does
-not step through, get larger.
+"""pad_tiles: extents that the threads cannot share evenly, or that no matrix instruction steps
+through, get larger.
 
 Before: TILE. After: TILE, and a fragment as of 100x100 or 17x33 elements, of which each thread
 would hold far more than its part, has the next extents that spread well, and so has a product in
@@ -10,6 +10,8 @@ it. What is beyond a tile's own extents is never stored:
     gemm a, b, acc                     ->    gemm a, b, acc
     parallel (100, 100) { f(acc[i, j]) }     parallel (128, 128) { if i, j inside: f(acc[i, j]) }
     copy acc, C[y, x]                        parallel (128, 128) { if …: C[y + i, x + j] = acc[…] }
+
+So does one of 64x72 elements on a GPU whose instructions have 16 columns at least.
 
 A tile of A or B is copied with the rows behind it, which only reach the part of the product that
 nobody stores; where that cannot be (another block may write them, or threads fill the tile), it is
@@ -44,6 +46,7 @@ from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType, next_power_of_2
 from tilec.ir.values import Effect
+from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
@@ -51,6 +54,7 @@ from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
 from tilec.target import SECTOR, Target
 
+MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 ATOM = 16  # rows and columns of every matrix instruction divide it
 ROW = SWIZZLES[1]  # rows that fit this one gained nothing from the widest
@@ -201,6 +205,12 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
         held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
         if held > FEW_REGISTERS and held > 2 * prod(shape) // (warps * target.warp_size):
             pads.update((e, _rounded(e)) for e in shape)
+    for o, instrs in missed(func, target).items():
+        m, n, _ = o.shape
+        tiles = [_share(_up(m, r.m), _up(n, r.n), m == n, warps) for r in instrs]
+        rows, columns = min(tiles, key=prod)
+        if rows * columns <= MOST_PADDED * m * n:
+            pads |= {m: rows, n: columns}
     pads = {e: p for e, p in pads.items() if e != p}
     if not pads:
         return {}
@@ -229,7 +239,10 @@ def _rounded(extent: int) -> int:
     """The next extent that divides well: at most an eighth more of a long one."""
     if extent <= ATOM:
         return next_power_of_2(extent)
-    unit = max(ATOM, 1 << (extent // 8).bit_length() - 1)
+    return _up(extent, max(ATOM, 1 << (extent // 8).bit_length() - 1))
+
+
+def _up(extent: int, unit: int) -> int:
     return -(-extent // unit) * unit
 
 
@@ -237,12 +250,9 @@ def _share(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
     """The smallest product tile of at least that size of which every warp has a part, whole
     atoms."""
 
-    def up(extent: int, parts: int) -> int:
-        return -(-extent // (ATOM * parts)) * ATOM * parts
-
     found = []
     for along in (1 << i for i in range(warps.bit_length()) if warps % (1 << i) == 0):
-        rows, columns = up(m, along), up(n, warps // along)
+        rows, columns = _up(m, ATOM * along), _up(n, ATOM * (warps // along))
         if square:
             rows = columns = max(rows, columns)
         found.append((rows * columns, rows, columns))
