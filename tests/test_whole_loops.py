@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from philox import Curand
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -269,6 +270,51 @@ def test_methods_of_what_an_iteration_names():
     mixed = a ^ a >> np.uint64(33)
     np.testing.assert_array_equal(low, mixed.astype(np.uint32))
     np.testing.assert_array_equal(high, (mixed >> np.uint64(32)).astype(np.uint32))
+
+
+def test_functions_inside_of_the_kernel():
+    """Those that a loop calls may stand before it, for a product and for loops along rows."""
+
+    @tilec.kernel
+    def rectified(
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        def relu(x, least=0.0):
+            return T.max(x, least)
+
+        for i, j in T.Parallel(M, N):
+            acc: T.float32 = 0
+            for k in range(K):
+                acc += A[i, k] * B[k, j]
+            C[i, j] = relu(acc)
+
+    @tilec.kernel
+    def softmax(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+        def most(i):
+            m: T.float32 = -T.infinity("float32")
+            for j in range(N):
+                m = T.max(m, X[i, j])
+            return m
+
+        for i in T.Parallel(M):
+            m = most(i)
+            s: T.float32 = 0
+            for j in range(N):
+                s += T.exp(X[i, j] - m)
+            for j in range(N):
+                Y[i, j] = T.exp(X[i, j] - m) / s
+
+    a, b = single(9, 70), single(70, 20)
+    c, e = np.empty((9, 20), np.float32), np.exp(wide(a))
+    for target in ("cpu", *TARGETS):
+        assert "gemm" in rectified.compile(a, b, c, target=target).stages["tile"]
+        run(rectified, target, a, b, c)
+        np.testing.assert_allclose(c, np.maximum(wide(a) @ wide(b), 0), rtol=1e-4, atol=1e-4)
+        y = np.empty_like(a)
+        run(softmax, target, a, y)
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_what_an_iteration_makes_is_made_once():
