@@ -105,7 +105,7 @@ def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
     return found
 
 
-def nearest_tile(o: Gemm, target: Target) -> tuple[int, int, int] | None:
+def nearest_tile(o: Gemm, target: Target) -> tuple[int, ...] | None:
     """Of a product that threads do, the least M, N and K that a matrix instruction steps through;
     None where none knows its dtypes."""
     tiles = [
