@@ -139,6 +139,44 @@ def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None
     np.testing.assert_allclose(c, 3 * a, rtol=1e-6)
 
 
+@pytest.mark.parametrize("target", GPUS)
+def test_what_a_fragment_has_more_is_not_read(target: str, rng: np.random.Generator) -> None:
+    """What a loop over a fragment's own elements leaves has nothing beyond; a result's copy has."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((100, 32), "float16"),
+        C: T.Tensor((100, 100), "float32"),
+        D: T.Tensor((100, 100), "float16"),
+        E: T.Tensor((100, 100), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((100, 32), "float16")
+            acc, more = (T.alloc_fragment((100, 100), "float32") for _ in range(2))
+            half, less = (T.alloc_fragment((100, 100), "float16") for _ in range(2))
+            T.copy(A, a)
+            T.clear(acc)
+            T.gemm(a, a, acc, transpose_B=True)
+            for i, j in T.Parallel(100, 100):
+                more[i, j] = acc[i, j] + 1
+            T.copy(more, half)
+            T.copy(more, C)
+            T.copy(half, D)
+            T.copy(acc, less)
+            T.copy(less, E)
+
+    a = rng.integers(-2, 3, (100, 32)).astype(np.float16)
+    c, d, e = (np.zeros((100, 100), dtype) for dtype in (np.float32, np.float16, np.float16))
+    report = tilec.simulate(kernel, a, c, d, e, target=target)
+    assert report.ok, str(report)
+    want = a.astype(np.float64) @ a.T.astype(np.float64)
+    for got, expected in ((c, want + 1), (d, want + 1), (e, want)):
+        np.testing.assert_array_equal(got, expected)
+    padded = kernel.compile(a, c, d, e, target=target).stages["pad_tiles"]
+    copied = [line for line in padded.splitlines() if " copy %" in line and "(128, 128)" in line]
+    assert [line.split()[1].partition("[")[0] for line in copied] == ["%acc", "%less"]
+
+
 def test_even_tiles_stay() -> None:
     @tilec.kernel
     def kernel(A: T.Tensor((96, 80), "float32"), C: T.Tensor((96, 80), "float32")):

@@ -271,6 +271,27 @@ class _Padding:
         complete = self.wide.keys() | self.filled.keys()
         written = [e for o, e in effects_in(func.body) if o not in complete]
         self.cleared = {v for v in buffers_written(written) if v in shared}
+        self.defined = self._defined()
+
+    def _defined(self) -> set[Value]:
+        """Fragments that hold numbers everywhere, also in what they have more: results of products,
+        and what is copied from such alone."""
+        writers: dict[Value, list[Op]] = {}
+        for o, e in effects_in(self.func.body):
+            if e.region is not None and e.writes:
+                writers.setdefault(e.region.buffer, []).append(o)
+
+        def copies(o: Op) -> bool:
+            if not isinstance(o, ops.Copy) or o.source.buffer not in found:
+                return False
+            return self._is_fragment(o.source) and self._is_fragment(o.dest)
+
+        found = set(self.products)
+        while more := {
+            v for v, made in writers.items() if v not in found and all(map(copies, made))
+        }:
+            found |= more
+        return found
 
     def _operand(self, x: Region, dim: int, grown: int = 0) -> None:
         """Make room in a shared operand for the rows or columns that the product has more."""
@@ -430,6 +451,8 @@ class _Padding:
         whole = [x for x in sides if self._is_fragment(x)]
         if not whole:
             return None
+        if o.source in whole and o.source.buffer not in self.defined:
+            return self._elements(o, o.coalesced_width)  # nobody has written what is more
         if len(whole) == 2:
             source, dest = map(self._grown, sides)
             if source.shape == dest.shape:
