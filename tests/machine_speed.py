@@ -3,10 +3,8 @@ for. Others may compute beside them, and two threads of a core are slower than o
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 QUIET = 0.06  # seconds that the loop takes on a machine of 2024 that does nothing else, about
@@ -20,26 +18,15 @@ def slower() -> float:
     return max(1.0, (time.process_time() - start) / QUIET)
 
 
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Objects that other tests left are not looked at by the garbage collector meanwhile: that can
-    take seconds, and is not part of what is measured."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def least_seconds(make: Callable[[int], Callable[[], Any]], limit: float, tries: int = 3) -> float:
     """CPU seconds of the quickest of some calls, up to the first within `limit`; `make(k)` returns
     what to call the k-th time (a kernel that no cache knows)."""
     least = float("inf")
     for k in range(tries):
         call = make(k)
-        with _apart():
-            start = time.process_time()
-            call()
-            least = min(least, time.process_time() - start)
+        start = time.process_time()
+        call()
+        least = min(least, time.process_time() - start)
         if least <= limit:
             break
     return least

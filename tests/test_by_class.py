@@ -59,6 +59,7 @@ REASONS = {
     "passes/infer_layouts.py": SELECTION,
     "passes/insert_sync.py": VALUES,
     "passes/hold_operands.py": SELECTION,
+    "passes/join_branches.py": LOWERING,
     "passes/join_iterations.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,
     "passes/lower_copies.py": LOWERING,

@@ -484,6 +484,43 @@ def test_ranges_do_not_decide_what_may_wrap() -> None:
     assert "compare.gt" in text
 
 
+@pytest.mark.parametrize(
+    ("expression", "left"),
+    [
+        ("%n1 = const 32, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%base, ", "%j, "]}),
+        ("%n1 = const 64, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%base, "]}),
+        ("%n1 = const 128, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%base, "]}),
+        ("%n1 = const 32, i32 %r = binary.mod %at, %n1", {"mod": ["%j, "]}),
+        ("%n1 = const 64, i32 %r = binary.mod %at, %n1", {}),
+        ("%n1 = const 128, i32 %r = binary.mod %at, %n1", {"mod": ["%at, "]}),
+        ("%n1 = const 24, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%at, "]}),
+        ("%n1 = const 32, i32 %y = binary.sub %j, %n1 %b = binary.add %base, %y "
+         "%r = binary.floordiv %b, %n1", {"floordiv": ["%b, "]}),
+        ("%v = load %I[%j] %c = const 64, i32 %u1 = binary.mul %v, %c %b = binary.add %u1, %j "
+         "%n1 = const 32, i32 %r = binary.floordiv %b, %n1", {"floordiv": ["%b, "]}),
+    ],
+)  # fmt: skip
+def test_quotients_of_sums(expression: str, left: dict[str, list[str]]) -> None:
+    """Of what a divisor divides and a rest; not where the rest is negative, or the sum wraps."""
+    text = simple(f"""
+      %c0 = const 0, i32 %c1 = const 1, i32 %c64 = const 64, i32
+      for.serial %c0, %M, %c1 body(%k: i32) {{
+        %base = binary.mul %k, %c64
+        parallel (64) body(%j: i32) {{
+          %at = binary.add %base, %j {expression}
+          %w1 = load %I[%r]
+          store %I[%at], %w1
+        }}
+        yield
+      }}
+    """)
+    for kind in ("floordiv", "mod"):
+        found = [line.split(kind)[1] for line in text.splitlines() if f".{kind}" in line]
+        wanted = left.get(kind, [])
+        assert len(found) == len(wanted), text
+        assert all(any(w in line for line in found) for w in wanted), text
+
+
 # --- whole programs -------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from tilec.codegen.casts import memory_type, register_type
 from tilec.codegen.emitter import check_name
 from tilec.codegen.foreign import Foreign, call_foreign, sources
-from tilec.codegen.gpu_buffers import SHARED, Buffers
+from tilec.codegen.gpu_buffers import GUARDED, SHARED, Buffers
 from tilec.codegen.lanes import convert, from_memory
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
@@ -289,12 +289,17 @@ class Emitter(Buffers):
         if lo.literal is None or hi.literal is None or not step.literal:
             raise InternalError("the bounds of an unrolled loop are not numbers", o.loc)
         values = [self.get(v) for v in o.inits]
+        outer, mark = self.unrolling, self.f.mark()
+        self.unrolling = True
         for i in range(lo.literal, hi.literal, step.literal):
             self.env[o.body.args[0]] = int_val(i, lo.type)
             self.env.update(zip(o.body.args[1:], values))
             self.block(o.body)
             values = [self.get(v) for v in ops.yielded(o.body)]
         self.env.update(zip(o.results, values))
+        self.unrolling = outer
+        if not outer:  # longer, it would take registers
+            self.f.forget(mark, GUARDED)
 
     def loop_form(self, o: ops.For | ops.While) -> str:
         """LLVM is to unroll what is short, and nothing else."""

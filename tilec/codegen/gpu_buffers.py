@@ -9,6 +9,7 @@ offset.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tilec.target import Target
 
 INVARIANT = ", !invariant.load !2"
 STREAMED = ", !nontemporal !3"
+GUARDED = "guarded load"
 _TOUCHED = ("dest", "source", "a", "b", "barrier")
 SHARED = Val("ptr addrspace(3)", "@smem")
 _touching: dict[type[Op], tuple[str, ...]] = {}  # which of these words its operands have
@@ -64,6 +66,7 @@ class Buffers(BaseEmitter):
     target: Target
     plan: RegisterPlan
     mutable: set[Value]
+    unrolling = False  # the iterations of a loop are printed, one behind the other
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,16 +281,21 @@ class Buffers(BaseEmitter):
         kind = elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
         if o.words:
             kind = f"<{o.lanes * dtype.bits // 32} x i32>"
-        tail = INVARIANT if self.is_constant(o.source) else ""
+        constant = self.is_constant(o.source)
+        tail = INVARIANT if constant else ""
         if o.cache == "evict_first":
             tail += STREAMED
-        at = self.pointer(o.source, self.get(o.offset))
-        got = self.value_if(
-            self.guard(o.guard),
-            lambda: f.load(kind, at, self._align(o.align, dtype), tail=tail),
-            lambda: self._other(o, kind),
-            "load",
-        )
+        at, guard = self.pointer(o.source, self.get(o.offset)), self.guard(o.guard)
+        align = self._align(o.align, dtype)
+
+        def made() -> Val:
+            other = functools.partial(self._other, o, kind)
+            return self.value_if(guard, lambda: f.load(kind, at, align, tail=tail), other, "load")
+
+        # What is behind a branch LLVM loads for each element again.
+        again = self.unrolling and constant and guard.literal is None and o.other is None
+        name = f"{GUARDED} {kind} {at.ref} {guard.ref} {align}{tail}"
+        got = f.once(name, made) if again else made()
         self.env[o.result] = from_memory(f, got, dtype)
 
     def emit_misaligned(self, o: ops.Misaligned) -> None:

@@ -117,7 +117,7 @@ def roles(func: Func, target: Target) -> list[Role]:
     brings = launched - mine
     if brings <= 0:
         return [Role("compute and bring tiles", launched, 0)]
-    asked = {o.name: o.registers for o in walk(func.body) if isinstance(o, Scope)}
+    asked = {o.name: o.registers for o in func.body.every(Scope)}
     consumer, producer = asked.get("consumer", 0), asked.get("producer", 0)
     found = [Role("bring tiles", brings, producer)]
     if groups == 1:

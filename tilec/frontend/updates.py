@@ -212,7 +212,7 @@ def _reached(start: Iterable[Value], near: Callable[[Value], list[Value] | None]
 
 def updates_at(loop: Parallel, place: Loc | None) -> bool:
     """Whether what is written at `place` is read there, too: `s[0] += x[i]`."""
-    read = {(o.source, o.indices) for o in walk(loop.body) if isinstance(o, Load)}
+    read = {(o.source, o.indices) for o in loop.body.every(Load)}
     return any(
         isinstance(o, Store) and o.loc == place and (o.dest, o.indices) in read
         for o in walk(loop.body)

@@ -15,6 +15,7 @@ import operator
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilec.ir.instr.instruction import Asm
 from tilec.ir.instr.semantics import Semantics
@@ -215,12 +216,17 @@ class Function:
     def pure(self, opcode: str, type: str, operands: tuple[Val, ...], text: str) -> Val:
         """`inst` of an instruction without effects: where `known` is a dict, one that was appended
         before and still dominates this place (see `mark`) is used again."""
+        return self.once(text, self.inst, opcode, type, operands, text)
+
+    def once(self, name: str, make: Callable[..., Val], *args: Any) -> Val:
+        """What `make(*args)` gives, or has given under this name in a place that still dominates
+        this one."""
         if self.known is None:
-            return self.inst(opcode, type, operands, text)
-        found = self.known.get(text)
+            return make(*args)
+        found = self.known.get(name)
         if found is None:
-            found = self.known[text] = self.inst(opcode, type, operands, text)
-            self._log.append(text)
+            found = self.known[name] = make(*args)
+            self._log.append(name)
         return found
 
     def mark(self) -> int:
@@ -228,12 +234,14 @@ class Function:
         `forget`."""
         return len(self._log)
 
-    def forget(self, mark: int) -> None:
-        """The region begun at `mark` ends: what was computed inside may not be used again."""
+    def forget(self, mark: int, sort: str = "") -> None:
+        """The region begun at `mark` ends: what was computed inside, or of that what has a name
+        that begins so, may not be used again."""
         if self.known is not None:
-            for text in self._log[mark:]:
-                del self.known[text]
-            del self._log[mark:]
+            kept = [name for name in self._log[mark:] if not name.startswith(sort)]
+            for name in {*self._log[mark:]}.difference(kept):
+                del self.known[name]
+            self._log[mark:] = kept
 
     def act(
         self,

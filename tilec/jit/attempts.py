@@ -79,6 +79,7 @@ class Attempts:
         self.kept: Attempt | None = None
         self.least: Attempt | None = None
         self._spilling: set[Plan] = set()
+        self._faulty: set[Plan] = set()  # as of blocks of one tile each
         self._made: dict[str, Attempt] = {}
 
     def make(
@@ -154,7 +155,7 @@ class Attempts:
 
     def _shares(self, func: Func) -> list[str]:
         """The instructions by which scopes come to their registers, as LLVM passes them on."""
-        scopes = (o for o in walk(func.body) if isinstance(o, Scope) and o.registers)
+        scopes = (o for o in func.body.every(Scope) if o.registers)
         return [register_share(o, func, self.target).asm.template for o in scopes]
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
@@ -209,7 +210,9 @@ class Attempts:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
-        if _in_registers(plan) in self._spilling:
+        one = _of_one_tile(plan)
+        if (plan.persistent and one in self._faulty) or _in_registers(plan) in self._spilling:
+            self._faulty.add(one)
             raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
         made = self.make(plan, func, beside)
         fault = trouble(made.assembled.advisories)
@@ -218,6 +221,7 @@ class Attempts:
             return
         if made.faults[0] > FEW_SPILLED:
             self._spilling.add(_in_registers(plan))
+        self._faulty.add(one)
         if self.least is None or made.faults < self.least.faults:
             self.least = made
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
@@ -261,7 +265,7 @@ def _waits(func: Func) -> bool:
 
 def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
     """`func` whose producers have so many registers; None if nobody would have more."""
-    scopes = {o.name: o for o in walk(func.body) if isinstance(o, Scope) and o.registers}
+    scopes = {o.name: o for o in func.body.every(Scope) if o.registers}
     if "consumer" not in scopes or "producer" not in scopes:
         return None
     own = scopes["consumer"].registers, scopes["producer"].registers
@@ -277,6 +281,12 @@ def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
         return replace(o, registers=given[o.name])
 
     return func.with_body(rewrite(func.body, visit))
+
+
+def _of_one_tile(plan: Plan) -> Plan:
+    """The plan whose blocks compute one tile each: one that goes on to the next tile holds what it
+    holds, and where it is."""
+    return replace(plan, name="", stages=0, persistent=False)
 
 
 def _in_registers(plan: Plan) -> Plan:

@@ -146,10 +146,10 @@ def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
 def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
     """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
     (a power of two)."""
-    divided = (o for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS)
+    divided = (o for o in func.body.every(Binary) if o.kind in DIVISIONS)
     numbers = defining_ops(func.body)
     behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
-    behind |= {o.rhs for o in walk(func.body) if isinstance(o, Binary) and o.kind in DIVISIONS}
+    behind |= {o.rhs for o in func.body.every(Binary) if o.kind in DIVISIONS}
     found: dict[str, int] = {}
     for p in func.params:
         a = next((a for a in key.arguments if a.name == p.arg), None)

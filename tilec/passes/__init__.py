@@ -45,6 +45,7 @@ from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
+from tilec.passes.join_branches import join_branches
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
@@ -89,6 +90,7 @@ OnStage = Callable[[str, Func], None]
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
     (mem2reg, "TILE"),
+    (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
     (sink_scales, "TILE"),  # makes products of what they are subtracted from

@@ -26,7 +26,7 @@ def join_atomics(func: Func, target: Target) -> Func:
     if not target.has("red_vector"):
         return func
     used = {v for o in walk(func.body) for v in o.operands}
-    plain = {o for o in walk(func.body) if isinstance(o, MemAtomic) and _is_sum(o, used)}
+    plain = {o for o in func.body.every(MemAtomic) if _is_sum(o, used)}
     return func.with_body(_Joined(func, plain).block(func.body)) if len(plain) > 1 else func
 
 

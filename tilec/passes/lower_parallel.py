@@ -229,7 +229,7 @@ class Lowering:
         in the threads that store for others that run the same iterations."""
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
-        accesses = [o for o in walk(p.body) if isinstance(o, ops.ElementAccess) and in_memory(o)]
+        accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
         flat = all(self.known.one_branch(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)

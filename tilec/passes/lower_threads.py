@@ -159,7 +159,7 @@ class _Split:
             self.defined.update((r, o) for r in o.results)
         self.order = {v: i for i, v in enumerate(self.defined)}
         cut = self._cut(block)
-        groups = [o for o in walk(cut) if isinstance(o, _Threads)]
+        groups = [*cut.every(_Threads)]
         for group in groups:
             inside = {r for o in group.ops for r in made_in(o)}
             for v in self._needed(group.ops, inside):

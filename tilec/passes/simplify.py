@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -10,6 +11,7 @@ from typing import Any
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
 from tilec.ir.fold import Number, fold
+from tilec.ir.intervals import dtype_range
 from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import (
     Binary,
@@ -112,7 +114,7 @@ class _Forward:
     def scalar(self, o: Op) -> None:
         result = o.results[0]
         while not isinstance(o, Const):
-            got = reduce(o, self.env) or self.decided(o)
+            got = reduce(o, self.env) or self.decided(o) or self.divided(o)
             if isinstance(got, Value):
                 self.subst[result] = got
                 return
@@ -185,6 +187,34 @@ class _Forward:
                     return o.lhs if lower else o.rhs
                 if hi2 is not None and lo is not None and hi2 <= lo:
                     return o.rhs if lower else o.lhs
+        return None
+
+    def divided(self, o: Op) -> Binary | None:
+        """`(x + y) // n`, where n divides x, as `x // n + y // n`, and `(x + y) % n` as `y % n`: of
+        the place of an element in a row, what all elements of a tile share is apart from what tells
+        which of them have the same quotient. `x // n`, where y is less than what divides both."""
+        if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod"):
+            return None
+        n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
+        if not n or not isinstance(total, Binary) or total.kind != "add" or not self.indices:
+            return None  # it is for tiles: addresses are sums of what a lane and a register say
+        for x, y in ((total.lhs, total.rhs), (total.rhs, total.lhs)):
+            lo, hi = facts.range(y)
+            wraps = facts.range(o.lhs) == dtype_range(o.lhs.dtype)
+            step = math.gcd(facts.divisor(x), int(n))
+            if lo is None or lo < 0 or hi is None or wraps:
+                continue
+            if o.kind == "floordiv" and hi < step:
+                return replace(o, lhs=x)
+            if step != n:
+                continue
+            if o.kind == "mod":
+                return replace(o, lhs=y)
+            parts = [Value(o.result.type) for _ in range(2)]
+            for v, part in zip((x, y), parts):
+                self.scalar(replace(o, lhs=v, results=(part,)))
+            lhs, rhs = (self.subst.get(v, v) for v in parts)
+            return Binary("add", lhs, rhs, results=o.results, loc=o.loc)
         return None
 
     # --- control flow -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func
 from tilec.ir.instr.semantics import Waits
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
@@ -111,7 +111,7 @@ class Threads:
 
 def roles_of(func: Func, warps: Sequence[int]) -> tuple[str, ...]:
     """What these warps do, by the names of their scopes; nothing where all do the same."""
-    scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
+    scopes = [*func.body.every(Scope)]
     found = [
         o.name for o in scopes if any(o.first_warp <= w < o.first_warp + o.warps for w in warps)
     ]
