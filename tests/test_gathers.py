@@ -157,6 +157,47 @@ def test_rows_that_an_index_names(depth: int, target: str) -> None:
         assert AHEAD in made.stages["plan"]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_that_get_longer_are_gathered(target: str, masked: bool) -> None:
+    """72 columns are no multiple of wgmma's 16: the tile gets 80, of which eight are 0."""
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((M, 72), "float16"),
+        ids: T.Tensor((R,), "int32"),
+        Y: T.Tensor((R, R), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 72), "float16")
+            b = T.alloc_shared((64, 72), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            for i, j in T.Parallel(64, 72):
+                b[i, j] = X[ids[i], j]
+            for k in T.Pipelined(T.ceildiv(R, 64), num_stages=2):
+                for i, j in T.Parallel(64, 72):
+                    if masked:
+                        a[i, j] = T.if_then_else(ids[k * 64 + i] > 3, X[ids[k * 64 + i], j], 0)
+                    else:
+                        a[i, j] = X[ids[k * 64 + i], j]
+                T.gemm(a, b, acc, transpose_B=True, clear_accum=True)
+                T.copy(acc, Y[k * 64, 0])
+
+    rng = np.random.default_rng(5)
+    x = rng.integers(-3, 4, (50, 72)).astype(np.float16)
+    ids = rng.integers(0, 50, 100).astype(np.int32)
+    y = np.zeros((100, 100), np.float32)
+    report = tilec.simulate(kernel, x, ids, y, target=target)
+    assert report.ok, str(report)
+    rows = x[ids].astype(np.float32)
+    kept = rows * (ids > 3)[:, None] if masked else rows
+    np.testing.assert_array_equal(y[:, :64], kept @ rows[:64].T)
+    stages = kernel.compile(x, ids, y, target=target).stages
+    assert (AHEAD in stages["plan"]) == (target in PTX)
+    if target == "cuda:sm_90a":
+        assert "instr=wgmma" in stages["select_gemm"]
+
+
 def gathers(kernel: Any, *given: Any) -> bool:
     made = kernel.plan_launch("cuda:sm_90a", None, given, {}).variant
     return " = gather " in made.stages["recognise_gathers"]

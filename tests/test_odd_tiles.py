@@ -99,6 +99,27 @@ def test_a_hundred_by_a_hundred_has_matrix_instructions(target: str) -> None:
     assert "simt" not in compiled.stages["select_gemm"]
 
 
+@pytest.mark.parametrize(
+    ("tile", "target", "padded"),
+    [
+        ((64, 72, 32), "hip:gfx942", "64x80"),  # heads of 72 numbers
+        ((64, 40, 40), "hip:gfx942", "64x64"),  # K of 40 asks for 32 rows and columns
+        ((24, 24, 24), "cuda:sm_80", "32x32"),
+    ],
+    ids=str,
+)
+def test_a_product_that_lacks_some_columns_has_matrix_instructions(
+    tile: tuple[int, int, int], target: str, padded: str, rng: np.random.Generator
+) -> None:
+    given = arrays(70, 90, 50, rng)
+    stages = product(*tile).compile(*given, target=target).stages
+    assert f"fragment<{padded}xf32>" in stages["pad_tiles"]
+    assert "simt" not in stages["select_gemm"]
+    report = tilec.simulate(product(*tile), *given, target=target)
+    assert not report.findings, str(report)
+    check(*given)
+
+
 @pytest.mark.parametrize("shape", [(17, 33), (1, 1001), (3, 1000), (100, 100)], ids=str)
 def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None:
     @tilec.kernel
@@ -116,6 +137,44 @@ def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None
     report = tilec.simulate(kernel, a, c, target="cuda:sm_80")
     assert not report.findings, str(report)
     np.testing.assert_allclose(c, 3 * a, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_a_fragment_has_more_is_not_read(target: str, rng: np.random.Generator) -> None:
+    """What a loop over a fragment's own elements leaves has nothing beyond; a result's copy has."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((100, 32), "float16"),
+        C: T.Tensor((100, 100), "float32"),
+        D: T.Tensor((100, 100), "float16"),
+        E: T.Tensor((100, 100), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((100, 32), "float16")
+            acc, more = (T.alloc_fragment((100, 100), "float32") for _ in range(2))
+            half, less = (T.alloc_fragment((100, 100), "float16") for _ in range(2))
+            T.copy(A, a)
+            T.clear(acc)
+            T.gemm(a, a, acc, transpose_B=True)
+            for i, j in T.Parallel(100, 100):
+                more[i, j] = acc[i, j] + 1
+            T.copy(more, half)
+            T.copy(more, C)
+            T.copy(half, D)
+            T.copy(acc, less)
+            T.copy(less, E)
+
+    a = rng.integers(-2, 3, (100, 32)).astype(np.float16)
+    c, d, e = (np.zeros((100, 100), dtype) for dtype in (np.float32, np.float16, np.float16))
+    report = tilec.simulate(kernel, a, c, d, e, target=target)
+    assert report.ok, str(report)
+    want = a.astype(np.float64) @ a.T.astype(np.float64)
+    for got, expected in ((c, want + 1), (d, want + 1), (e, want)):
+        np.testing.assert_array_equal(got, expected)
+    padded = kernel.compile(a, c, d, e, target=target).stages["pad_tiles"]
+    copied = [line for line in padded.splitlines() if " copy %" in line and "(128, 128)" in line]
+    assert [line.split()[1].partition("[")[0] for line in copied] == ["%acc", "%less"]
 
 
 def test_even_tiles_stay() -> None:

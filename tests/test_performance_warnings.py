@@ -8,6 +8,7 @@ them, for whom it is an error (`pytestmark` of `test_examples_compile`, `test_at
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,29 @@ def test_products(warned: Warned, m: int, n: int, threads: int, says: str, targe
     assert line == 1 + text[: text.index("T.gemm")].count("\n")
     assert f"the {m} x {n} tile of this product has {says}" in said
     assert f"write threads={int(says.split()[2]) * 32}, or a larger tile" in said
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "says"),
+    [
+        (64, 32, 20, "this product of 64 x 32 x 20 elements .* use tiles for 64 x 32 x 24"),
+        (48, 80, 64, ""),
+        (48, 72, 64, ""),  # made wider
+        (16, 16, 4, ""),  # four times as large
+        (1, 64, 64, ""),
+    ],
+)
+def test_products_without_a_matrix_instruction(
+    warned: Warned, m: int, n: int, k: int, says: str
+) -> None:
+    text = PRODUCT.format(m=m, n=n, threads=64)
+    text = text.replace(f"shared(({m}, 64)", f"shared(({m}, {k})")
+    text = text.replace(f"shared((64, {n})", f"shared(({k}, {n})")
+    spec = tilec.spec((64, 64), "float16")
+    seen = warned.compiled(text, (spec, spec), "hip:gfx942")  # type: ignore[attr-defined]
+    found = [" ".join(said.split()) for _, said in seen if "is done by threads" in said]
+    assert len(found) == bool(says)
+    assert all(re.search(says, said) for said in found)
 
 
 def test_a_copy_that_cannot_run_ahead_is_such_a_warning(warned: Warned) -> None:

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from philox import Curand
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -194,7 +195,18 @@ def test_tiles_are_chosen_or_given():
     assert "alloc fragment<64x32xf32>" in small.stages["tile"]
 
 
-@pytest.mark.parametrize("kernel", [rounded_products, part_of_a_product])
+@tilec.kernel
+def triangle(
+    A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+):
+    for i, j in T.Parallel(M, N):
+        acc: T.float32 = 0
+        for k in range(i + 1):
+            acc += A[i, k] * B[k, j]
+        C[i, j] = acc
+
+
+@pytest.mark.parametrize("kernel", [rounded_products, part_of_a_product, triangle])
 def test_what_a_tiled_product_would_not_give_stays_a_loop(kernel):
     dtype = "float16" if kernel is rounded_products else "float32"
     a, b = half(9, 21).astype(dtype), half(21, 10).astype(dtype)
@@ -203,6 +215,8 @@ def test_what_a_tiled_product_would_not_give_stays_a_loop(kernel):
         assert "gemm" not in kernel.compile(a, b, c, target=target).stages["tile"]
     if kernel is rounded_products:
         expected = sum((a[:, [k]] * b[k]).astype(np.float32) for k in range(21))
+    elif kernel is triangle:
+        expected = np.tril(wide(a)) @ wide(b)
     else:
         expected = np.zeros((9, 10))
         expected[1:] = wide(a[:-1, :-1]) @ wide(b[:-1])
@@ -256,6 +270,51 @@ def test_methods_of_what_an_iteration_names():
     mixed = a ^ a >> np.uint64(33)
     np.testing.assert_array_equal(low, mixed.astype(np.uint32))
     np.testing.assert_array_equal(high, (mixed >> np.uint64(32)).astype(np.uint32))
+
+
+def test_functions_inside_of_the_kernel():
+    """Those that a loop calls may stand before it, for a product and for loops along rows."""
+
+    @tilec.kernel
+    def rectified(
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        def relu(x, least=0.0):
+            return T.max(x, least)
+
+        for i, j in T.Parallel(M, N):
+            acc: T.float32 = 0
+            for k in range(K):
+                acc += A[i, k] * B[k, j]
+            C[i, j] = relu(acc)
+
+    @tilec.kernel
+    def softmax(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+        def most(i):
+            m: T.float32 = -T.infinity("float32")
+            for j in range(N):
+                m = T.max(m, X[i, j])
+            return m
+
+        for i in T.Parallel(M):
+            m = most(i)
+            s: T.float32 = 0
+            for j in range(N):
+                s += T.exp(X[i, j] - m)
+            for j in range(N):
+                Y[i, j] = T.exp(X[i, j] - m) / s
+
+    a, b = single(9, 70), single(70, 20)
+    c, e = np.empty((9, 20), np.float32), np.exp(wide(a))
+    for target in ("cpu", *TARGETS):
+        assert "gemm" in rectified.compile(a, b, c, target=target).stages["tile"]
+        run(rectified, target, a, b, c)
+        np.testing.assert_allclose(c, np.maximum(wide(a) @ wide(b), 0), rtol=1e-4, atol=1e-4)
+        y = np.empty_like(a)
+        run(softmax, target, a, y)
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_what_an_iteration_makes_is_made_once():

@@ -20,6 +20,7 @@ from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import most_held, said_of
 from tilec.passes.demote_fragments import demoted
+from tilec.passes.select_gemm import nearest_tile
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.groups import warps_of
 from tilec.target import Target
@@ -29,6 +30,8 @@ FEW_TRIPS = 32
 FEW_REPEATED = 16
 """Iterations of a parallel loop that a thread may repeat without a word. Loops over the rows of a
 tile, as softmax has, are left out: what they compute is needed by all that hold the row."""
+MOST_LARGER = 2
+"""Times as large as a product is may a tile be that its author is advised to take."""
 FEW_OF_THREADS = 4
 """So many times fewer elements than threads may a block's largest tile not have without a word."""
 FEW_ELEMENTS = 32
@@ -76,6 +79,8 @@ class Watch:
             _warn_of_small_tiles(func, threads, target)
             if self._laid_out is not None:
                 _warn_of_idle(self._laid_out, target, told)
+        if self._laid_out is not None:
+            _warn_of_threads(self._laid_out, target)
 
     def warn_of_spills(self, spilled: int) -> None:
         """Warn that each thread keeps so many bytes of its registers in memory."""
@@ -208,6 +213,19 @@ def _warn_of_small_tiles(func: Func, threads: int, target: Target) -> None:
         f"let a block do several rows: tiles of ({rows}, {first.source.extents[-1]}) in place of "
         f"({shape}),\nand a grid of T.ceildiv(M, {rows}) blocks",
     )
+
+
+def _warn_of_threads(func: Func, target: Target) -> None:
+    """Warn of products that a somewhat larger tile would have a matrix instruction for."""
+    for o in func.body.every(ops.Gemm):
+        tile = nearest_tile(o, target)
+        if tile is not None and prod(tile) <= MOST_LARGER * prod(o.shape):
+            shown, wanted = (" x ".join(map(str, t)) for t in (o.shape, tile))
+            message = (
+                f"this product of {shown} elements (M, N, K) is done by threads: no matrix "
+                f"instruction of {target} steps through it"
+            )
+            _warn(message, o.loc, f"use tiles for {wanted}")
 
 
 def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:

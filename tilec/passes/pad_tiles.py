@@ -1,5 +1,5 @@
-"""pad_tiles: extents that the threads cannot share evenly, or that a product of several warps does
-not step through, get larger.
+"""pad_tiles: extents that the threads cannot share evenly, or that no matrix instruction steps
+through, get larger.
 
 Before: TILE. After: TILE, and a fragment as of 100x100 or 17x33 elements, of which each thread
 would hold far more than its part, has the next extents that spread well, and so has a product in
@@ -10,6 +10,8 @@ it. What is beyond a tile's own extents is never stored:
     gemm a, b, acc                     ->    gemm a, b, acc
     parallel (100, 100) { f(acc[i, j]) }     parallel (128, 128) { if i, j inside: f(acc[i, j]) }
     copy acc, C[y, x]                        parallel (128, 128) { if …: C[y + i, x + j] = acc[…] }
+
+So does one of 64x72 elements on a GPU whose instructions have 16 columns at least.
 
 A tile of A or B is copied with the rows behind it, which only reach the part of the product that
 nobody stores; where that cannot be (another block may write them, or threads fill the tile), it is
@@ -36,23 +38,25 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
-from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.effects import buffers_written, effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
-from tilec.ir.types import BufferType, next_power_of_2
+from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
+from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
+from tilec.passes.utils.extents import rounded, shared_by, up
 from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
 from tilec.target import SECTOR, Target
 
+MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
 FEW_REGISTERS = 64  # an uneven fragment may take so many
-ATOM = 16  # rows and columns of every matrix instruction divide it
 ROW = SWIZZLES[1]  # rows that fit this one gained nothing from the widest
 MORE = 4 / 3  # of its columns that a tile gets at most
 LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
@@ -200,7 +204,13 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
         shape = v.buffer.static_shape
         held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
         if held > FEW_REGISTERS and held > 2 * prod(shape) // (warps * target.warp_size):
-            pads.update((e, _rounded(e)) for e in shape)
+            pads.update((e, rounded(e)) for e in shape)
+    for o, instrs in missed(func, target).items():
+        m, n, _ = o.shape
+        tiles = [shared_by(up(m, r.m), up(n, r.n), m == n, warps) for r in instrs]
+        rows, columns = min(tiles, key=prod)
+        if rows * columns <= MOST_PADDED * m * n:
+            pads |= {m: rows, n: columns}
     pads = {e: p for e, p in pads.items() if e != p}
     if not pads:
         return {}
@@ -208,7 +218,7 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
     for o in gemms:
         m, n, k = o.shape
         if m in pads or n in pads:
-            pads[m], pads[n] = _share(pads.get(m, m), pads.get(n, n), m == n, warps)
+            pads[m], pads[n] = shared_by(pads.get(m, m), pads.get(n, n), m == n, warps)
     pads = {e: p for e, p in pads.items() if e != p}
     for o in gemms:
         spaces = [x.type.space for x in (o.a, o.b)]
@@ -223,30 +233,6 @@ def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
             if x.dest in padded | operands:
                 return {}
     return pads
-
-
-def _rounded(extent: int) -> int:
-    """The next extent that divides well: at most an eighth more of a long one."""
-    if extent <= ATOM:
-        return next_power_of_2(extent)
-    unit = max(ATOM, 1 << (extent // 8).bit_length() - 1)
-    return -(-extent // unit) * unit
-
-
-def _share(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
-    """The smallest product tile of at least that size of which every warp has a part, whole
-    atoms."""
-
-    def up(extent: int, parts: int) -> int:
-        return -(-extent // (ATOM * parts)) * ATOM * parts
-
-    found = []
-    for along in (1 << i for i in range(warps.bit_length()) if warps % (1 << i) == 0):
-        rows, columns = up(m, along), up(n, warps // along)
-        if square:
-            rows = columns = max(rows, columns)
-        found.append((rows * columns, rows, columns))
-    return min(found)[1:]
 
 
 class _Padding:
@@ -280,8 +266,32 @@ class _Padding:
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
         shared = [v for v in self.shapes if v.buffer.space == "shared"]
         self.wide = {o: done for o in func.body.every(ops.Copy) if (done := self._widened(o))}
-        written = [e for o, e in effects_in(func.body) if o not in self.wide]
+        loops = func.body.every(ops.Parallel)
+        self.filled = {store: o for o in loops if (store := self._fills(o))}
+        complete = self.wide.keys() | self.filled.keys()
+        written = [e for o, e in effects_in(func.body) if o not in complete]
         self.cleared = {v for v in buffers_written(written) if v in shared}
+        self.defined = self._defined()
+
+    def _defined(self) -> set[Value]:
+        """Fragments that hold numbers everywhere, also in what they have more: results of products,
+        and what is copied from such alone."""
+        writers: dict[Value, list[Op]] = {}
+        for o, e in effects_in(self.func.body):
+            if e.region is not None and e.writes:
+                writers.setdefault(e.region.buffer, []).append(o)
+
+        def copies(o: Op) -> bool:
+            if not isinstance(o, ops.Copy) or o.source.buffer not in found:
+                return False
+            return self._is_fragment(o.source) and self._is_fragment(o.dest)
+
+        found = set(self.products)
+        while more := {
+            v for v, made in writers.items() if v not in found and all(map(copies, made))
+        }:
+            found |= more
+        return found
 
     def _operand(self, x: Region, dim: int, grown: int = 0) -> None:
         """Make room in a shared operand for the rows or columns that the product has more."""
@@ -323,6 +333,16 @@ class _Padding:
             return None
         source = tuple(e if e == 1 else next(wide) for e in o.source.extents)
         return replace(o, source=replace(o.source, extents=source), dest=dest)
+
+    def _fills(self, o: ops.Parallel) -> ops.Store | None:
+        """What a loop stores in all of a shared tile that gets larger, if it computes it from
+        tensors: what it reads beyond its extents is in their bounds, or 0."""
+        acts = [x for x in o.body.statements if not is_clonable(x, self.written)]
+        if len(acts) == 1 and isinstance(store := acts[0], ops.Store) and o.layout is None:
+            t = store.dest.buffer
+            if store.dest in self.shapes and t.space == "shared" and t.static_shape == o.extents:
+                return store if store.indices == o.body.args else None
+        return None
 
     def run(self) -> Func:
         """The ops for the larger extents, then the buffers that have them."""
@@ -377,6 +397,8 @@ class _Padding:
         return replace(made, metadata=grown(o.metadata, m, words, o.transpose_metadata))
 
     def _loop(self, o: ops.Parallel) -> Op | None:
+        if o in self.filled.values():
+            return self._filling(o)
         dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}
         extents = tuple(self.pads.get(e, e) if d in dims else e for d, e in enumerate(o.extents))
         if extents == o.extents:
@@ -384,6 +406,31 @@ class _Padding:
         if self._is_own(o, extents):
             return replace(o, extents=extents)
         return self._guarded(o, extents)
+
+    def _filling(self, o: ops.Parallel) -> ops.Parallel:
+        """The loop over all that its tile has now, with zeros for what is more. A choice between an
+        element and 0 stays one, so that it may still be a copy's (`recognise_gathers`)."""
+        (store,) = (x for x in o.body.statements if x in self.filled)
+        assert isinstance(store, ops.Store)
+        extents, made = self.shapes[store.dest], o.body.makers
+        b = Builder(o.loc)
+        both = inside = b.all_of(*_inside(b, o.body.args, o.extents, extents))
+        chosen = made.get(store.value)
+        other = made.get(chosen.on_false) if isinstance(chosen, ops.Select) else None
+        zero = isinstance(other, ops.Const) and other.value == 0
+        if not (isinstance(chosen, ops.Select) and zero and chosen.cond in made):
+            chosen = None
+        for x in o.body.statements:
+            if x is chosen:
+                x = replace(x, cond=both)
+            elif x is store and chosen is None:
+                value = b.select(inside, store.value, b.zero(store.dest.dtype))
+                x = replace(store, value=value)
+            b.ops.append(x)
+            if chosen is not None and x is made[chosen.cond]:
+                both = b.all_of(chosen.cond, inside)  # asked before the element is loaded
+        b.emit(ops.Yield)
+        return replace(o, extents=extents, body=b.block(o.body.args))
 
     def _is_own(self, o: ops.Parallel, extents: tuple[int, ...]) -> bool:
         """Whether what the loop would do beyond its own extents stays beyond those of products'
@@ -404,6 +451,8 @@ class _Padding:
         whole = [x for x in sides if self._is_fragment(x)]
         if not whole:
             return None
+        if o.source in whole and o.source.buffer not in self.defined:
+            return self._elements(o, o.coalesced_width)  # nobody has written what is more
         if len(whole) == 2:
             source, dest = map(self._grown, sides)
             if source.shape == dest.shape:

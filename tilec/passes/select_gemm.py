@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.clusters import groups_of, residents_of
@@ -48,6 +49,7 @@ Dtypes = tuple[DType, DType, DType]
 
 MAX_PRODUCT_REGISTERS = 208  # of a thread for accumulators and a fragment A of one product
 FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
+THREADS = "simt.fma."  # names of what threads multiply by
 
 
 def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
@@ -88,6 +90,35 @@ def select_gemm(func: Func, target: Target) -> Func:
     return func.rewrite(Gemm, visit)
 
 
+def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
+    """Products (TILE) that threads would do, whose rows or columns are all that keeps instructions
+    of a warp from them: these instructions."""
+    threads = func.attrs.get("threads") or DEFAULT_THREADS
+    found = dict[Gemm, list[MatrixInstruction]]()
+    for o in func.body.every(Gemm):
+        m, n, k = o.shape
+        rows = [r for r in _of_a_warp(o, target) if k % r.k == 0]
+        if o.metadata is None and rows and all(m % r.m or n % r.n for r in rows):
+            chosen = Selection(func, target).of(o, threads, widest_wgmma(threads, False, target))
+            if isinstance(chosen, Gemm) and chosen.instr.startswith(THREADS):
+                found[o] = rows
+    return found
+
+
+def nearest_tile(o: Gemm, target: Target) -> tuple[int, ...] | None:
+    """Of a product that threads do, the least M, N and K that a matrix instruction steps through;
+    None where none knows its dtypes."""
+    tiles = [
+        tuple(-(-extent // unit) * unit for extent, unit in zip(o.shape, (r.m, r.n, r.k)))
+        for r in _of_a_warp(o, target)
+    ]
+    return min(tiles, key=prod, default=None) if o.instr.startswith(THREADS) else None
+
+
+def _of_a_warp(o: Gemm, target: Target) -> list[MatrixInstruction]:
+    return [r for d in _dtypes(o) for r in _instrs(*d, target) if r.warps == 1]
+
+
 class Selection:
     """Chooses instructions for the products of `func` (TILE)."""
 
@@ -124,7 +155,7 @@ class Selection:
             chosen = _warps(o, instrs, warps)
             if chosen:
                 return replace(o, instr=chosen[0], warps=chosen[1])
-        return replace(o, instr=f"simt.fma.{o.c.dtype.short}", warps=(warps, 1))
+        return replace(o, instr=f"{THREADS}{o.c.dtype.short}", warps=(warps, 1))
 
     def _sparse(self, o: Gemm, warps: int, widest: int) -> Gemm:
         """The product with a compressed A with its row: for its dtypes in their order one that

@@ -138,6 +138,8 @@ def product_of(nest: Nest, named: Named) -> Product | None:
     added = _added(loop.body[0], total) if len(loop.body) == 1 else None
     if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
         return None
+    if not names_in(extent).isdisjoint(nest.indices):
+        return None  # a triangle
     factors = _operand(added.left, named), _operand(added.right, named)
     if factors[0] is None or factors[1] is None:
         return None
@@ -401,8 +403,10 @@ def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | No
     if found is None:
         return None
     plain = ast.Assign | ast.AnnAssign | ast.Expr | ast.Assert | ast.Pass | ast.Import
-    calls, inside = every(ast.Call, *rest[:-1]), every(ast.Call, rest[-1])
-    if not all(isinstance(s, plain) for s in rest[:-1]):
+    functions = [s for s in rest[:-1] if isinstance(s, ast.FunctionDef)]  # that the loop calls
+    before = [s for s in rest[:-1] if s not in functions]
+    calls, inside = every(ast.Call, *before), every(ast.Call, rest[-1], *functions)
+    if not all(isinstance(s, plain) for s in before):
         return None
     if any(_word(c, named) not in _PREAMBLE for c in calls):
         return None
