@@ -92,12 +92,16 @@ def select_gemm(func: Func, target: Target) -> Func:
 
 def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
     """Products (TILE) that threads would do, whose rows or columns are all that keeps instructions
-    of a warp from them: these instructions."""
+    of a warp from them: these instructions. None that one of a group of warps steps through, as it
+    is or with operands swapped: how many threads there are, a plan may say."""
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     found = dict[Gemm, list[MatrixInstruction]]()
     for o in func.body.every(Gemm):
         m, n, k = o.shape
         rows = [r for r in _of_a_warp(o, target) if k % r.k == 0]
+        wide = [r for d in _dtypes(o) for r in _instrs(*d, target) if r.warps > 1]
+        if any(m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0 for r in wide):
+            continue
         if o.metadata is None and rows and all(m % r.m or n % r.n for r in rows):
             chosen = Selection(func, target).of(o, threads, widest_wgmma(threads, False, target))
             if isinstance(chosen, Gemm) and chosen.instr.startswith(THREADS):
