@@ -189,6 +189,31 @@ def test_even_tiles_stay() -> None:
     assert "fragment<96x80xf32>" in compiled.stages["pad_tiles"]
 
 
+def test_what_a_group_of_warps_steps_through_stays() -> None:
+    """184 columns of the swapped product, which 128 threads could not hold; a plan has 256."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(N, 256), T.ceildiv(M, 184)) as (bx, by):
+            a, b = T.alloc_shared((184, 32), "float16"), T.alloc_shared((32, 256), "float16")
+            acc = T.alloc_fragment((184, 256), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32)):
+                T.copy(A[by * 184, k * 32], a)
+                T.copy(B[k * 32, bx * 256], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[by * 184, bx * 256])
+
+    specs = [tilec.spec(s, "float16") for s in ((4000, 2008), (2008, 3000), (4000, 3000))]
+    stages = kernel.compile(*specs, target="cuda:sm_90a").stages
+    assert "acc = alloc fragment<184x256xf32>" in stages["pad_tiles"]
+    assert "wgmma.m64n184k16" in stages["select_gemm"]
+
+
 def test_a_row_of_a_fragment_is_a_loop_of_one_dimension(rng: np.random.Generator) -> None:
     @tilec.kernel
     def kernel(A: T.Tensor((1, 256), "float32"), C: T.Tensor((1, 256), "float32")):
