@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -570,11 +569,8 @@ def test_threads_that_call_first_wait_for_one_of_them() -> None:
         kernel(x, y)
         wrong.extend(y[y != k + 1])
 
-    callers = [threading.Thread(target=call, args=(k,)) for k in range(4)]
-    for t in callers:
-        t.start()
-    for t in callers:
-        t.join()
+    with ThreadPoolExecutor(4) as callers:
+        list(callers.map(call, range(4)))
     assert not wrong and len({str(r) for r in kernel.results if r.trials}) == 1
 
 

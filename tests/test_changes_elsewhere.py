@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_changes import launched
 
 import tilec
 import tilec.language as T
@@ -113,13 +114,6 @@ def kernel_of(known: Callable[[], Any]) -> tilec.Kernel:
                 C[i] = A[i] * known()
 
     return kernel
-
-
-def launched(kernel: tilec.Kernel) -> float:
-    a, c = np.ones(5, np.float32), np.zeros(5, np.float32)
-    kernel(a, c)
-    assert (c == c[0]).all()
-    return float(c[0])
 
 
 @pytest.mark.parametrize("name", CASES)

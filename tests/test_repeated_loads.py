@@ -60,6 +60,22 @@ def test_scales_of_groups(target: str, group: int, rng: np.random.Generator) -> 
     np.testing.assert_allclose(c, x.astype(float) @ weights.T, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("by", [16, 64, 128, 24, -16, -64, -24])
+@pytest.mark.parametrize("target", TARGETS)
+def test_quotients_of_places(target: str, by: int) -> None:
+    @tilec.kernel
+    def kernel(Q: T.Tensor((N,), "int32"), R: T.Tensor((N,), "int32")):
+        with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+            for i in T.Parallel(64):
+                Q[b * 64 + i] = (b * 64 + i) // by
+                R[b * 64 + i] = (b * 64 + i) % by
+
+    q, r, places = np.zeros(200, np.int32), np.zeros(200, np.int32), np.arange(200)
+    run(kernel, target, q, r)
+    np.testing.assert_array_equal(q, places // by)
+    np.testing.assert_array_equal(r, places % by)
+
+
 @pytest.mark.usefixtures("no_ptxas")
 @pytest.mark.parametrize(("group", "most"), [(16, 8), (32, 4), (64, 3), (128, 3)])
 def test_loads_are_as_many_as_groups(group: int, most: int) -> None:

@@ -494,6 +494,8 @@ def test_ranges_do_not_decide_what_may_wrap() -> None:
         ("%n1 = const 64, i32 %r = binary.mod %at, %n1", {}),
         ("%n1 = const 128, i32 %r = binary.mod %at, %n1", {"mod": ["%at, "]}),
         ("%n1 = const 24, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%at, "]}),
+        ("%n1 = const -64, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%at, "]}),
+        ("%n1 = const -64, i32 %r = binary.mod %at, %n1", {"mod": ["%at, "]}),
         ("%n1 = const 32, i32 %y = binary.sub %j, %n1 %b = binary.add %base, %y "
          "%r = binary.floordiv %b, %n1", {"floordiv": ["%b, "]}),
         ("%v = load %I[%j] %c = const 64, i32 %u1 = binary.mul %v, %c %b = binary.add %u1, %j "

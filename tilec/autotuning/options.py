@@ -60,7 +60,7 @@ def refuse_unknown(kwargs: Mapping[str, Any]) -> None:
     name = next(iter(kwargs))
     near = did_you_mean(name, known)
     message = f"tilec.autotune has no keyword {name!r}{near}"
-    raise LaunchError(message, hint=_INSTEAD.get(name) or f"it has {', '.join(known)}")
+    raise LaunchError(message, hint=_INSTEAD.get(name, f"it has {', '.join(known)}"))
 
 
 def check_options(options: Options) -> None:

@@ -293,9 +293,9 @@ class Buffers(BaseEmitter):
             return self.value_if(guard, lambda: f.load(kind, at, align, tail=tail), other, "load")
 
         # What is behind a branch LLVM loads for each element again.
-        again = self.unrolling and constant and guard.literal is None and o.other is None
+        shared = self.unrolling and constant and guard.literal is None and o.other is None
         name = f"{GUARDED} {kind} {at.ref} {guard.ref} {align}{tail}"
-        got = f.once(name, made) if again else made()
+        got = f.once(name, made) if shared else made()
         self.env[o.result] = from_memory(f, got, dtype)
 
     def emit_misaligned(self, o: ops.Misaligned) -> None:

@@ -9,10 +9,10 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.narrow import ON_CHIP, on_chip
+from tilec.frontend.narrow import on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
 from tilec.ir.ops import View
-from tilec.ir.types import UINT8, BufferType, DType, Extent
+from tilec.ir.types import ON_CHIP, UINT8, BufferType, DType, Extent
 
 
 @builtin(T.reshape)

@@ -18,7 +18,7 @@ from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Binary, Load, Store
-from tilec.ir.types import INT64, MOST_NARROW, BufferType, DType
+from tilec.ir.types import INT64, MOST_NARROW, ON_CHIP, BufferType, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,7 +37,7 @@ class Memory(Arithmetic):
 
     def convert(self, x: Number, dtype: DType) -> Scalar:
         """A run-time number of `dtype`; of one of four bits as it is on chip."""
-        if dtype in narrow.ON_CHIP:
+        if dtype in ON_CHIP:
             return narrow.rounded(self, x, dtype)
         return super().convert(x, dtype)
 
@@ -97,7 +97,7 @@ class Memory(Arithmetic):
     ) -> Buffer:
         """A new on-chip buffer."""
         made = BufferType(shape, narrow.on_chip(dtype), space)
-        packed = dtype if dtype in narrow.ON_CHIP else None
+        packed = dtype if dtype in ON_CHIP else None
         return Buffer(self.emit(Alloc, made).result, shape, self.loc, (), variable, packed)
 
     def element(self, buffer: Buffer, offsets: Iterable[Number], loc: Loc | None = None) -> Region:

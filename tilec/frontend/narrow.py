@@ -22,11 +22,11 @@ from tilec.ir.types import (
     FLOAT4_E2M1,
     FLOAT8_E8M0,
     INT4,
+    ON_CHIP,
     UINT4,
     UINT8,
     DType,
 )
-from tilec.ir.types import ON_CHIP as ON_CHIP
 
 
 def on_chip(dtype: DType) -> DType:

@@ -24,7 +24,17 @@ from tilec.ir.faults import told_as_internal
 from tilec.ir.ops import Yield
 from tilec.ir.pdl import PDL
 from tilec.ir.python_text import linear_text, size_text
-from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType, named_strides
+from tilec.ir.types import (
+    INT32,
+    INT64,
+    ON_CHIP,
+    UINT8,
+    BufferType,
+    DType,
+    Extent,
+    ScalarType,
+    named_strides,
+)
 from tilec.ir.uniformity import LANES
 
 
@@ -207,7 +217,7 @@ class _KernelTracer(WholeLoops):
             raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
         with self.at(p.loc):
             self._check_fact(p, fact)
-        packed = fact.dtype if fact.dtype in narrow.ON_CHIP else None
+        packed = fact.dtype if fact.dtype in ON_CHIP else None
         dtype = UINT8 if packed else fact.dtype
         made = BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
         shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
@@ -355,7 +365,7 @@ class _KernelTracer(WholeLoops):
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[Extent] = []
         texts: list[Extent] = []
-        packed = empty.dtype if empty.dtype in narrow.ON_CHIP else None
+        packed = empty.dtype if empty.dtype in ON_CHIP else None
         dtype = UINT8 if packed else empty.dtype
         whole = narrow.in_bytes(self, empty.shape, packed) if packed else empty.shape
         for dim, e in enumerate(whole):

@@ -238,10 +238,12 @@ class Function:
         """The region begun at `mark` ends: what was computed inside, or of that what has a name
         that begins so, may not be used again."""
         if self.known is not None:
-            kept = [name for name in self._log[mark:] if not name.startswith(sort)]
-            for name in {*self._log[mark:]}.difference(kept):
-                del self.known[name]
-            self._log[mark:] = kept
+            inside, self._log[mark:] = self._log[mark:], []
+            for name in inside:
+                if name.startswith(sort):
+                    del self.known[name]
+                else:
+                    self._log.append(name)
 
     def act(
         self,

@@ -98,8 +98,9 @@ def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
     found = dict[Gemm, list[MatrixInstruction]]()
     for o in func.body.every(Gemm):
         m, n, k = o.shape
-        rows = [r for r in _of_a_warp(o, target) if k % r.k == 0]
-        wide = [r for d in _dtypes(o) for r in _instrs(*d, target) if r.warps > 1]
+        known = _of_its_dtypes(o, target)
+        rows = [r for r in known if r.warps == 1 and k % r.k == 0]
+        wide = [r for r in known if r.warps > 1]
         if any(m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0 for r in wide):
             continue
         if o.metadata is None and rows and all(m % r.m or n % r.n for r in rows):
@@ -114,13 +115,14 @@ def nearest_tile(o: Gemm, target: Target) -> tuple[int, ...] | None:
     None where none knows its dtypes."""
     tiles = [
         tuple(-(-extent // unit) * unit for extent, unit in zip(o.shape, (r.m, r.n, r.k)))
-        for r in _of_a_warp(o, target)
+        for r in _of_its_dtypes(o, target)
+        if r.warps == 1
     ]
     return min(tiles, key=prod, default=None) if o.instr.startswith(THREADS) else None
 
 
-def _of_a_warp(o: Gemm, target: Target) -> list[MatrixInstruction]:
-    return [r for d in _dtypes(o) for r in _instrs(*d, target) if r.warps == 1]
+def _of_its_dtypes(o: Gemm, target: Target) -> list[MatrixInstruction]:
+    return [r for d in _dtypes(o) for r in _instrs(*d, target)]
 
 
 class Selection:

@@ -196,13 +196,16 @@ class _Forward:
         if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod") or o.lhs.dtype.is_float:
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
-        if not n or not isinstance(total, Binary) or total.kind != "add" or not self.indices:
+        if not n or n < 0 or not isinstance(total, Binary) or total.kind != "add":
+            return None  # by a negative number the rest would be taken from the other side
+        if not self.indices:
             return None  # it is for tiles: addresses are sums of what a lane and a register say
+        if facts.range(o.lhs) == dtype_range(o.lhs.dtype):
+            return None  # it may wrap
         for x, y in ((total.lhs, total.rhs), (total.rhs, total.lhs)):
             lo, hi = facts.range(y)
-            wraps = facts.range(o.lhs) == dtype_range(o.lhs.dtype)
             step = math.gcd(facts.divisor(x), int(n))
-            if lo is None or lo < 0 or hi is None or wraps:
+            if lo is None or lo < 0 or hi is None:
                 continue
             if o.kind == "floordiv" and hi < step:
                 return replace(o, lhs=x)
