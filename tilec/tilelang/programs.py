@@ -126,9 +126,8 @@ class JITKernel:
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        self.kernel = kernel
-        if out:
-            self.kernel = make_kernel(kernel.function, out, kernel.threads, pdl=kernel.pdl)
+        # What a program does not use of its tensors, a call gives None for.
+        self.kernel = make_kernel(kernel.function, out, kernel.threads, None, kernel.pdl, True)
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +257,7 @@ class _Eager(_Program):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None), target
+        self.kernel, self.target = make_kernel(function, (), None, nullable=True), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
