@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tilec
 import tilec.tilelang as tilelang
@@ -162,6 +163,17 @@ def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
     assert ".target sm_80" in kernel.get_kernel_source()
 
 
+def test_a_dtype_of_two_names_inside() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((8,), torch.float8_e4m3fn), B: T.Tensor((8,), T.float32)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i] if A.dtype == T.float8_e4m3fn and A.dtype != T.float8_e5m2 else 0
+
+    a = torch.arange(8).to(torch.float8_e4m3fn)
+    assert tilelang.compile(main, out_idx=1)(a).tolist() == [*range(8)]
+
+
 @pytest.mark.parametrize("dtype", [T.float16, T.int32, T.half, T.long])
 def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
     @T.prim_func
@@ -169,6 +181,7 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
         with T.Kernel(1, threads=32):
             for i in T.Parallel(9):
                 B[i] = T.cast(A[i], T.float32) + T.float32(T.cast(2.0, dtype))
+
 
     assert getattr(np, dtype) is not None
     a = np.arange(9).astype(dtype)
@@ -178,6 +191,8 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
 def test_names_of_dtypes() -> None:
     assert T.dtype("half") == "float16" and T.dtype(np.float32).bits == 32
     assert T.float8_e8m0fnu == "float8_e8m0fnu" and T.float8_e8m0fnu.bits == 8
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"):
+        assert T.dtype(getattr(torch, name)) == getattr(T, name) == name
     name = "float4_e2m1_unpacked"
     assert getattr(T, name) == name  # files name it in lists; tilec lacks it
     with pytest.raises(tilec.CompileError, match=f"unknown dtype '{name}'"):
@@ -296,6 +311,9 @@ def add(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
 assert issubclass(tvm.TVMError, Exception) and issubclass(tvm.error.InternalError, Exception)
 assert nvcc.parse_compute_version(nvcc.get_target_compute_version("cuda:sm_90a")) == (9, 0)
 assert nvcc.have_tma("cuda:sm_90a") and not nvcc.have_tma("cuda:sm_80")
+from tilelang.utils.target import determine_target
+assert nvcc.get_target_compute_version(determine_target("cuda:sm_90a")) == "9.0"
+assert isinstance(determine_target(return_object=True), str)
 assert check_cuda_availability() in (False, True)
 with tvm.transform.PassContext(), tvm.target.Target("cuda"):
     (kernel,) = tilelang.par_compile([add], target="cpu", num_workers=4)
