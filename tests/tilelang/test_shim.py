@@ -163,6 +163,29 @@ def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
     assert ".target sm_80" in kernel.get_kernel_source()
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_what_is_shifted_is_as_wide_as_the_number_of_places(target: str) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((16,), "uint8"), B: T.Tensor((4, 16), "uint32")):
+        with T.Kernel(1, threads=16):
+            for i in T.Parallel(16):
+                high = A[i] << 20
+                B[0, i] = T.cast(high, "uint32") | T.cast(A[i] << 8, "uint32")
+                B[1, i] = A[i] << T.int32(i)
+                B[2, i] = A[i] >> 3
+                B[3, i] = T.cast(1 << (A[i] & 15), "uint32")
+
+    a, b = np.arange(3, 243, 15, dtype=np.uint8), np.zeros((4, 16), np.uint32)
+    kernel = tilelang.compile(main)
+    if target == "cpu":
+        kernel(a, b)
+    else:
+        assert tilec.simulate(kernel.kernel, a, b, target=target).ok
+    wide, n = a.astype(np.uint32), np.arange(16, dtype=np.uint32)
+    want = [(wide << 20) | (wide << 8), wide << n, wide >> 3, np.uint32(1) << (wide & 15)]
+    np.testing.assert_array_equal(b, want)
+
+
 def test_a_dtype_of_two_names_inside() -> None:
     @T.prim_func
     def main(A: T.Tensor((8,), torch.float8_e4m3fn), B: T.Tensor((8,), T.float32)):

@@ -76,7 +76,9 @@ class Signature:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
     `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
-    asks for programmatic dependent launch. `nullable`: a call may give None for any tensor.
+    asks for programmatic dependent launch. `tilelang`: it is in TileLang's
+    spelling, so that a call may give None for any tensor, and what is shifted to the left is as
+    wide as the number of places.
     """
 
     source: Source
@@ -92,7 +94,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     pdl: bool = False
-    nullable: bool = False
+    tilelang: bool = False
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,7 @@ def read_signature(
     threads: int | None = None,
     part: int | None = None,
     pdl: bool = False,
-    nullable: bool = False,
+    tilelang: bool = False,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
@@ -122,7 +124,7 @@ def read_signature(
     in `out`, and where the source cannot be read.
     """
     read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
-    return replace(read, pdl=pdl, nullable=nullable)
+    return replace(read, pdl=pdl, tilelang=tilelang)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -135,7 +137,7 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         values = {**defaults, **constants}
         s = signature
         read = _read(s.source, s.out, s.threads, values, s.part)
-        signature = replace(read, pdl=s.pdl, nullable=s.nullable)
+        signature = replace(read, pdl=s.pdl, tilelang=s.tilelang)
     if not left_out:
         return signature
     found = (
@@ -149,7 +151,7 @@ def optional_tensors(signature: Signature) -> set[str]:
     """The tensors that may be None: `W: T.Tensor((N,), dtype) = None`, which a call may leave out,
     or any one."""
     tensors = (p for p in signature.parameters if p.kind == "tensor" and not p.is_output)
-    return {p.name for p in tensors if p.default is None or signature.nullable}
+    return {p.name for p in tensors if p.default is None or signature.tilelang}
 
 
 def _read(

@@ -46,13 +46,13 @@ class Revision:
         threads: int | None,
         part: int | None,
         pdl: bool,
-        nullable: bool,
+        tilelang: bool,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part, pdl, nullable
+        self._of = function, out, threads, part, pdl, tilelang
         self._none: set[str] = set()  # tensors that calls gave None for
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
@@ -125,13 +125,13 @@ def read_revision(
     threads: int | None,
     part: int | None = None,
     pdl: bool = False,
-    nullable: bool = False,
+    tilelang: bool = False,
 ) -> Revision:
     """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
     rest is what its decorator says. Raises CompileError where its source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = (out, threads, pdl, nullable) if part is None else (out, threads, pdl, nullable, part)
+    of = (out, threads, pdl, tilelang) if part is None else (out, threads, pdl, tilelang, part)
     source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, pdl, nullable, source, describer.reads)
+    return Revision(function, out, threads, part, pdl, tilelang, source, describer.reads)

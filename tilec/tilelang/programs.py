@@ -257,7 +257,7 @@ class _Eager(_Program):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None, nullable=True), target
+        self.kernel, self.target = make_kernel(function, (), None, tilelang=True), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
