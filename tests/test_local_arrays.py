@@ -160,21 +160,3 @@ def test_arrays_that_each_iteration_has_for_itself(target: str) -> None:
     x = np.moveaxis(a.reshape(4, 8, 8).astype("f8"), 2, 0)
     want = np.stack([x[0] + x[1] + x[2], x[3] + x[4] * x[5], x[6] - x[7]], 2)
     np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-5)
-
-
-def test_an_update_of_what_several_iterations_share_on_the_cpu() -> None:
-    """One after the other, as the thread does whose registers they are."""
-
-    @tilec.kernel
-    def largest(A: T.Tensor((8, 64), "float32"), B: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=32):
-            f = T.alloc_fragment((16,), "float32")
-            T.fill(f, -1e9)
-            for i, j in T.Parallel(8, 64):
-                f[(i * 64 + j) // 32] = T.max(f[(i * 64 + j) // 32], A[i, j])
-            T.copy(f, B)
-
-    a = np.random.default_rng(5).standard_normal((8, 64)).astype(np.float32)
-    b = np.zeros(16, np.float32)
-    largest(a, b)
-    np.testing.assert_array_equal(b, a.reshape(16, 32).max(1))
