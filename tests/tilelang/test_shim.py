@@ -151,7 +151,7 @@ def test_eager_program_compiled_by_its_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert kernel.compile().target == "cpu"
 
 
-def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
+def test_open_sizes_count_as_4096_in_arithmetic_too(tmp_path: Path, capsys: Any) -> None:
     n = T.dynamic("n")
 
     @T.prim_func
@@ -161,6 +161,10 @@ def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
 
     kernel = tilelang.compile(main, target="cuda:sm_80")
     assert ".target sm_80" in kernel.get_kernel_source()
+    kernel.print_source_code(file=str(tmp_path / "kernel.ptx"))
+    assert ".target sm_80" in (tmp_path / "kernel.ptx").read_text()
+    kernel.print_source_code()
+    assert ".target sm_80" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
@@ -184,6 +188,21 @@ def test_what_is_shifted_is_as_wide_as_the_number_of_places(target: str) -> None
     wide, n = a.astype(np.uint32), np.arange(16, dtype=np.uint32)
     want = [(wide << 20) | (wide << 8), wide << n, wide >> 3, np.uint32(1) << (wide & 15)]
     np.testing.assert_array_equal(b, want)
+
+
+def test_the_parameters_of_a_kernel() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((9, 4), T.float8_e4m3fn), x: T.float32, B: T.Tensor((9,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(9):
+                B[i] = A[i, 0] * x
+
+    given = [("float8_e4m3fn", [9, 4]), ("float32", []), ("float32", [9])]
+    for out in (None, -1):
+        assert [(p.dtype, p.shape) for p in tilelang.compile(main, out_idx=out).params] == given
+    kernel = eager_sum.compile(M=12, N=16, block_m=4)
+    assert [p.shape for p in kernel.params][:1] == [[12, 16]]
+    assert len(kernel.params) == 2 and kernel.params[1].dtype == "float32"
 
 
 def test_a_dtype_of_two_names_inside() -> None:
@@ -334,7 +353,15 @@ def add(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
 assert issubclass(tvm.TVMError, Exception) and issubclass(tvm.error.InternalError, Exception)
 assert nvcc.parse_compute_version(nvcc.get_target_compute_version("cuda:sm_90a")) == (9, 0)
 assert nvcc.have_tma("cuda:sm_90a") and not nvcc.have_tma("cuda:sm_80")
+from tilelang.jit import JITImpl, JITKernel
+from tilelang.jit.kernel import JITKernel as the_same
 from tilelang.utils.target import determine_target
+assert the_same is JITKernel and not hasattr(tilelang.jit, "JITImpl")
+@tilelang.jit
+def lazy(n):
+    return add
+assert isinstance(lazy, JITImpl) and lazy.func.__name__ == "lazy"
+assert isinstance(lazy(1), JITKernel)
 assert nvcc.get_target_compute_version(determine_target("cuda:sm_90a")) == "9.0"
 assert isinstance(determine_target(return_object=True), str)
 assert check_cuda_availability() in (False, True)
