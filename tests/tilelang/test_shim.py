@@ -202,7 +202,7 @@ def test_the_parameters_of_a_kernel() -> None:
         assert [(p.dtype, p.shape) for p in tilelang.compile(main, out_idx=out).params] == given
     kernel = eager_sum.compile(M=12, N=16, block_m=4)
     assert [p.shape for p in kernel.params][:1] == [[12, 16]]
-    assert len(kernel.params) == 2 and kernel.params[1].dtype == "float32"
+    assert len(kernel.params) == 3 and kernel.params[2].dtype == "float32"
 
 
 def test_a_dtype_of_two_names_inside() -> None:

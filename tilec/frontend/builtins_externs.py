@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from tilec import language as T
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend import decoders
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, dtype_at
+from tilec.frontend.builtins import BUILTINS, Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
 from tilec.frontend.builtins_integers import find_first_set, permuted_bytes, upper_product
 from tilec.frontend.builtins_pointers import moved, place_of
@@ -100,6 +101,8 @@ def _call(t: Expressions, c: Call) -> object:
     if found.word in _STATEMENTS:
         _statement(t, c, name, found, wanted)
         return None
+    if found.word in _OF_WARPS:
+        return _of_warp(t, c, found.word, wanted, given)
     if found.word == "load":
         return _load(t, c, name, wanted, given[0])
     return _number(t, c, name, found, wanted, given)
@@ -319,6 +322,24 @@ def _dp4a(t: Expressions, values: Sequence[Scalar]) -> Scalar:
 
 
 # --- others ---------------------------------------------------------------------------------------
+
+_OF_WARPS = {f.__name__: f for f in (T.match_any_sync, T.match_all_sync, T.ballot_sync, T.any_sync,
+                                     T.all_sync, T.shfl_sync, T.shfl_xor, T.shfl_up, T.shfl_down,
+                                     T.activemask)}  # fmt: skip
+
+
+def _of_warp(
+    t: Expressions, c: Call, word: str, wanted: DType | None, given: Sequence[object]
+) -> Number:
+    """A word of warps: its arguments stand behind the mask of the lanes that come."""
+    names = inspect.signature(_OF_WARPS[word]).parameters
+    values = {n: p.default for n, p in names.items()} | dict(zip(names, given[1:]))
+    if "mask" in values:
+        values["mask"] = given[0]
+    made = BUILTINS[_OF_WARPS[word]].handler(t, Call(t, word, c.node, values, {}))
+    result = t.run_time(t.number(made, f"what T.{word} gives"))
+    return result if wanted is None or result.dtype.is_float else t.convert(result, wanted)
+
 
 _STATEMENTS = ("pause", "sync_threads", "sync_warp")
 
