@@ -332,6 +332,28 @@ def test_functions_of_warps(target):
         np.testing.assert_array_equal(B[:, 32 * w : 32 * w + 32], want)
 
 
+N = T.dynamic("N")
+
+
+@tilec.kernel
+def by_lanes(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    """A loop whose first index is the lane: all come, which its author says by the mask."""
+    with T.Kernel(1, threads=32):
+        for i in T.serial(T.get_thread_binding(), T.ceildiv(N, 32) * 32, 32):
+            x = T.if_then_else(i < N, A[i], -1)
+            same = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, x)
+            if i < N:
+                B[i] = T.popcount(same)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80"])
+def test_who_names_the_lanes_that_come_is_believed(target):
+    A, B = np.arange(70, dtype="i4") * 7 % 5, np.zeros(70, "i4")
+    run(by_lanes, target, A, B)
+    parts = (A[n : n + 32] for n in range(0, 70, 32))
+    np.testing.assert_array_equal(B, [(x == v).sum() for x in parts for v in x])
+
+
 @tilec.kernel
 def roundings(A: T.Tensor((64,), "float32"), H: T.Tensor((4, 64), "float16"),
               I: T.Tensor((4, 64), "int32")):  # fmt: skip

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
@@ -24,7 +25,16 @@ from tilec.frontend.values import Address, Lanes, Literal, Number, Region, Scala
 from tilec.ir.errors import did_you_mean
 from tilec.ir.extern_source import Parameter, Signature, language_of, signatures
 from tilec.ir.intervals import dtype_range
-from tilec.ir.ops import Barrier, Bitcast, Extern, ExternEffect, Fma, WarpSync
+from tilec.ir.ops import (
+    Barrier,
+    Bitcast,
+    Extern,
+    ExternEffect,
+    Fma,
+    Shuffle,
+    ShuffleXor,
+    WarpSync,
+)
 from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
 from tilec.ir.types import BOOL, DType
 
@@ -331,12 +341,17 @@ _OF_WARPS = {f.__name__: f for f in (T.match_any_sync, T.match_all_sync, T.ballo
 def _of_warp(
     t: Expressions, c: Call, word: str, wanted: DType | None, given: Sequence[object]
 ) -> Number:
-    """A word of warps: its arguments stand behind the mask of the lanes that come."""
+    """A word of warps: its arguments stand behind the mask of the lanes that come, as its author
+    says, wherever it stands."""
     names = inspect.signature(_OF_WARPS[word]).parameters
     values = {n: p.default for n, p in names.items()} | dict(zip(names, given[1:]))
     if "mask" in values:
         values["mask"] = given[0]
+    ops, begun = t.builder.ops, len(t.builder.ops)
     made = BUILTINS[_OF_WARPS[word]].handler(t, Call(t, word, c.node, values, {}))
+    for n, o in enumerate(ops[begun:], begun):
+        if isinstance(o, Shuffle | ShuffleXor):
+            ops[n] = replace(o, promised=True)
     result = t.run_time(t.number(made, f"what T.{word} gives"))
     return result if wanted is None or result.dtype.is_float else t.convert(result, wanted)
 

@@ -318,6 +318,8 @@ def _needs(o: Op) -> Level | None:
     own way.
     """
     needed = _needed_by(type(o))  # type: ignore[arg-type]
+    if isinstance(o, ops.Shuffle | ops.ShuffleXor) and o.promised:
+        return None
     if needed is not Level.THREAD:
         return needed
     spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}
