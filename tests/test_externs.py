@@ -344,6 +344,7 @@ def by_lanes(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
             same = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, x)
             if i < N:
                 B[i] = T.popcount(same)
+            T.sync_warp()
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80"])
