@@ -78,7 +78,7 @@ class Signature:
     `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
     asks for programmatic dependent launch. `tilelang`: it is in TileLang's
     spelling, so that a call may give None for any tensor, and what is shifted to the left is as
-    wide as the number of places.
+    wide as the number of places. `lost`: sizes that only tensors name that are None: they are 0.
     """
 
     source: Source
@@ -95,6 +95,7 @@ class Signature:
     part: int | None = None
     pdl: bool = False
     tilelang: bool = False
+    lost: tuple[str, ...] = ()
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -140,11 +141,20 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         signature = replace(read, pdl=s.pdl, tilelang=s.tilelang)
     if not left_out:
         return signature
+    shapes = {p.name: _names_of(p) for p in signature.parameters}
+    given = set().union(*(names for n, names in shapes.items() if n not in left_out))
+    lost = set().union(*(shapes[n] for n in left_out)) - given
     found = (
         Parameter(p.name, "constexpr", p.loc, None) if p.name in left_out else p
         for p in signature.parameters
     )
-    return replace(signature, parameters=tuple(found))
+    return replace(signature, parameters=tuple(found), lost=tuple(sorted(lost)))
+
+
+def _names_of(p: Parameter) -> set[str]:
+    """Those of sizes in its shape and strides."""
+    texts = (e for e in (*(p.shape or ()), *(p.strides or ())) if isinstance(e, str))
+    return set().union(*(names_in(ast.parse(text, mode="eval")) for text in texts))
 
 
 def optional_tensors(signature: Signature) -> set[str]:

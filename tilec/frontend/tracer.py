@@ -145,6 +145,8 @@ class _KernelTracer(WholeLoops):
         for p in own:
             if p.kind == "tensor":
                 self._solve_sizes(p)
+        for name in self.signature.lost:
+            self.size_values.setdefault(name, 0)
         for p in self.signature.parameters:
             with self.at(p.loc):
                 if p.kind == "scalar":
