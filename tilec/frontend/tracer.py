@@ -174,6 +174,7 @@ class _KernelTracer(WholeLoops):
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
                 **({"may_alias": True} if memories else {}),
+                **({"tilelang": True} if self.tilelang else {}),
                 **({} if self.segment is None else {"segment": self.segment}),
                 **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,
