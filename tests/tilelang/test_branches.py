@@ -80,6 +80,29 @@ def test_one_thread_and_own_elements_need_no_order() -> None:
     np.testing.assert_array_equal(b, want)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_two_branches_on_one_condition_meet_between(target: str) -> None:
+    """In tilec's own spelling, too: what stands in two statements is not joined to one."""
+
+    @tilec.kernel
+    def shifted(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "float32")
+            tid = T.get_thread_binding()
+            if tid < 48:
+                s[tid] = A[tid]
+            if tid < 48:
+                B[tid] = s[(tid + 33) % 48]
+
+    a, b = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    if target == "cpu":
+        shifted(a, b)
+    else:
+        report = tilec.simulate(shifted, a, b, target=target)
+        assert report.ok, report
+    np.testing.assert_array_equal(b, np.where(a < 48, (a + 33) % 48, 0))
+
+
 def test_in_tilecs_own_spelling_it_is_the_authors() -> None:
     kernel = tilec.kernel(largest(128).function)
     a, b = np.zeros((8, 256), np.float32), np.zeros(256, np.float32)

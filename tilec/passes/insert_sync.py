@@ -60,7 +60,7 @@ _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
 
 
 def insert_sync(func: Func, target: Target) -> Func:
-    if func.attrs.get("tilelang"):
+    if func.attrs.get("tilelang") and not func.attrs.get("by_hand"):
         placer = _Placer(func, target)
         func = func.with_body(placer.cut(func.body))
     return func.with_body(_Placer(func, target).block(func.body, State()))
