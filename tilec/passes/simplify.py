@@ -334,7 +334,14 @@ def _exchange(first: If, second: If) -> bool:
     """Whether a thread's own statements in one of them write memory of all threads that those in
     the other touch."""
 
-    own = [[x for x in _in_order(o) if isinstance(x, ElementAccess)] for o in (first, second)]
+    own = [
+        [
+            x
+            for x in _in_order(o)
+            if isinstance(x, ElementAccess) and x.buffer.buffer.space != "local"
+        ]
+        for o in (first, second)
+    ]
     wrote = [{x.buffer for x in side if not isinstance(x, Load)} for side in own]
     used = [
         {x.buffer for x in side if isinstance(x, Load) or x.buffer.buffer.space == "shared"}
