@@ -224,7 +224,6 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
             for i in T.Parallel(9):
                 B[i] = T.cast(A[i], T.float32) + T.float32(T.cast(2.0, dtype))
 
-
     assert getattr(np, dtype) is not None
     a = np.arange(9).astype(dtype)
     assert np.array_equal(tilelang.compile(main, out_idx=1)(a), np.arange(9) + 2.0)

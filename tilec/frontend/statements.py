@@ -10,8 +10,8 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.assignments import Assignments
 from tilec.frontend.branches import ENDED, RETURN
-from tilec.frontend.context import Frame
 from tilec.frontend.builtins_barriers import group_condition
+from tilec.frontend.context import Frame
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
 from tilec.frontend.recovery import Unread, check_known, note_place
@@ -280,7 +280,7 @@ class Statements(Assignments):
                 before = names.get(name, True)
                 if running is False or before is True:
                     names[name] = running
-                elif isinstance(before, Scalar):
+                elif isinstance(before, Scalar) and isinstance(running, Scalar):
                     names[name] = self.binary("and", before, running)
         return value
 

@@ -333,8 +333,7 @@ class _Placer:
         found: list[Op] = []
         for o in block.ops:
             if isinstance(o, ops.For | ops.While | ops.If) and together(o, self.uniformity):
-                inner = {name: self.cut(getattr(o, name)) for name in o.region_fields}
-                found.append(replace(o, **inner))
+                found.append(o.with_regions(self.cut))
             elif isinstance(o, ops.If) and (at := self._exchanges(o)):
                 found += in_parts(o, at, self.meeting)
             else:
@@ -389,9 +388,7 @@ class _Placer:
         by_hand = isinstance(o, ops.MbarrierArrive) and o.guard is None
         return bool(known.touched) or (by_hand and overlap(known.unfenced, self.engine_reads))
 
-    def _enter(
-        self, o: ops.Scope, state: State, statements: list[Op], every: bool = False
-    ) -> None:
+    def _enter(self, o: ops.Scope, state: State, statements: list[Op], every: bool = False) -> None:
         """Let all threads meet in front of a group's code, where it touches what others than the
         group, be they more or fewer of its threads, have left; with `every`, threads of which none
         is one of its own."""
