@@ -75,10 +75,10 @@ REDUCTIONS: dict[str, Case] = {
     "running, two": ("T.cumsum(S, dim=[0, 1])  #!", "is a list of 2, not an int", "each dimension"),
     "running, elsewhere": ("T.cumsum(S, s, dim=1)  #!", "dst is s (fragment (16,)", "(16, 32)"),
     "a reducer's index": (
-        "r = T.alloc_reducer((16,), 'float32')\nT.reducer_init(r)\n"
+        "r = T.alloc_reducer((24,), 'float32')\nT.reducer_init(r)\n"
         "for i, j in T.Parallel(8, 32):\n    T.reducer_update(r[i], S[i, j])  #!",
-        "index 0 of r (fragment (16,) float32) in T.reducer_update is neither",
-        "run over the 16 elements",
+        "index 0 of r (fragment (24,) float32) in T.reducer_update is neither",
+        "run over the 24 elements",
     ),
 }
 
@@ -87,7 +87,7 @@ PACKED: dict[str, Case] = {
     "view of other bits": ("T.view(A, (64, 63))  #!", "has 16128 bits, A 16384", "as many"),
     "view of odd rows": ("T.view(W, (21, 195), 'int4')  #!", "16380 bits, W 16384", "as many"),
     "view, odd": ("T.view(W, (4096, 1), 'uint4')  #!", "(4096, 1) uint4: elements of", "even"),
-    "view of run-time rows": ("T.view(W, (4096 // n, 2), 'int4')  #!", "an extent of T.view", ""),
+    "view of run-time rows": ("T.view(W, (2, 4096 // n), 'int4')  #!", "an extent of T.view", ""),
     "the upper half": ("x = T.ldg32(A[0, 1])  #!", "may be the upper half of a byte", "2 * j"),
     "by TMA": (
         "t = T.alloc_shared((64, 64), 'int4')\nb = T.alloc_barrier(1)\n"
