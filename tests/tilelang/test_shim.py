@@ -199,17 +199,19 @@ def test_scalar_parameters() -> None:
 def test_autotune_takes_the_first_configuration() -> None:
     seen = []
 
-    @tilelang.autotune(configs=[{"block": 16}, {"block": 32}], warmup=3)
+    configs = [{"block": 16, "twice": True, "more": 1}, {"block": 32, "twice": True, "more": 2}]
+
+    @tilelang.autotune(configs=configs, warmup=3)
     @tilelang.jit(out_idx=-1)
-    def program(n, block=None):
-        seen.append(block)
+    def program(n, block=None, twice=False, more=None):
+        seen.append((block, twice, more))
         return scaled(n, block)
 
     a = numbers(50)
     assert np.array_equal(program(50)(a), 2 * a)
-    assert program(50).config == {"block": 16}
+    assert program(50).config == configs[0]
     assert np.array_equal(program(50, block=64)(a), 2 * a)
-    assert seen == [16, 64]
+    assert seen == [(16, True, 1), (64, False, 1)]  # who tunes himself has the defaults
 
 
 def test_wrong_out_idx_lists_the_parameters() -> None:
