@@ -72,6 +72,7 @@ from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
 from tilec.passes.sink_scales import sink_scales
+from tilec.passes.split_fragments import split_fragments
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
 from tilec.passes.stage_reductions import stage_reductions
@@ -93,6 +94,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
+    (split_fragments, "TILE"),  # its loops may be copies
     (sink_scales, "TILE"),  # makes products of what they are subtracted from
     (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
