@@ -71,6 +71,7 @@ from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
+from tilec.passes.sink_reductions import sink_reductions
 from tilec.passes.sink_scales import sink_scales
 from tilec.passes.split_fragments import split_fragments
 from tilec.passes.split_reductions import split_reductions
@@ -95,6 +96,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
     (split_fragments, "TILE"),  # its loops may be copies
+    (sink_reductions, "TILE"),  # out of the loops that are left
     (sink_scales, "TILE"),  # makes products of what they are subtracted from
     (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
