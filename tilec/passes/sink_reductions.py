@@ -35,6 +35,7 @@ from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
     Binary,
+    Const,
     Fill,
     For,
     Gemm,
@@ -112,7 +113,9 @@ class _Loop:
         fills = [x for x in users if isinstance(x, Fill) and x.dest.is_whole]
         if v not in self.own or v.dtype.bits < 32 or len(fills) != 1 or o.kind.startswith("abs"):
             return None
-        if self.numbers.get(fills[0].value) != neutral(kind, v.dtype):
+        here = self.makers.get(fills[0].value)
+        begun = here.value if isinstance(here, Const) else self.numbers.get(fills[0].value)
+        if begun != neutral(kind, v.dtype):
             return None
         if not all(_combines(x, v, kind) for x in users if x not in (o, fills[0])):
             return None
