@@ -73,6 +73,10 @@ def lower_parallel(func: Func, target: Target) -> Func:
             return []
         if isinstance(o, ops.LoadMatrices):
             return lowering.matrices(o, subst)
+        if isinstance(o, ops.Load) and o.source.buffer.space == "fragment":
+            b = Builder(o.loc)  # its one element, which all threads hold
+            subst[o.result] = b.value(ops.RegRead, o.source, b.const(0))
+            return b.ops
         return lowering.scalar(o, subst) if in_memory(o) else None
 
     return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
