@@ -50,7 +50,11 @@ def demoted(func: Func) -> dict[Value, Op]:
     for o in walk(func.body):
         if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
             continue
-        if isinstance(o, Load) and o.source.buffer.size == 1:
+        if (
+            isinstance(o, Load)
+            and o.source.buffer.space == "fragment"
+            and o.source.buffer.size == 1
+        ):
             continue  # all threads hold it
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)

@@ -4,10 +4,12 @@ Before: TILE; a condition around a copy of a loop with stages, or the place that
 from, depends on an element of a shared buffer or a fragment that a copy has filled: a row of a
 block mask, a page table, the indices of a gather. Or a kernel without products copies what all its
 blocks read, the weights of a norm, to shared memory, and one loop reads each element there once.
+Or a fragment that registers cannot be indexed as (`demote_fragments`) is a copy of a shared tile.
 After: such elements are loaded from the tensor itself: the copy of a loop with stages may run ahead
 (`plan_pipeline`), by whichever warps; and the weights come from the first level of the cache, where
 other blocks have left them, without a barrier. Only of tensors that the kernel writes nowhere,
-where no two tensors may overlap; a buffer that nobody reads any longer is gone."""
+where no two tensors may overlap; or from the shared tile, as long as it is what was copied. A
+buffer that nobody reads any longer is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from typing import TypeGuard
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import element_indices
 from tilec.ir.ops import (
     BlockIndex,
@@ -32,6 +34,7 @@ from tilec.ir.ops import (
     WarpMma,
     decides,
 )
+from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.dce import sweep
 from tilec.passes.utils.rings import fills_tile
@@ -47,13 +50,18 @@ def forward_copies(func: Func, target: Target) -> Func:
     staged: set[Value] = set()
     if not func.body.has(Gemm, WarpMma):  # loops follow memory
         staged = {o.dest.buffer for o in func.body.every(Copy) if fills_tile(o)}
-    if not loads and not staged:
+    in_shared = {*demoted(func)} if target.kind != "cpu" else set()
+    if not loads and not staged and not in_shared:
         return func
     written = written_tensors(func.body)
     sources: dict[Load, Region] = {}
-    for ranges in live_ranges(func.body, {o.source for o in loads} | staged).values():
+    for v, ranges in live_ranges(func.body, {o.source for o in loads} | staged | in_shared).items():
         for r in ranges if isinstance(ranges, list) else ():
-            if _is_forwardable(r.fill, written):
+            if v in in_shared and _is_copied(r):
+                readers = (x for i in r.readers for x in walk(r.block.ops[i]))
+                own = (o for o in readers if isinstance(o, Load) and o.source is v)
+                sources |= dict.fromkeys(own, r.fill.source)
+            elif _is_forwardable(r.fill, written):
                 readers = {x for i in r.readers for x in walk(r.block.ops[i])}
                 of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
                 if r.fill.dest.buffer in staged:
@@ -121,6 +129,16 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
     whole = [*index.values()] == [n for n in shape if n != 1]
     once = loads <= {*loop.body.ops} and read == [tuple(index)]
     return loads if whole and once else set()
+
+
+def _is_copied(r: LiveRange) -> bool:
+    """Whether a buffer is, as long as somebody reads it, what a shared tile is, too."""
+    if not isinstance(r.fill, Copy) or r.fill.source.type.space != "shared" or not r.readers:
+        return False
+    between = r.block.ops[r.start + 1 : r.readers[-1] + 1]
+    effects = (e for o in between for _, e in effects_in(o))
+    same = r.fill.source.dtype == r.fill.dest.dtype
+    return same and r.fill.source.buffer not in buffers_written(effects)
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:
