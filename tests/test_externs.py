@@ -305,6 +305,37 @@ def test_functions_of_numbers(target, rng):
 
 
 @tilec.kernel
+def roundings(A: T.Tensor((64,), "float32"), H: T.Tensor((4, 64), "float16"),
+              I: T.Tensor((4, 64), "int32")):  # fmt: skip
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            H[0, i] = T.call_extern("float16", "__float2half_rn", A[i])
+            H[1, i] = T.call_extern("float16", "__float2half_rz", A[i])
+            H[2, i] = T.call_extern("float16", "__float2half_rd", A[i])
+            H[3, i] = T.call_extern("float16", "__float2half_ru", A[i])
+            I[0, i] = T.call_extern("int32", "__float2int_rn", A[i])
+            I[1, i] = T.call_extern("int32", "__float2int_rz", A[i])
+            I[2, i] = T.call_extern("int32", "__float2int_rd", A[i])
+            I[3, i] = T.call_extern("int32", "__float2int_ru", A[i])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_conversions_round_as_their_names_say(target, rng):
+    A = (rng.standard_normal(64) * 10.0 ** rng.integers(-9, 5, 64)).astype("f4")
+    A[:4] = 7e4, -7e4, 2.5, -1e-9
+    H, I = np.zeros((4, 64), "f2"), np.zeros((4, 64), "i4")
+    run(roundings, target, A, H, I)
+    with np.errstate(over="ignore"):
+        near = A.astype("f2")
+    below, above = np.nextafter(near, np.float16(-np.inf)), np.nextafter(near, np.float16(np.inf))
+    down = np.where(near.astype("f4") > A, below, near)
+    up = np.where(near.astype("f4") < A, above, near)
+    want = [near, np.where(A < 0, up, down), down, up]
+    np.testing.assert_array_equal(H, want)
+    np.testing.assert_array_equal(I, [f(A) for f in (np.rint, np.trunc, np.floor, np.ceil)])
+
+
+@tilec.kernel
 def vectors(A: T.Tensor((16,), "float32"), C: T.Tensor((16,), "float32")):
     with T.Kernel(1, threads=4):
         i = T.get_thread_binding() * 4

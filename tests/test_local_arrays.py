@@ -129,3 +129,34 @@ def test_what_all_threads_hold_is_added_once(target: str) -> None:
             report = tilec.simulate(kernel, a, b, target=target)
             assert report.ok, report
         np.testing.assert_allclose(b, wanted, rtol=1e-5, atol=1e-5)
+
+
+@tilec.kernel
+def scratch(A: T.Tensor((4, 64), "float32"), B: T.Tensor((4, 8, 3), "float32")):
+    """Arrays that each iteration fills and reads, made in front of the loop."""
+    with T.Kernel(1, threads=32):
+        f = T.alloc_fragment((4, 64), "float32")
+        T.copy(A, f)
+        taken, made = T.alloc_local((8,), "float32"), T.alloc_local((3,), "float32")
+        for x, y in T.Parallel(4, 8):
+            for j in T.serial(8):
+                taken[j] = f[x, y * 8 + j]
+            made[0] = taken[0] + taken[1] + taken[2]
+            made[1] = taken[3] + taken[4] * taken[5]
+            made[2] = taken[6] - taken[7]
+            for j in T.serial(3):
+                B[x, y, j] = made[j]
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_arrays_that_each_iteration_has_for_itself(target: str) -> None:
+    a = np.random.default_rng(5).standard_normal((4, 64)).astype(np.float32)
+    b = np.full((4, 8, 3), np.nan, np.float32)
+    if target == "cpu":
+        scratch(a, b)
+    else:
+        assert tilec.simulate(scratch, a, b, target=target).ok
+    x = np.moveaxis(a.reshape(4, 8, 8).astype("f8"), 2, 0)
+    want = np.stack([x[0] + x[1] + x[2], x[3] + x[4] * x[5], x[6] - x[7]], 2)
+    np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-5)

@@ -140,9 +140,23 @@ def words(u):
     return u.view("uint32") + 1
 
 
+@tilec.kernel
+def counted(A: T.Tensor((M, 6), "int32"), B: T.Tensor((M, 6), "int32")):
+    """A first extent that is arithmetic on a size: elements, and whole tiles."""
+    with T.Kernel(T.ceildiv(M * 6, 64), threads=64) as b:
+        a, out = T.view(A, (M * 6,)), T.reshape(B, (M * 6,))
+        s = T.alloc_shared((64,), "int32")
+        T.copy(a[b * 64], s)
+        for i in T.Parallel(64):
+            if b * 64 + i < M * 6:
+                s[i] += a[M * 6 - 1 - b * 64 - i]
+        T.copy(s, out[b * 64])
+
+
 x, y, u, z = random(960), random(24, 40), random(256, dtype="uint8"), random(256, dtype="uint32")
 a, b = random(64, 192, dtype="float16"), random(192, 64, dtype="float16")
 m, n = random(21, 4, 8), random(64, dtype="int32")
+k = random(37, 6, dtype="int32")
 PROGRAMS = {
     "shared": (shared, (x,), x.reshape(30, 32)),
     "fragment": (fragment, (x,), 2 * x.reshape(30, 32) + np.arange(32)),
@@ -150,6 +164,7 @@ PROGRAMS = {
     "more dimensions": (more_dimensions, (x.reshape(4, 240),), abs(x.reshape(4, 240)).max(1)),
     "tensors": (tensors, (y,), y.ravel()),
     "a size": (sized, (m,), m.reshape(21, 32)),
+    "counted": (counted, (k,), k + k.ravel()[::-1].reshape(37, 6)),
     "product": (product, (a, b), a.astype("f4") @ b.astype("f4")),
     "bytes": (bytes_of_words, (u, np.zeros(64, "uint32")), words(u).view("float16")),
     "local": (own_bytes, (z,), z.view("uint8").reshape(256, 4).T),
@@ -200,6 +215,7 @@ WRONG = {
     "elements": ("T.reshape(A, (9, 8))", "has 2304 bits, A 2048"),
     "bits": ("T.view(A, dtype='float16')", "has 1024 bits, A 2048"),
     "extent": ("T.reshape(A, (8, -8))", "an extent of T.reshape is"),
+    "an inner extent": ("T.view(A, (1, T.get_thread_binding()))", "the first extent of a"),
     "nibbles": ("T.view(A, (512, 1), 'int4')", "elements of four bits come in pairs"),
     "no buffer": ("T.reshape(3, (8,))", "not a buffer"),
     "dtype": ("T.view(A, (8, 8), 'nothing')", "is not a dtype"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tilec
 import tilec.tilelang as tilelang
@@ -150,7 +151,7 @@ def test_eager_program_compiled_by_its_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert kernel.compile().target == "cpu"
 
 
-def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
+def test_open_sizes_count_as_4096_in_arithmetic_too(tmp_path: Path, capsys: Any) -> None:
     n = T.dynamic("n")
 
     @T.prim_func
@@ -160,6 +161,59 @@ def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
 
     kernel = tilelang.compile(main, target="cuda:sm_80")
     assert ".target sm_80" in kernel.get_kernel_source()
+    kernel.print_source_code(file=str(tmp_path / "kernel.ptx"))
+    assert ".target sm_80" in (tmp_path / "kernel.ptx").read_text()
+    kernel.print_source_code()
+    assert ".target sm_80" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_what_is_shifted_is_as_wide_as_the_number_of_places(target: str) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((16,), "uint8"), B: T.Tensor((4, 16), "uint32")):
+        with T.Kernel(1, threads=16):
+            for i in T.Parallel(16):
+                high = A[i] << 20
+                B[0, i] = T.cast(high, "uint32") | T.cast(A[i] << 8, "uint32")
+                B[1, i] = A[i] << T.int32(i)
+                B[2, i] = A[i] >> 3
+                B[3, i] = T.cast(1 << (A[i] & 15), "uint32")
+
+    a, b = np.arange(3, 243, 15, dtype=np.uint8), np.zeros((4, 16), np.uint32)
+    kernel = tilelang.compile(main)
+    if target == "cpu":
+        kernel(a, b)
+    else:
+        assert tilec.simulate(kernel.kernel, a, b, target=target).ok
+    wide, n = a.astype(np.uint32), np.arange(16, dtype=np.uint32)
+    want = [(wide << 20) | (wide << 8), wide << n, wide >> 3, np.uint32(1) << (wide & 15)]
+    np.testing.assert_array_equal(b, want)
+
+
+def test_the_parameters_of_a_kernel() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((9, 4), T.float8_e4m3fn), x: T.float32, B: T.Tensor((9,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(9):
+                B[i] = A[i, 0] * x
+
+    given = [("float8_e4m3fn", [9, 4]), ("float32", []), ("float32", [9])]
+    for out in (None, -1):
+        assert [(p.dtype, p.shape) for p in tilelang.compile(main, out_idx=out).params] == given
+    kernel = eager_sum.compile(M=12, N=16, block_m=4)
+    assert [p.shape for p in kernel.params][:1] == [[12, 16]]
+    assert len(kernel.params) == 2 and kernel.params[1].dtype == "float32"
+
+
+def test_a_dtype_of_two_names_inside() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((8,), torch.float8_e4m3fn), B: T.Tensor((8,), T.float32)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i] if A.dtype == T.float8_e4m3fn and A.dtype != T.float8_e5m2 else 0
+
+    a = torch.arange(8).to(torch.float8_e4m3fn)
+    assert tilelang.compile(main, out_idx=1)(a).tolist() == [*range(8)]
 
 
 @pytest.mark.parametrize("dtype", [T.float16, T.int32, T.half, T.long])
@@ -170,6 +224,7 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
             for i in T.Parallel(9):
                 B[i] = T.cast(A[i], T.float32) + T.float32(T.cast(2.0, dtype))
 
+
     assert getattr(np, dtype) is not None
     a = np.arange(9).astype(dtype)
     assert np.array_equal(tilelang.compile(main, out_idx=1)(a), np.arange(9) + 2.0)
@@ -178,6 +233,8 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
 def test_names_of_dtypes() -> None:
     assert T.dtype("half") == "float16" and T.dtype(np.float32).bits == 32
     assert T.float8_e8m0fnu == "float8_e8m0fnu" and T.float8_e8m0fnu.bits == 8
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"):
+        assert T.dtype(getattr(torch, name)) == getattr(T, name) == name
     name = "float4_e2m1_unpacked"
     assert getattr(T, name) == name  # files name it in lists; tilec lacks it
     with pytest.raises(tilec.CompileError, match=f"unknown dtype '{name}'"):
@@ -298,6 +355,17 @@ def add(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
 assert issubclass(tvm.TVMError, Exception) and issubclass(tvm.error.InternalError, Exception)
 assert nvcc.parse_compute_version(nvcc.get_target_compute_version("cuda:sm_90a")) == (9, 0)
 assert nvcc.have_tma("cuda:sm_90a") and not nvcc.have_tma("cuda:sm_80")
+from tilelang.jit import JITImpl, JITKernel
+from tilelang.jit.kernel import JITKernel as the_same
+from tilelang.utils.target import determine_target
+assert the_same is JITKernel and not hasattr(tilelang.jit, "JITImpl")
+@tilelang.jit
+def lazy(n):
+    return add
+assert isinstance(lazy, JITImpl) and lazy.func.__name__ == "lazy"
+assert isinstance(lazy(1), JITKernel)
+assert nvcc.get_target_compute_version(determine_target("cuda:sm_90a")) == "9.0"
+assert isinstance(determine_target(return_object=True), str)
 assert check_cuda_availability() in (False, True)
 with tvm.transform.PassContext(), tvm.target.Target("cuda"):
     (kernel,) = tilelang.par_compile([add], target="cpu", num_workers=4)

@@ -156,11 +156,16 @@ def tma_store_wait(count: _Int = 0, read: Any = True) -> None:
 
 
 def async_copy(
-    src: Any, dst: Any, coalesced_width: _Int | None = None, annotations: Any = None
+    src: Any,
+    dst: Any,
+    coalesced_width: _Int | None = None,
+    loop_layout: Any = None,
+    annotations: Any = None,
 ) -> None:
     """Copy a tile of a tensor to a shared tile of its dtype without waiting (cp.async), as one
     group: after `ptx_wait_group` the tile is there. Where the target, or the tensor's alignment,
-    does not suit cp.async it is `copy`. `annotations` are accepted and decide nothing."""
+    does not suit cp.async it is `copy`. `loop_layout` and `annotations` are accepted and decide
+    nothing."""
 
 
 def ptx_commit_group() -> None:

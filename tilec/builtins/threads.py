@@ -9,10 +9,15 @@ __all__ = [
     "get_thread_bindings", "get_block_bindings", "get_lane_idx", "get_warp_idx",
     "get_warp_idx_sync", "get_warp_group_idx", "sync_threads", "sync_grid", "sync_warp",
     "shfl_sync", "shfl_xor", "shfl_up", "shfl_down", "warp_reduce_sum", "warp_reduce_max",
-    "warp_reduce_min", "warp_reduce_bitand", "warp_reduce_bitor",
+    "warp_reduce_min", "warp_reduce_bitand", "warp_reduce_bitor", "thread_return",
 ]  # fmt: skip
 
 ALL_LANES = 0xFFFFFFFF
+
+
+def thread_return() -> None:
+    """The thread is done: a `return`, which may also stand in a macro. Not in a loop that runs at
+    run time."""
 
 
 def get_thread_bindings() -> Any:

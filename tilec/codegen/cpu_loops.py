@@ -132,7 +132,7 @@ class LoopEmitter(Emitter):
             return
         loop = LoopFacts(o, self.facts)
         dimension = loop.vector_dimension()
-        lanes = self._lanes(o, dimension)
+        lanes = 1 if loop.is_handed_on(dimension) else self._lanes(o, dimension)
         fast, slow, checks, units = _guards(loop)
         condition = self._holds(checks, units)
         if condition is None or condition.literal == 1:

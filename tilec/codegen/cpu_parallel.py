@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Value, walk
-from tilec.ir.ops import ElementAccess, For, Load, Parallel
+from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store
 from tilec.ir.types import Extent
 
 Ends = tuple[Affine, Affine]  # both included
@@ -102,6 +102,15 @@ class LoopFacts:
         """Which loop index should run along the lanes."""
         extents = self.loop.extents
         return max(range(len(extents)), key=lambda d: (self._score(d), d))
+
+    def is_handed_on(self, d: int) -> bool:
+        """Whether iterations along `d` may write one and the same element of a buffer that they
+        read, too: an array of the thread's own, which each writes anew, or an update. One after the
+        other they find what a thread finds that does all of them."""
+        arg, body = self.loop.body.args[d], self.loop.body
+        read = {o.source for o in body.every(Load)} - {o.result for o in body.every(Alloc)}
+        stores = (o for o in body.every(Store) if o.dest in read)
+        return any(not any(self.facts.slope(i, arg) for i in o.indices) for o in stores)
 
     def _score(self, d: int) -> float:
         """Accesses that one vector instruction does, stores twice as dear; a short loop fills few

@@ -253,7 +253,12 @@ class Arithmetic(Context):
 
     def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
         x = self.run_time(a, b.dtype if isinstance(b, Scalar) else None)
-        x = self.convert(x, INT32) if x.dtype is BOOL else x
+        both = isinstance(a, Scalar) and isinstance(b, Scalar)
+        wide = b.dtype if both and isinstance(b, Scalar) else INT32
+        if x.dtype is BOOL:
+            x = self.convert(x, INT32)
+        elif self.tilelang and kind == "shl" and x.dtype.bits < wide.bits and wide.is_int:
+            x = self.convert(x, wide) if x.dtype.is_int else x
         floats = [
             v
             for v in (a, b)

@@ -25,6 +25,9 @@ from tilec.ir.types import BOOL
 from tilec.support.syntax import name_nodes, names_in, nodes
 
 _MISSING = Undefined("")
+RETURN = ".return"  # hidden name: whether no `return` was met; with a number, what one gave
+ENDED = ".ended"  # the same of T.thread_return
+_UNSAID = {RETURN: True, ENDED: True}
 
 
 def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
@@ -91,7 +94,8 @@ class Branches(Calls):
         pairs: list[tuple[Scalar, Scalar]] = []
         joined: dict[str, object] = {}
         for name in dict.fromkeys((*names_true, *names_false)):
-            a, b = names_true.get(name, _MISSING), names_false.get(name, _MISSING)
+            unsaid = _UNSAID.get(name, _MISSING)
+            a, b = names_true.get(name, unsaid), names_false.get(name, unsaid)
             a, b = _of_no_account(a, b), _of_no_account(b, a)
             if same_value(a, b):
                 joined[name] = a

@@ -15,6 +15,7 @@ from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
 from tilec.frontend.builtins_integers import find_first_set, permuted_bytes, upper_product
 from tilec.frontend.builtins_pointers import moved, place_of
+from tilec.frontend.builtins_rounding import cast
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
@@ -259,7 +260,7 @@ def _number(
             hint = f"cast it: T.{dtype.name}(x)"
             raise t.error(f"{name} takes {dtype.name}, this is {describe(x)}", hint)
         values.append(t.run_time(x) if dtype is None else t.convert(x, dtype))
-    result = _compute(t, found, values)
+    result = _compute(t, c, found, values)
     if found.result is not None and result.dtype is not found.result:
         result = t.convert(result, found.result)
     gives = result.dtype
@@ -274,7 +275,7 @@ def _signless(a: DType, b: DType) -> bool:
     return a.is_int and b.is_int and a.bits == b.bits
 
 
-def _compute(t: Expressions, found: Known, values: Sequence[Scalar]) -> Scalar:
+def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) -> Scalar:
     word, x = found.word, values[0]
     if word == "fma":
         a, b, c = (v.value for v in values)
@@ -289,7 +290,12 @@ def _compute(t: Expressions, found: Known, values: Sequence[Scalar]) -> Scalar:
         return t.run_time(t.binary("min", t.binary("max", x, 0.0), 1.0))
     if word == "cast":
         assert found.result is not None
-        return t.convert(x, found.result)
+        if not found.mode:
+            return t.convert(x, found.result)
+        words = {"value": x, "dtype": found.result, "round": found.mode, "sat": None, "rbits": None}
+        made = cast(t, Call(t, "cast", c.node, words, {}))
+        assert isinstance(made, Scalar)
+        return made
     if word == "bits":
         assert found.result is not None
         return t.emit_scalar(Bitcast, x.value, found.result)

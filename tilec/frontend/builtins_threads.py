@@ -56,6 +56,9 @@ def asks_for_threads(t: Expressions) -> bool:
 # --- indices --------------------------------------------------------------------------------------
 
 
+builtin(T.thread_return, of="threads")(lambda t, c: t.end_thread(c.node))
+
+
 @builtin(T.get_thread_bindings, of="threads")
 def get_thread_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
     return tuple(thread_along(t, c, dim) for dim in range(3))

@@ -15,6 +15,9 @@ from tilec.ir.ops import View
 from tilec.ir.types import ON_CHIP, UINT8, BufferType, DType, Extent
 
 
+UNNAMED = "_"  # an extent that no size parameter holds
+
+
 @builtin(T.reshape)
 def reshape(t: Expressions, c: Call) -> Buffer:
     source = _source(t, c)
@@ -52,7 +55,7 @@ def _source(t: Expressions, c: Call) -> Buffer:
 def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     c.of("memory")
     shape = source.shape if c["shape"] is None else c.several("shape")
-    extents = [_extent(t, c, e) for e in shape]
+    extents = [_extent(t, c, e, not d and source.is_global) for d, e in enumerate(shape)]
     _check_size(t, c, source, extents, dtype)
     packed, stored = dtype if dtype in ON_CHIP else None, extents
     if source.is_global and (packed or source.packed):
@@ -124,10 +127,16 @@ def extent_of(t: Expressions, given: object) -> tuple[Extent, int | Scalar] | No
     return next(((n, v) for n, v in sizes if isinstance(v, Scalar)), None)
 
 
-def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:
+def _extent(t: Expressions, c: Call, given: object, free: bool) -> tuple[Extent, int | Scalar]:
+    """An extent; one that is `free`, the first of a tensor's view, may be any whole number: where
+    an element lies does not depend on it, and the tensor's own end is looked at."""
     if (found := extent_of(t, given)) is not None:
         return found
+    if free and isinstance(given, Scalar) and given.dtype.kind in ("int", "uint"):
+        return UNNAMED, given
     hint = "write a positive int, or a size that a tensor's annotation names"
+    if not free and isinstance(given, Scalar):
+        hint += "; the first extent of a tensor's view may be any number"
     raise t.error(f"an extent of T.{c.builtin} is {describe(given)}", hint, c.place("shape"))
 
 

@@ -180,6 +180,7 @@ class Context:
         self.at_addresses: set[Value] = set()  # these parts
         self.scalar_names: dict[Value, str] = {}  # of the parameters that are integers
         self.carried: set[Value] = set()
+        self.tilelang = False
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}
         self.asserts: str = ""

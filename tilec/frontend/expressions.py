@@ -308,6 +308,10 @@ class Expressions(Containers):
             hint.replace("A.", f"{buffer.name}.") or f"it has: {', '.join(known)}",
         )
 
+    def end_thread(self, node: ast.AST) -> None:
+        """What follows in the kernel, whose functions are traced here, does not run."""
+        raise NotImplementedError
+
     def trace_function(
         self, function: Any, args: list[object], kwargs: dict[str, object], macro: bool = False
     ) -> object:

@@ -13,13 +13,15 @@ from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, UI
 @dataclass(frozen=True)
 class Known:
     """`word`: a kind of Unary, Binary or Compare, or a word of its own; of `count` numbers of
-    `dtype` (None: of any). `result`: where it is another; `void`: there is none."""
+    `dtype` (None: of any). `result`: where it is another; `void`: there is none. `mode`: how a
+    cast rounds, where it does not as tilec's casts do."""
 
     word: str
     count: int
     dtype: DType | None
     result: DType | None = None
     void: bool = False
+    mode: str = ""
 
 
 # C's names of functions of floats: tilec's kind, and how many arguments.
@@ -47,7 +49,8 @@ _C_TYPES = {
     "half": FLOAT16, "bfloat16": BFLOAT16, "float": FLOAT32, "double": FLOAT64, "int": INT32,
     "uint": UINT32, "ll": INT64, "ull": UINT64, "longlong": INT64,
 }  # fmt: skip
-_CONVERTING = re.compile(rf"__({'|'.join(_C_TYPES)})2({'|'.join(_C_TYPES)})(_r[nz])?")
+_CONVERTING = re.compile(rf"__({'|'.join(_C_TYPES)})2({'|'.join(_C_TYPES)})(?:_r([nzdu]))?")
+_MODES = {"n": "rn", "z": "rz", "d": "rm", "u": "rp"}
 _BITS = re.compile(r"__(float|double|int|uint|longlong)_as_(float|double|int|uint|longlong)")
 
 
@@ -158,9 +161,11 @@ def known(name: str) -> Known | None:
     match = _CONVERTING.fullmatch(name)
     if match:
         own, to = _C_TYPES[match[1]], _C_TYPES[match[2]]
-        rounds = (None, "_rn") if to.is_float else ("_rz",)  # as tilec's casts do
-        if own is not to and match[3] in rounds and (own.is_float or to.is_float):
-            return Known("cast", 1, own, to)
+        usual = (None, "n") if to.is_float else ("z",)
+        mode = "" if match[3] in usual else _MODES.get(match[3], "")
+        floats = own.is_float or (to.is_float and not mode)
+        if own is not to and floats and (mode or match[3] in usual):
+            return Known("cast", 1, own, to, mode=mode)
     match = _BITS.fullmatch(name)
     if match and _C_TYPES[match[1]].bits == _C_TYPES[match[2]].bits and match[1] != match[2]:
         return Known("bits", 1, _C_TYPES[match[1]], _C_TYPES[match[2]])

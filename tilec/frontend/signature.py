@@ -76,7 +76,9 @@ class Signature:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
     `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
-    asks for programmatic dependent launch.
+    asks for programmatic dependent launch. `tilelang`: it is in TileLang's
+    spelling, so that a call may give None for any tensor, and what is shifted to the left is as
+    wide as the number of places.
     """
 
     source: Source
@@ -92,6 +94,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     pdl: bool = False
+    tilelang: bool = False
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -112,14 +115,16 @@ def read_signature(
     threads: int | None = None,
     part: int | None = None,
     pdl: bool = False,
+    tilelang: bool = False,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
-    `out` names parameters that the call allocates and returns, `threads` and `pdl` are what the
-    decorator says. Raises CompileError for a parameter without a usable annotation, an unknown name
+    `out` names parameters that the call allocates and returns, the rest is what the decorator
+    says (see `Signature`). Raises CompileError for a parameter without a usable annotation, an unknown name
     in `out`, and where the source cannot be read.
     """
-    return replace(_read(read_source(pyfunc), tuple(out), threads, {}, part), pdl=pdl)
+    read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
+    return replace(read, pdl=pdl, tilelang=tilelang)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -131,7 +136,8 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
         values = {**defaults, **constants}
         s = signature
-        signature = replace(_read(s.source, s.out, s.threads, values, s.part), pdl=s.pdl)
+        read = _read(s.source, s.out, s.threads, values, s.part)
+        signature = replace(read, pdl=s.pdl, tilelang=s.tilelang)
     if not left_out:
         return signature
     found = (
@@ -142,9 +148,10 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
 
 
 def optional_tensors(signature: Signature) -> set[str]:
-    """The tensors that a call may leave out: `W: T.Tensor((N,), dtype) = None`."""
+    """The tensors that may be None: `W: T.Tensor((N,), dtype) = None`, which a call may leave out,
+    or any one."""
     tensors = (p for p in signature.parameters if p.kind == "tensor" and not p.is_output)
-    return {p.name for p in tensors if p.default is None}
+    return {p.name for p in tensors if p.default is None or signature.tilelang}
 
 
 def _read(

@@ -9,6 +9,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.assignments import Assignments
+from tilec.frontend.branches import ENDED, RETURN
+from tilec.frontend.context import Frame
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
@@ -44,7 +46,6 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
 }
 
 
-_RETURN = ".return"  # hidden name: whether no `return` was met; with a number, what one gave
 _MOST_RETURNED = 16
 
 
@@ -78,19 +79,19 @@ class Statements(Assignments):
         def trace() -> None:
             nonlocal returned
             if not self.frame.loops:
-                self.names[_RETURN] = True
+                self.names[RETURN] = True
             self.block(statements)
-            returned = self.names.get(_RETURN) is False
+            returned = self.names.get(RETURN) is False
 
         self.branch(run, trace)
         if returned and not self.frame.loops:
-            self.names[_RETURN] = False  # here, or before
+            self.names[RETURN] = False  # here, or before
 
     def _running(self) -> object:
         """Whether the rest of this iteration, or of the function, runs (a `break`, `continue` or
         `return` may have ended it)."""
         loops = self.frame.loops
-        return self.names.get(loops[-1].run if loops else _RETURN, True)
+        return self.names.get(loops[-1].run if loops else RETURN, True)
 
     def statement(self, node: ast.stmt) -> None:
         """Trace one statement. Raises CompileError for what kernels do not have."""
@@ -163,20 +164,7 @@ class Statements(Assignments):
 
     def _return(self, node: ast.Return) -> None:
         """A `return` before the end: what follows runs only where it has not been reached."""
-        for flags in self.frame.loops:
-            if flags.builtin in ("Parallel", "vectorized"):
-                raise self.error(
-                    f"return in T.{flags.builtin}, whose iterations have no order",
-                    "use if around what should not run; T.reduce_max and its like find whether "
-                    "some iteration holds",
-                )
-            if flags.builtin != "for":
-                raise self.error(
-                    "return in a loop that runs at run time",
-                    "keep the result in a variable, break, and return it behind the loop"
-                    if node.value is not None
-                    else "set a variable, break, and return behind the loop where it is set",
-                )
+        self._check_leaving(self.frame, "return", node.value is not None)
         if len(self.frames) == 1 and node.value is not None:
             last = self.frame.source.node.body[-1]
             inside = isinstance(last, ast.With) and last.body[-1] is node
@@ -192,8 +180,34 @@ class Statements(Assignments):
         self.frame.returned = count
         if len(self.frames) == 1 and self.depth:
             self.returned_early = node.lineno
-        self.names.update({f"{_RETURN}{n}": v for n, v in enumerate(values)})
-        self.names[_RETURN] = False
+        self.names.update({f"{RETURN}{n}": v for n, v in enumerate(values)})
+        self._leave()
+
+    def end_thread(self, node: ast.AST) -> None:
+        for frame in self.frames:
+            self._check_leaving(frame, "T.thread_return")
+        self.names[ENDED] = False
+        self._leave()
+
+    def _check_leaving(self, frame: Frame, what: str, value: bool = False) -> None:
+        for flags in frame.loops:
+            if flags.builtin in ("Parallel", "vectorized"):
+                raise self.error(
+                    f"{what} in T.{flags.builtin}, whose iterations have no order",
+                    "use if around what should not run; T.reduce_max and its like find whether "
+                    "some iteration holds",
+                )
+            if flags.builtin != "for":
+                raise self.error(
+                    f"{what} in a loop that runs at run time",
+                    "keep the result in a variable, break, and return it behind the loop"
+                    if value
+                    else "set a variable, break, and return behind the loop where it is set",
+                )
+
+    def _leave(self) -> None:
+        """What follows in this function does not run."""
+        self.names[RETURN] = False
         for flags in self.frame.loops:
             self.names[flags.run] = self.names[flags.live] = False
 
@@ -257,10 +271,24 @@ class Statements(Assignments):
     # --- bodies -----------------------------------------------------------------------------------
 
     def run_body(self) -> object:
+        value = self._run_body()
+        running = self.names.get(ENDED, True)
+        if running is not True and len(self.frames) > 1:  # nor does what follows in its caller
+            names, loops = self.frames[-2].names, self.frames[-2].loops
+            ended = (RETURN, ENDED, *(n for flags in loops for n in (flags.run, flags.live)))
+            for name in ended:
+                before = names.get(name, True)
+                if running is False or before is True:
+                    names[name] = running
+                elif isinstance(before, Scalar):
+                    names[name] = self.binary("and", before, running)
+        return value
+
+    def _run_body(self) -> object:
         body = self.frame.source.node.body
         last = body[-1]
         if _early_returns(self.frame.source.node):
-            self.names[_RETURN] = True
+            self.names[RETURN] = True
             if len(self.frames) > 1:
                 return self._run_to_return(body)
         if not isinstance(last, ast.Return):
@@ -274,15 +302,15 @@ class Statements(Assignments):
 
     def _run_to_return(self, body: list[ast.stmt]) -> object:
         """Trace the body of a function that returns in several places; the value it gives."""
-        self.names.update({f"{_RETURN}{n}": NOT_RETURNED for n in range(_MOST_RETURNED)})
+        self.names.update({f"{RETURN}{n}": NOT_RETURNED for n in range(_MOST_RETURNED)})
         self.block(body)
         count, name = self.frame.returned, self.frame.source.name
         if not count:
             return None
-        found = [self.names.get(f"{_RETURN}{n}") for n in range(abs(count))]
+        found = [self.names.get(f"{RETURN}{n}") for n in range(abs(count))]
         check_known(found)
-        if self.names[_RETURN] is not False:
-            where = "in some cases only" if isinstance(self.names[_RETURN], Scalar) else "nothing"
+        if self.names[RETURN] is not False:
+            where = "in some cases only" if isinstance(self.names[RETURN], Scalar) else "nothing"
             raise self.error(f"{name} returns a value {where}", "end it with a return of its own")
         for v in found:
             if isinstance(v, Undefined):

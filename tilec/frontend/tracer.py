@@ -114,7 +114,7 @@ class _KernelTracer(WholeLoops):
         self.row_lanes, self.magnitudes = known.row_lanes, known.magnitudes
         self.signature = signature
         self.known = known
-        self.asserts = known.asserts
+        self.asserts, self.tilelang = known.asserts, signature.tilelang
         self.tensors: dict[str, Param] = {}
         self.size_params: dict[str, Param] = {}
         self.stride_params: dict[str, Param] = {}

@@ -44,7 +44,7 @@ class DType:
         return self.name
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, str) and self.name == other)
+        return self is other or (isinstance(other, str) and self.name == ALIASES.get(other, other))
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.jit.captured import Reads
@@ -45,12 +46,14 @@ class Revision:
         threads: int | None,
         part: int | None,
         pdl: bool,
+        tilelang: bool,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part, pdl
+        self._of = function, out, threads, part, pdl, tilelang
+        self._none: set[str] = set()  # tensors that calls gave None for
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
     @functools.cached_property
@@ -65,7 +68,7 @@ class Revision:
 
     @functools.cached_property
     def optional(self) -> tuple[str, ...]:
-        """The tensors that a call may leave out."""
+        """The tensors that may be None."""
         return tuple(sorted(frontend.optional_tensors(self.signature)))
 
     @functools.cached_property
@@ -81,6 +84,9 @@ class Revision:
         and for the optional tensors that are given."""
         constants = {p.name: bound[p.name] for p in self.parameters if p.kind == "constexpr"}
         left_out = {name: None for name in self.optional if bound[name] is None}
+        if not self._none.issuperset(left_out):  # the generated paths take them for tensors
+            self._none |= left_out.keys()
+            self.paths.clear()
         key = describe(constants) if self.signature.pending else ""
         key += " ".join(left_out)
         constants |= left_out
@@ -109,7 +115,8 @@ class Revision:
     def write_path(self, kind: str, variant: CompiledKernel) -> LaunchPath:
         """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant`."""
         module = self._of[0].__globals__
-        return write_path(self.parameters, variant.image, kind, module, self.reads)
+        known = [replace(p, default=None) if p.name in self._none else p for p in self.parameters]
+        return write_path(tuple(known), variant.image, kind, module, self.reads)
 
 
 def read_revision(
@@ -118,12 +125,13 @@ def read_revision(
     threads: int | None,
     part: int | None = None,
     pdl: bool = False,
+    tilelang: bool = False,
 ) -> Revision:
     """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
     rest is what its decorator says. Raises CompileError where its source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = (out, threads, pdl) if part is None else (out, threads, pdl, part)
+    of = (out, threads, pdl, tilelang) if part is None else (out, threads, pdl, tilelang, part)
     source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, pdl, source, describer.reads)
+    return Revision(function, out, threads, part, pdl, tilelang, source, describer.reads)

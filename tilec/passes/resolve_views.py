@@ -314,12 +314,14 @@ class _Views:
 
     def number(self, b: Builder, v: Value, indices: Sequence[tuple[int, Value]]) -> Value:
         """The row-major number, among some dimensions of a view, of what has these indices."""
-        place: Value = b.const(0)
+        place: Value | None = None
         for d, index in indices:
-            wide = b.cast(place, index.dtype)
-            extent = self.tensors.number(b, v.buffer.shape[d], index.dtype)
-            place = b.binary("add", b.binary("mul", wide, extent), index)
-        return place
+            if place is not None:
+                wide = b.cast(place, index.dtype)
+                extent = self.tensors.number(b, v.buffer.shape[d], index.dtype)
+                index = b.binary("add", b.binary("mul", wide, extent), index)
+            place = index
+        return b.const(0) if place is None else place
 
     def within_a_row(self, r: Region, of_view: Sequence[int], row: Extent) -> bool:
         """Whether of one dimension of a view, which counts through several of its buffer's, a box

@@ -112,5 +112,6 @@ HERE: dict[str, Any] = {
     "simplify_prim_func": unchanged,
     "apply_simplify": unchanged,
     "check_cuda_availability": machine.check_cuda_availability,
+    "determine_target": machine.determine_target,
     "check_hip_availability": machine.check_hip_availability,
 }

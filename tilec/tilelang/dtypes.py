@@ -45,6 +45,8 @@ class TextDtype(str):
 _IN_TORCH = {"tfloat32": "float32", "int4": "int8", "uint4": "uint8"}
 _IN_TORCH |= {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 _IN_TORCH |= dict.fromkeys(("float4_e2m1", "float4_e2m1fn"), "float4_e2m1fn_x2")
+_THEIRS = {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
+_THEIRS |= {"float4_e2m1": "float4_e2m1fn"}  # as TileLang calls what torch has
 _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32"}
 _SHORT |= {"uint": "uint32", "long": "int64", "short": "int16", "char": "int8"}
 NAMED = {name: TextDtype(name) for name in (*DTYPES, *ALIASES)}
@@ -53,7 +55,11 @@ NAMED |= {short: TextDtype(name) for short, name in _SHORT.items()}
 
 def dtype(named: object) -> TextDtype:
     """The dtype that a text or a dtype of torch, NumPy or tilec means. Raises CompileError."""
-    return named if isinstance(named, TextDtype) else TextDtype(dtype_of(named).name)
+    if isinstance(named, TextDtype):
+        return named
+    name = dtype_of(named).name
+    written = isinstance(named, str) and str(named) == name
+    return TextDtype(name if written else _THEIRS.get(name, name))
 
 
 def determine_torch_fp8_type(kind: str = "e4m3") -> Any:

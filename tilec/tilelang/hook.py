@@ -27,6 +27,9 @@ RENAMED = {
     "tvm.tirx.op": f"{OURS}.tirx",
 }
 
+# Modules that have the name of a function beside them, which an import would put in its place.
+BESIDE = {"tilelang.jit": f"{OURS}.programs", "tilelang.jit.kernel": f"{OURS}.programs"}
+
 
 def _name(theirs: str) -> str:
     return RENAMED.get(theirs, OURS + theirs.removeprefix("tilelang"))
@@ -88,3 +91,5 @@ def install() -> None:
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
         sys.meta_path.append(_TVM)
+        for theirs, ours in BESIDE.items():
+            sys.modules[theirs] = importlib.import_module(ours)

@@ -15,6 +15,12 @@ def get_target_compute_version(target: object = None) -> str:
     return f"{found[1]}.{found[2]}" if found else "8.0"
 
 
+def determine_target(target: object = "auto", return_object: bool = False) -> str:
+    """A target as text, "auto" as the one that kernels are compiled for where nothing else is
+    said."""
+    return default_target() if target in ("auto", None) else str(target)
+
+
 def parse_compute_version(compute_version: str) -> tuple[int, int]:
     """(major, minor) of a compute capability."""
     major, _, minor = compute_version.partition(".")

@@ -17,9 +17,11 @@ import sys
 import textwrap
 from builtins import compile as compile_python
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tilec import language as T
+from tilec.builtins.annotations import dtype_of
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 from tilec.jit.compiled import CompiledKernel
@@ -110,6 +112,15 @@ def _listed(results: Any) -> Any:
     return [*results] if isinstance(results, tuple) else results
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelParam:
+    """A tensor or number that a kernel takes or gives, as programs ask for it; a number has no
+    shape."""
+
+    dtype: str
+    shape: list[int]
+
+
 class JITKernel:
     """A kernel as TileLang's programs hold it: called with its tensors, less those of `out_idx`,
     which the call allocates and returns. `config` is what `autotune` chose."""
@@ -126,9 +137,8 @@ class JITKernel:
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        self.kernel = kernel
-        if out:
-            self.kernel = make_kernel(kernel.function, out, kernel.threads, pdl=kernel.pdl)
+        # What a program does not use of its tensors, a call gives None for.
+        self.kernel = make_kernel(kernel.function, out, kernel.threads, None, kernel.pdl, True)
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,11 +160,29 @@ class JITKernel:
                 given[parameter.name] = spec_in_memory(whole, parameter.dtype, strides)
         return self.kernel.compile(target=self.target, **given, **self.constants)
 
+    @property
+    def params(self) -> list[KernelParam]:
+        """What the kernel takes, and what it allocates: its parameters in their order, then what
+        T.empty makes. A size that only a call gives counts as 4096."""
+        known = {p.name: p for p in self.prim_func.parameters_for(self.constants)}
+        if self.prim_func.signature.allocated:
+            known |= {a.name: a for a in self.compile().image.arguments if a.output}
+        taken = (p for p in known.values() if p.kind != "constexpr")
+        shapes = ((dtype_of(p.dtype), p.shape or ()) for p in taken)
+        return [KernelParam(dtype(d), [_extent(e, self.sizes) or 0 for e in s]) for d, s in shapes]
+
     def get_kernel_source(self, kernel_only: bool = True) -> str:
         """The assembly of the variant that `compile` gives (PTX where the target is CUDA): tilec
         writes no CUDA C++, and no code for the host that `kernel_only` could add."""
         del kernel_only
         return self.compile().asm
+
+    def print_source_code(self, which: str = "kernel", file: str | None = None) -> None:
+        """Print `get_kernel_source`, or write it to a file."""
+        if file is None:
+            print(self.get_kernel_source())
+        else:
+            Path(file).write_text(self.get_kernel_source())
 
     def get_host_source(self) -> str:
         """Nothing: launches go through the driver's interface, without generated code."""
@@ -181,10 +209,12 @@ def compile(
     return JITKernel(func, out_idx, target)
 
 
-class _Program:
-    """What `compile` makes a kernel of, for its arguments."""
+class JITImpl:
+    """A function below `tilelang.jit`: what `compile` makes a kernel of, for its arguments. `func`:
+    the function itself."""
 
     compile: Callable[..., JITKernel]
+    func: Callable[..., Any]
 
     def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
         """`compile` of each of `configs`: arguments as a tuple, or by name."""
@@ -195,20 +225,20 @@ class _Program:
         return self.compile(*args, **kwargs).get_kernel_source()
 
 
-class _Lazy(_Program):
+class _Lazy(JITImpl):
     """A function that returns a T.prim_func: called with its arguments, it gives the kernel."""
 
     def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.out_idx, self.target = function, out_idx, target
+        self.func, self.out_idx, self.target = function, out_idx, target
         # By its arguments: the kernel, and the arguments, some of which are told by which they are.
         self._made: dict[Any, tuple[JITKernel, Any]] = {}
 
     def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
         """The T.prim_func for these arguments. Raises CompileError if there is none."""
-        made = self.function(*args, **kwargs)
+        made = self.func(*args, **kwargs)
         if not isinstance(made, Kernel):
-            message = f"{self.function.__name__} returned {shown(made)}, not a T.prim_func"
+            message = f"{self.func.__name__} returned {shown(made)}, not a T.prim_func"
             raise CompileError(message, caller_loc(), "return the function below @T.prim_func")
         return made
 
@@ -247,18 +277,19 @@ def _is_eager(function: Callable[..., Any]) -> bool:
     return given or bool(_annotated_in_body(function) & set(names))
 
 
-class _Eager(_Program):
+class _Eager(JITImpl):
     """A kernel whose tensors are annotated in its body; its other parameters are compile-time
     values. A call launches it."""
 
     def __init__(self, function: Callable[..., Any], target: object) -> None:
         functools.update_wrapper(self, function)
+        self.func = function
         tensors = _annotated_in_body(function)
         plain = (None, int, float, bool, str, dtype, "int", "float", "bool", "str")
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None), target
+        self.kernel, self.target = make_kernel(function, (), None, tilelang=True), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
