@@ -19,7 +19,8 @@ __all__ = ["Fragment", "Layout", "annotate_layout"]
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Fix the layout of buffers: `{A_s: make_swizzled_layout(A_s)}`, `{A_s: T.Layout(…)}` for
     shared ones, `{x: T.Fragment(…)}` for fragments. It is kept; what works on a fragment in another
-    way (a matrix instruction, a reduction) takes and leaves copies. The layout of a tensor,
+    way (a matrix instruction, a reduction) takes and leaves copies; of what each thread has whole
+    (`T.alloc_local`) it says nothing. The layout of a tensor,
     `{A: T.Layout(A.shape, …)}`, says where its elements are in memory; see docs/language.md.
 
     Raises LayoutError for other extents than the buffer's and for a second layout; warns

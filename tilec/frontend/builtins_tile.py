@@ -131,13 +131,8 @@ def copy(t: Expressions, c: Call) -> None:
     if plain and by == "tma":
         message = 'prefer_instruction of T.copy is "tma" beside disable_tma=True'
         raise t.error(message, "leave one of them out", c.place("prefer_instruction"))
-    if is_open(c["src"]) != is_open(c["dst"]):
-        reads = is_open(c["src"])
-        r, name = (c["src"], "dst") if reads else (c["dst"], "src")
-        with t.at(c.place(name)):
-            other = t.tile(c[name], "the destination" if reads else "the source")
-        part = closed(t, r, other, t.tile_text(other))
-        copy_open(t, r, *((part, other) if reads else (other, part)), reads)
+    if is_open(c["src"]) or is_open(c["dst"]):
+        copy_open(t, c, *closed(t, c))
         return
     source, dest = c.tiles()
     if _overlap(source, dest):

@@ -14,7 +14,6 @@ from tilec.frontend.values import Buffer, Scalar, describe
 from tilec.ir.ops import View
 from tilec.ir.types import ON_CHIP, UINT8, BufferType, DType, Extent
 
-
 UNNAMED = "_"  # an extent that no size parameter holds
 
 

@@ -143,7 +143,7 @@ class Context:
     loop has from the one before. `foreign`: the functions of CUDA C++ that the user has
     imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
     `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
-    earlier traces have found. `unrolls`: the T.unroll around the code that could be written out.
+    earlier traces have found. `unrolls`: the loops around the code that could be written out.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:

@@ -10,8 +10,8 @@ from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
-    "PersistentTileScheduler", "align_up", "alloc_buffer", "annotate_compile_flags",
-    "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
+    "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
+    "annotate_compile_flags", "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
     "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
     "tvm_warp_shuffle",
 ]  # fmt: skip
@@ -39,6 +39,24 @@ handle = language.ptr  # of a tensor, as a parameter
 match_buffer = language.make_tensor
 c2d_im2col = language.im2col
 alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
+
+
+@language.macro
+def And(a, b):  # type: ignore[no-untyped-def]
+    """`a and b`."""
+    return a and b
+
+
+@language.macro
+def Or(a, b):  # type: ignore[no-untyped-def]
+    """`a or b`."""
+    return a or b
+
+
+@language.macro
+def Not(a):  # type: ignore[no-untyped-def]
+    """`not a`."""
+    return not a
 
 
 @language.macro

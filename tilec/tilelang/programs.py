@@ -231,6 +231,7 @@ class _Lazy(JITImpl):
     def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
         functools.update_wrapper(self, function)
         self.func, self.out_idx, self.target = function, out_idx, target
+        self.signature = inspect.signature(function)
         # By its arguments: the kernel, and the arguments, some of which are told by which they are.
         self._made: dict[Any, tuple[JITKernel, Any]] = {}
 
