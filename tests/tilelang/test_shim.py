@@ -253,6 +253,12 @@ def test_scalar_parameters() -> None:
     assert np.array_equal(tilelang.compile(main, out_idx=2)(numbers(9), 3.0), numbers(9) * 3)
 
 
+def test_products_of_float32_are_made_in_tf32() -> None:
+    """As TileLang makes them; tilec's own are exact where they do not ask for it."""
+    stages = lazy_product(64, 64, 64).compile().stages
+    assert "tf32" in stages["select_gemm"]
+
+
 def test_autotune_takes_the_first_configuration() -> None:
     seen = []
 

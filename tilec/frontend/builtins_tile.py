@@ -249,7 +249,8 @@ def gemm(t: Expressions, c: Call) -> None:
         transpose_b=transpose_b,
         clear=clears,
         policy=policy,
-        allow_tf32=c.flag("allow_tf32"),
+        # As TileLang multiplies float32 numbers.
+        allow_tf32=c.flag("allow_tf32") or (t.tilelang and a.type.dtype.name == "float32"),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )
