@@ -250,7 +250,7 @@ def gemm(t: Expressions, c: Call) -> None:
         clear=clears,
         policy=policy,
         # As TileLang multiplies float32 numbers.
-        allow_tf32=c.flag("allow_tf32") or (t.tilelang and a.type.dtype.name == "float32"),
+        allow_tf32=c.flag("allow_tf32") or (t.tilelang and a.buffer.type.dtype.name == "float32"),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )
