@@ -120,8 +120,8 @@ def read_signature(
     """The signature of the kernel written as `pyfunc`.
 
     `out` names parameters that the call allocates and returns, the rest is what the decorator
-    says (see `Signature`). Raises CompileError for a parameter without a usable annotation, an unknown name
-    in `out`, and where the source cannot be read.
+    says (see `Signature`). Raises CompileError for a parameter without a usable annotation, an
+    unknown name in `out`, and where the source cannot be read.
     """
     read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
     return replace(read, pdl=pdl, tilelang=tilelang)
