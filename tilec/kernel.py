@@ -113,10 +113,11 @@ class Kernel(Launchable):
         threads: int | None,
         part: int | None = None,
         pdl: bool = False,
+        whole_syncs: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.out, self.threads, self._part = function, out, threads, part
-        self.pdl = pdl
+        self.pdl, self.whole_syncs = pdl, whole_syncs
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self.choices = Choices(self._chosen)
@@ -134,7 +135,8 @@ class Kernel(Launchable):
         if found is not None and found.reads.unchanged():
             return found
         with self._lock:
-            read = read_revision(self.function, self.out, self.threads, self._part, self.pdl)
+            of = self.out, self.threads, self._part, self.pdl, self.whole_syncs
+            read = read_revision(self.function, *of)
             found = self._revisions.get(read.source)
             if found is None:
                 if len(self._revisions) >= MOST_REVISIONS:
@@ -184,7 +186,7 @@ class Kernel(Launchable):
             if self._parts is None or self._parts.signature is not signature:
                 out = [self.out, *[()] * (signature.kernels - 1)]
                 kernels = [
-                    make_kernel(self.function, names, self.threads, k, self.pdl)
+                    make_kernel(self.function, names, self.threads, k, self.pdl, self.whole_syncs)
                     for k, names in enumerate(out)
                 ]
                 self._parts = Parts(signature, kernels)
@@ -554,12 +556,13 @@ def make_kernel(
     threads: int | None,
     part: int | None = None,
     pdl: bool = False,
+    whole_syncs: bool = False,
 ) -> Kernel:
     """The kernel of a function whose surroundings are remembered already; `part`: of one T.Kernel
-    in it; `pdl`: see `tilec.kernel`."""
+    in it; `pdl`: see `tilec.kernel`; `whole_syncs`: see `Signature`."""
     # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
     # `__call__`, which becomes the generated launch path after the first launch. No other way is
     # as fast.
     cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
-    made: Kernel = cls(function, out, threads, part, pdl)
+    made: Kernel = cls(function, out, threads, part, pdl, whole_syncs)
     return made

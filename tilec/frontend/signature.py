@@ -76,7 +76,8 @@ class Signature:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
     `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
-    asks for programmatic dependent launch.
+    asks for programmatic dependent launch. `whole_syncs`: a T.sync_threads is of the whole block
+    where only a part of it comes there, too: CUDA's `__syncthreads()` in each of several branches.
     """
 
     source: Source
@@ -92,6 +93,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     pdl: bool = False
+    whole_syncs: bool = False
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -112,6 +114,7 @@ def read_signature(
     threads: int | None = None,
     part: int | None = None,
     pdl: bool = False,
+    whole_syncs: bool = False,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
@@ -119,7 +122,8 @@ def read_signature(
     decorator says. Raises CompileError for a parameter without a usable annotation, an unknown name
     in `out`, and where the source cannot be read.
     """
-    return replace(_read(read_source(pyfunc), tuple(out), threads, {}, part), pdl=pdl)
+    read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
+    return replace(read, pdl=pdl, whole_syncs=whole_syncs)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -131,7 +135,8 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
         values = {**defaults, **constants}
         s = signature
-        signature = replace(_read(s.source, s.out, s.threads, values, s.part), pdl=s.pdl)
+        read = _read(s.source, s.out, s.threads, values, s.part)
+        signature = replace(read, pdl=s.pdl, whole_syncs=s.whole_syncs)
     if not left_out:
         return signature
     found = (

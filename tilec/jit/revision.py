@@ -45,12 +45,13 @@ class Revision:
         threads: int | None,
         part: int | None,
         pdl: bool,
+        whole_syncs: bool,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part, pdl
+        self._of = function, out, threads, part, pdl, whole_syncs
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
     @functools.cached_property
@@ -118,6 +119,7 @@ def read_revision(
     threads: int | None,
     part: int | None = None,
     pdl: bool = False,
+    whole_syncs: bool = False,
 ) -> Revision:
     """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
     rest is what its decorator says. Raises CompileError where its source cannot be read."""
@@ -125,5 +127,6 @@ def read_revision(
     describer = Describer()
     text = describer.source(function)
     of = (out, threads, pdl) if part is None else (out, threads, pdl, part)
+    of += (whole_syncs,) * whole_syncs
     source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, pdl, source, describer.reads)
+    return Revision(function, out, threads, part, pdl, whole_syncs, source, describer.reads)
