@@ -91,3 +91,31 @@ def test_layouts_of_what_a_thread_has_whole() -> None:
     a, b = numbers(64), np.zeros(1, np.float32)
     tilelang.compile(main)(a, b)
     np.testing.assert_allclose(b[0], a.sum(), rtol=1e-4)
+
+
+def test_a_loop_that_is_left() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((8, 32), "float32"), B: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.get_thread_binding()
+            total = T.alloc_var("float32", 0.0)
+            for k in T.serial(8):
+                if A[k, x] < 0:
+                    T.loop_break()
+                total = total + A[k, x]
+            B[x] = total
+
+    a, b = numbers(8, 32) + 1, np.zeros(32, np.float32)
+    tilelang.compile(main)(a, b)
+    kept = np.cumprod(a >= 0, axis=0)
+    np.testing.assert_allclose(b, (a * kept).sum(0), rtol=1e-5)
+
+
+def test_no_loop_to_leave() -> None:
+    @T.prim_func
+    def main(B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.loop_break()
+
+    with pytest.raises(tilec.CompileError, match="stands in no loop"):
+        main.compile(np.zeros(1, np.float32), target="cuda:sm_90a")

@@ -53,7 +53,8 @@ def Fragment(
 ) -> _Fragment:
     """Where a fragment of `shape` is: `forward_fn(i, j, …)` gives the thread of the block that
     holds element `(i, j, …)` and which of its registers (an int, or coordinates of one); or
-    `forward_thread_fn` and `forward_index_fn` do, one each.
+    `forward_thread_fn` and `forward_index_fn` do, one each; without the latter a thread has its
+    elements row by row.
 
     `replicate`: so many threads hold each element; the number of the copy is a last argument of
     `forward_fn` and `forward_thread_fn`. Threads that no element names hold copies, too.

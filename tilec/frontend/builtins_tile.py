@@ -17,7 +17,7 @@ from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
-from tilec.ir.types import DType
+from tilec.ir.types import FLOAT32, DType
 
 # What a copy may be asked to be done by.
 _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
@@ -250,7 +250,7 @@ def gemm(t: Expressions, c: Call) -> None:
         clear=clears,
         policy=policy,
         # As TileLang multiplies float32 numbers.
-        allow_tf32=c.flag("allow_tf32") or (t.tilelang and a.buffer.type.dtype.name == "float32"),
+        allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and a.buffer.type.dtype == FLOAT32),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )

@@ -19,6 +19,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
+from tilec.ir.options import PLAIN
 from tilec.ir.types import INT32, INT64, DType
 
 
@@ -180,7 +181,7 @@ class Context:
         self.at_addresses: set[Value] = set()  # these parts
         self.scalar_names: dict[Value, str] = {}  # of the parameters that are integers
         self.carried: set[Value] = set()
-        self.tilelang = False
+        self.options = PLAIN
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}
         self.asserts: str = ""

@@ -22,6 +22,7 @@ from tilec.builtins import foreign
 from tilec.frontend.source import Source, read_source, said_at, said_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
+from tilec.ir.options import PLAIN, Options
 from tilec.ir.types import BOOL, FLOAT32, INT32, ON_CHIP, DType, find_dtype
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import name_nodes, names_in, placed
@@ -75,10 +76,8 @@ class Signature:
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
-    `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
-    asks for programmatic dependent launch. `tilelang`: it is in TileLang's
-    spelling, so that a call may give None for any tensor, and what is shifted to the left is as
-    wide as the number of places.
+    `tilec.jit`), the first of which gives what T.empty makes to the others. `options`: what else
+    its decorator says.
     """
 
     source: Source
@@ -93,8 +92,7 @@ class Signature:
     tiles: Mapping[str, str] | None = None
     kernels: int = 1
     part: int | None = None
-    pdl: bool = False
-    tilelang: bool = False
+    options: Options = PLAIN
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -114,8 +112,7 @@ def read_signature(
     out: Sequence[str] = (),
     threads: int | None = None,
     part: int | None = None,
-    pdl: bool = False,
-    tilelang: bool = False,
+    options: Options = PLAIN,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
@@ -124,7 +121,7 @@ def read_signature(
     unknown name in `out`, and where the source cannot be read.
     """
     read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
-    return replace(read, pdl=pdl, tilelang=tilelang)
+    return replace(read, options=options)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -137,7 +134,7 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         values = {**defaults, **constants}
         s = signature
         read = _read(s.source, s.out, s.threads, values, s.part)
-        signature = replace(read, pdl=s.pdl, tilelang=s.tilelang)
+        signature = replace(read, options=s.options)
     if not left_out:
         return signature
     found = (
@@ -151,7 +148,7 @@ def optional_tensors(signature: Signature) -> set[str]:
     """The tensors that may be None: `W: T.Tensor((N,), dtype) = None`, which a call may leave out,
     or any one."""
     tensors = (p for p in signature.parameters if p.kind == "tensor" and not p.is_output)
-    return {p.name for p in tensors if p.default is None or signature.tilelang}
+    return {p.name for p in tensors if p.default is None or signature.options.tilelang}
 
 
 def _read(

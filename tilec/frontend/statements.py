@@ -203,6 +203,8 @@ class Statements(Assignments):
         self.expression(leave)
 
     def _break(self, node: ast.Break) -> None:
+        if not self.frame.loops:
+            raise self.error("T.loop_break stands in no loop", "write it in the loop it ends")
         flags = self.frame.loops[-1]
         if flags.builtin in ("Parallel", "vectorized"):
             hint = "use if around what should not run, or T.serial"

@@ -114,7 +114,7 @@ class _KernelTracer(WholeLoops):
         self.row_lanes, self.magnitudes = known.row_lanes, known.magnitudes
         self.signature = signature
         self.known = known
-        self.asserts, self.tilelang = known.asserts, signature.tilelang
+        self.asserts, self.options = known.asserts, signature.options
         self.tensors: dict[str, Param] = {}
         self.size_params: dict[str, Param] = {}
         self.stride_params: dict[str, Param] = {}
@@ -133,7 +133,7 @@ class _KernelTracer(WholeLoops):
         self.lent: dict[str, object] = {}  # tensors whose names are others' until then
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
-        if signature.pdl:
+        if signature.options.pdl:
             self.attributes["pdl"] = PDL
         self.block_shape = () if self.threads is None else (self.threads,)
 

@@ -57,12 +57,11 @@ def forward_copies(func: Func, target: Target) -> Func:
     sources: dict[Load, Region] = {}
     for v, ranges in live_ranges(func.body, {o.source for o in loads} | staged | in_shared).items():
         for r in ranges if isinstance(ranges, list) else ():
-            if v in in_shared and _is_copied(r):
-                readers = (x for i in r.readers for x in walk(r.block.ops[i]))
+            readers = {x for i in r.readers for x in walk(r.block.ops[i])}
+            if v in in_shared and isinstance(r.fill, Copy) and _is_kept(r, r.fill):
                 own = (o for o in readers if isinstance(o, Load) and o.source is v)
                 sources |= dict.fromkeys(own, r.fill.source)
             elif _is_forwardable(r.fill, written):
-                readers = {x for i in r.readers for x in walk(r.block.ops[i])}
                 of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
                 if r.fill.dest.buffer in staged:
                     of_this |= _read_once(r, made)
@@ -131,14 +130,14 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
     return loads if whole and once else set()
 
 
-def _is_copied(r: LiveRange) -> bool:
-    """Whether a buffer is, as long as somebody reads it, what a shared tile is, too."""
-    if not isinstance(r.fill, Copy) or r.fill.source.type.space != "shared" or not r.readers:
+def _is_kept(r: LiveRange, fill: Copy) -> bool:
+    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it."""
+    if fill.source.type.space != "shared" or not r.readers:
         return False
     between = r.block.ops[r.start + 1 : r.readers[-1] + 1]
     effects = (e for o in between for _, e in effects_in(o))
-    same = r.fill.source.dtype == r.fill.dest.dtype
-    return same and r.fill.source.buffer not in buffers_written(effects)
+    same = fill.source.dtype == fill.dest.dtype
+    return same and fill.source.buffer not in buffers_written(effects)
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

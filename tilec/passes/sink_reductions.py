@@ -162,7 +162,9 @@ def _combines(o: Op, v: Value, kind: str) -> bool:
     for x in inside:
         if v not in x.operands or (isinstance(x, Load) and uses[x.result] == 1):
             continue
-        by = made.get(x.value) if isinstance(x, Store) else None
+        if not isinstance(x, Store):
+            return False
+        by = made.get(x.value)
         if not isinstance(by, Binary) or by.kind != kind or uses[by.result] != 1:
             return False
         old = [made[y] for y in by.operands if isinstance(made.get(y), Load)]

@@ -128,7 +128,7 @@ class _Split:
         if all(along.isdisjoint(self.around[v]) for v in dims):
             self.dims, self.along = dims, along
 
-    def _dims(self, v: Value, along: Collection[Value]) -> frozenset[int] | None:
+    def _dims(self, v: Value, along: set[Value]) -> frozenset[int] | None:
         """The dimensions along which it is indexed otherwise than by a loop over its elements, or
         by one that is written out; None if it cannot be split there."""
         if v in self.others or v not in self.shapes:
@@ -228,9 +228,11 @@ def _renamed(func: Func, dims: Mapping[Value, frozenset[int]]) -> Func:
             at = (facts.form(o.indices[d]).const for d in sorted(dims[v]))
             # An index beyond the extent stands where nobody comes.
             key = tuple(min(max(n, 0), shape[d] - 1) for n, d in zip(at, sorted(dims[v])))
-            rest = tuple(x for d, x in enumerate(o.indices) if d not in dims[v])
-            indices = rest or (b.const(0),)
-            return [*b.ops, replace(substitute(o, {v: pieces[v, key]}), indices=indices)]
+            left = tuple(x for d, x in enumerate(o.indices) if d not in dims[v])
+            access = substitute(o, {v: pieces[v, key]})
+            assert isinstance(access, ElementAccess)
+            left = left or (b.const(0),)
+            return [*b.ops, replace(access, indices=left)]
         return None
 
     return func.with_body(rewrite(func.body, visit))

@@ -13,7 +13,7 @@ __all__ = [
     "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
     "annotate_compile_flags", "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
     "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
-    "tvm_warp_shuffle",
+    "tvm_access_ptr", "tvm_warp_shuffle", "type_annotation",
 ]  # fmt: skip
 
 globals().update(NAMED)
@@ -79,6 +79,18 @@ def index_to_coordinates(index, shape):  # type: ignore[no-untyped-def]
 def let(variable: language.Ref, value):  # type: ignore[no-untyped-def]
     """Give a variable (`x = T.int32()`) a value."""
     variable = value  # noqa: F841
+
+
+@language.macro
+def type_annotation(dtype):  # type: ignore[no-untyped-def]
+    """The dtype, as `tvm_access_ptr` is given it."""
+    return dtype
+
+
+@language.macro
+def tvm_access_ptr(dtype, data, offset, extent, rw_mask):  # type: ignore[no-untyped-def]
+    """The place of a buffer (`A.data`), `offset` elements on; `T.access_ptr`."""
+    return language.access_ptr(data, "rw", extent, offset=offset)
 
 
 @language.macro
