@@ -305,6 +305,57 @@ def test_functions_of_numbers(target, rng):
 
 
 @tilec.kernel
+def of_warps(A: T.Tensor((64,), "int32"), B: T.Tensor((6, 64), "int32")):
+    with T.Kernel(1, threads=64):
+        i = T.get_thread_binding()
+        x = A[i]
+        B[0, i] = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, x)
+        B[1, i] = T.call_extern("uint32", "__ballot_sync", 0xFFFFFFFF, x > 2)
+        B[2, i] = T.call_extern("int32", "__shfl_xor_sync", 0xFFFFFFFF, x, 1)
+        B[3, i] = T.call_pure_extern("int32", "__shfl_down_sync", 0xFFFFFFFF, x, 1)
+        B[4, i] = T.call_extern("int32", "__any_sync", 0xFFFFFFFF, x > 3)
+        B[5, i] = T.call_extern("int32", "__shfl_sync", 0xFFFFFFFF, x, 5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80"])
+def test_functions_of_warps(target):
+    A, B = np.arange(64, dtype="i4") * 7 % 5, np.zeros((6, 64), "i4")
+    run(of_warps, target, A, B)
+    bits = np.uint32(1) << np.arange(32, dtype="u4")
+    for w, x in enumerate(A.reshape(2, 32)):
+        lane = np.arange(32)
+        same = [(bits * (x == v)).sum(dtype="u4") for v in x]
+        ballot = (bits * (x > 2)).sum(dtype="u4")
+        down = x[np.minimum(lane + 1, 31)]
+        want = [same, [ballot] * 32, x[lane ^ 1], down, [int((x > 3).any())] * 32, [x[5]] * 32]
+        want = np.array([np.asarray(v).astype("u4") for v in want]).view("i4")
+        np.testing.assert_array_equal(B[:, 32 * w : 32 * w + 32], want)
+
+
+N = T.dynamic("N")
+
+
+@tilec.kernel
+def by_lanes(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    """A loop whose first index is the lane: all come, which its author says by the mask."""
+    with T.Kernel(1, threads=32):
+        for i in T.serial(T.get_thread_binding(), T.ceildiv(N, 32) * 32, 32):
+            x = T.if_then_else(i < N, A[i], -1)
+            same = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, x)
+            if i < N:
+                B[i] = T.popcount(same)
+            T.sync_warp()
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80"])
+def test_who_names_the_lanes_that_come_is_believed(target):
+    A, B = np.arange(70, dtype="i4") * 7 % 5, np.zeros(70, "i4")
+    run(by_lanes, target, A, B)
+    parts = (A[n : n + 32] for n in range(0, 70, 32))
+    np.testing.assert_array_equal(B, [(x == v).sum() for x in parts for v in x])
+
+
+@tilec.kernel
 def roundings(A: T.Tensor((64,), "float32"), H: T.Tensor((4, 64), "float16"),
               I: T.Tensor((4, 64), "int32")):  # fmt: skip
     with T.Kernel(1, threads=64):

@@ -98,3 +98,32 @@ def test_in_the_simulator() -> None:
     kernel = shifted(48, False, False).kernel
     assert tilec.simulate(kernel, x, None, y, None, target="cuda:sm_90a").ok
     np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_the_larger_of_two_sizes_is_a_size(target: str) -> None:
+    """Of a grid, and of what a call allocates."""
+    m, n = T.dynamic("m, n")
+    most, least = T.max(m, n), T.min(8, T.max(m, n, 3))
+
+    @T.prim_func
+    def main(
+        x: T.Tensor((m,), "float32"), y: T.Tensor((n,), "float32"), z: T.Tensor((most,), "float32")
+    ):
+        with T.Kernel(T.max(m, n), threads=32) as b:
+            for i in T.Parallel(1):
+                z[b] = T.if_then_else(b < m, x[b], 0) + T.if_then_else(b < n, y[b], 0) + least
+
+    for a, b in ((5, 12), (12, 5), (2, 1)):
+        x, y = np.arange(a, dtype=np.float32), np.arange(b, dtype=np.float32)
+        want = np.zeros(max(a, b)) + min(8, max(a, b, 3))
+        want[:a] += x
+        want[:b] += y
+        z = np.zeros(max(a, b), np.float32)
+        if target == "cpu":
+            np.testing.assert_array_equal(tilelang.compile(main, out_idx=2)(x, y), want)
+        else:
+            assert tilec.simulate(tilelang.compile(main).kernel, x, y, z, target=target).ok
+            np.testing.assert_array_equal(z, want)
+    assert tilelang.compile(main).params[2].shape == [4096]
+    assert T.max(3, 5) == 5 and T.min(3, 5, 2) == 2

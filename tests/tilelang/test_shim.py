@@ -202,7 +202,7 @@ def test_the_parameters_of_a_kernel() -> None:
         assert [(p.dtype, p.shape) for p in tilelang.compile(main, out_idx=out).params] == given
     kernel = eager_sum.compile(M=12, N=16, block_m=4)
     assert [p.shape for p in kernel.params][:1] == [[12, 16]]
-    assert len(kernel.params) == 2 and kernel.params[1].dtype == "float32"
+    assert len(kernel.params) == 3 and kernel.params[2].dtype == "float32"
 
 
 def test_a_dtype_of_two_names_inside() -> None:
@@ -235,6 +235,7 @@ def test_names_of_dtypes() -> None:
     assert T.float8_e8m0fnu == "float8_e8m0fnu" and T.float8_e8m0fnu.bits == 8
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"):
         assert T.dtype(getattr(torch, name)) == getattr(T, name) == name
+    assert T.float4_e2m1fn.bytes == 1 and T.float32.bytes == 4
     name = "float4_e2m1_unpacked"
     assert getattr(T, name) == name  # files name it in lists; tilec lacks it
     with pytest.raises(tilec.CompileError, match=f"unknown dtype '{name}'"):

@@ -105,7 +105,12 @@ class Size:
             raise CompileError(f"{message}: that is no extent", caller_loc(), hint)
         a, b = (other, self) if swapped else (self, other)
         left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
-        return Size(f"({left} {sign} {right})", op, (a, b))
+        text = f"{op}({left}, {right})" if sign == "," else f"({left} {sign} {right})"
+        return Size(text, op, (a, b))
+
+    def bounded_by(self, kind: str, other: object) -> Any:
+        """The larger ("max") or the smaller ("min") of the two."""
+        return self._with(kind, ",", other)
 
     __add__, __radd__ = _operators("add", "+")
     __sub__, __rsub__ = _operators("sub", "-")

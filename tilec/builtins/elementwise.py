@@ -3,6 +3,7 @@ Python."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,6 +107,18 @@ def reversed_bits(x: int) -> int:
     bits = _bits(x)
     made = int(bits[::-1], 2)
     return made - (1 << len(bits) if bits[-1] == "1" else 0)
+
+
+def bound(kind: str, of_numbers: Callable[..., Any]) -> Callable[..., Any]:
+    """`max` or `min` of numbers, or of sizes, which reckon it themselves."""
+
+    def of_two(a: Any, b: Any) -> Any:
+        for size, other in ((a, b), (b, a)):
+            if hasattr(size, "bounded_by"):
+                return size.bounded_by(kind, other)
+        return of_numbers(a, b)
+
+    return lambda *args: functools.reduce(of_two, args)
 
 
 def ceildiv(a: Any, b: Any) -> Any:

@@ -54,8 +54,8 @@ ctz = unary("ctz", python.trailing_zeros, "number of zero bits below the lowest 
 brev = unary("brev", python.reversed_bits, "the bits in the other order")
 bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned over")
 
-max = binary("max", "max", builtins.max, "the larger of two, or of several")
-min = binary("min", "min", builtins.min, "the smaller of two, or of several")
+max = binary("max", "max", python.bound("max", builtins.max), "the larger of two, or of several")
+min = binary("min", "min", python.bound("min", builtins.min), "the smaller of two, or of several")
 pow = binary("pow", "pow", python.pow, "x to the power y", (1, 1))
 atan2 = binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)", (1.5, 2))
 ceildiv = binary("ceildiv", "ceildiv", python.ceildiv, "quotient of two ints rounded up")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend import decoders
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, dtype_at
+from tilec.frontend.builtins import BUILTINS, Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
 from tilec.frontend.builtins_integers import find_first_set, permuted_bytes, upper_product
 from tilec.frontend.builtins_pointers import moved, place_of
@@ -23,7 +25,16 @@ from tilec.frontend.values import Address, Lanes, Literal, Number, Region, Scala
 from tilec.ir.errors import did_you_mean
 from tilec.ir.extern_source import Parameter, Signature, language_of, signatures
 from tilec.ir.intervals import dtype_range
-from tilec.ir.ops import Barrier, Bitcast, Extern, ExternEffect, Fma, WarpSync
+from tilec.ir.ops import (
+    Barrier,
+    Bitcast,
+    Extern,
+    ExternEffect,
+    Fma,
+    Shuffle,
+    ShuffleXor,
+    WarpSync,
+)
 from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
 from tilec.ir.types import BOOL, DType
 
@@ -100,6 +111,8 @@ def _call(t: Expressions, c: Call) -> object:
     if found.word in _STATEMENTS:
         _statement(t, c, name, found, wanted)
         return None
+    if found.word in _OF_WARPS:
+        return _of_warp(t, c, found.word, wanted, given)
     if found.word == "load":
         return _load(t, c, name, wanted, given[0])
     return _number(t, c, name, found, wanted, given)
@@ -319,6 +332,29 @@ def _dp4a(t: Expressions, values: Sequence[Scalar]) -> Scalar:
 
 
 # --- others ---------------------------------------------------------------------------------------
+
+_OF_WARPS = {f.__name__: f for f in (T.match_any_sync, T.match_all_sync, T.ballot_sync, T.any_sync,
+                                     T.all_sync, T.shfl_sync, T.shfl_xor, T.shfl_up, T.shfl_down,
+                                     T.activemask)}  # fmt: skip
+
+
+def _of_warp(
+    t: Expressions, c: Call, word: str, wanted: DType | None, given: Sequence[object]
+) -> Number:
+    """A word of warps: its arguments stand behind the mask of the lanes that come, as its author
+    says, wherever it stands."""
+    names = inspect.signature(_OF_WARPS[word]).parameters
+    values = {n: p.default for n, p in names.items()} | dict(zip(names, given[1:]))
+    if "mask" in values:
+        values["mask"] = given[0]
+    ops, begun = t.builder.ops, len(t.builder.ops)
+    made = BUILTINS[_OF_WARPS[word]].handler(t, Call(t, word, c.node, values, {}))
+    for n, o in enumerate(ops[begun:], begun):
+        if isinstance(o, Shuffle | ShuffleXor):
+            ops[n] = replace(o, promised=True)
+    result = t.run_time(t.number(made, f"what T.{word} gives"))
+    return result if wanted is None or result.dtype.is_float else t.convert(result, wanted)
+
 
 _STATEMENTS = ("pause", "sync_threads", "sync_warp")
 

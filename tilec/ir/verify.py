@@ -263,6 +263,8 @@ def _under(
         match o:
             case ops.If() | ops.For() | ops.While():
                 own = max(map(level_of, ops.decides(o)), default=Level.BLOCK)
+                if any(_is_promised(x) for region in o.regions for x in region.ops):
+                    own = min(own, Level.WARP)  # they come to it together
             case ops.Parallel():
                 own = Level.THREAD
             case ops.Scope(body=body, warps=warps):
@@ -297,6 +299,10 @@ _TOGETHER = ("barrier", "cluster_barrier", "cluster_copy", "grid_sync")
 _BY_WARP = ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices")
 
 
+def _is_promised(o: Op) -> bool:
+    return isinstance(o, ops.Shuffle | ops.ShuffleXor) and o.promised
+
+
 @functools.cache
 def _needed_by(cls: type[Op]) -> Level | None:
     """As `_needs`, of all ops of a class; THREAD where that depends on what they work on."""
@@ -318,6 +324,8 @@ def _needs(o: Op) -> Level | None:
     own way.
     """
     needed = _needed_by(type(o))  # type: ignore[arg-type]
+    if _is_promised(o):
+        return None
     if needed is not Level.THREAD:
         return needed
     spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}

@@ -30,7 +30,8 @@ class TextDtype(str):
 
     @property
     def bytes(self) -> int:
-        return self._known().bytes
+        """Of an element by itself."""
+        return -(-self.bits // 8)
 
     def as_torch(self) -> Any:
         """torch's dtype of the tensors that hold elements of this one."""

@@ -97,6 +97,9 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     return tuple(names)
 
 
+_OF_EXTENTS = {"min": min, "max": max}
+
+
 def _extent(
     written: int | str | None, sizes: Mapping[str, int], unknown: int | None = 4096
 ) -> int | None:
@@ -104,10 +107,10 @@ def _extent(
     if isinstance(written, int) or written is None:
         return unknown if written is None else written
     tree = ast.parse(written, mode="eval")
-    known = {name: sizes.get(name, unknown) for name in names_in(tree)}
+    known = {name: sizes.get(name, unknown) for name in names_in(tree) - _OF_EXTENTS.keys()}
     if None in known.values():
         return None
-    return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": {}}, known))
+    return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": _OF_EXTENTS}, known))
 
 
 def _launch(kernel: Kernel) -> Callable[..., Any]:

@@ -97,10 +97,11 @@ class AndOr(Op):
 @op("shuffle_xor", effects=ORDER, result="value")
 class ShuffleXor(Op):
     """What lane `lane ^ mask` of this warp holds as `value`, a scalar or a vector. All lanes of the
-    warp take part."""
+    warp take part. `promised`: the author of the kernel says that they do."""
 
     value: Value
     mask: int
+    promised: bool = False
 
     def verify(self) -> None:
         if not 0 < self.mask < 64:
@@ -110,10 +111,11 @@ class ShuffleXor(Op):
 @op("shuffle", effects=ORDER, result="value")
 class Shuffle(Op):
     """What lane number `lane` (i32) of this warp holds as `value`, a scalar or a vector. All lanes
-    of the warp take part."""
+    of the warp take part. `promised`: see `ShuffleXor`."""
 
     value: Value
     lane: Value
+    promised: bool = False
 
 
 @op("warp_mma", effects=ORDER)
