@@ -130,8 +130,10 @@ _OTHERS = {
     "__syncwarp": Known("sync_warp", 0, None, void=True),
     "__dp4a": Known("dp4a", 3, INT32),
     "__activemask": Known("activemask", 0, None),
-    **{f"__{word}": Known(word, 2, None) for word in (
-        "match_any_sync", "match_all_sync", "ballot_sync", "any_sync", "all_sync")},
+    **{
+        f"__{word}": Known(word, 2, None)
+        for word in ("match_any_sync", "match_all_sync", "ballot_sync", "any_sync", "all_sync")
+    },
     "__shfl_sync": Known("shfl_sync", 3, None),
     **{f"__shfl_{way}_sync": Known(f"shfl_{way}", 3, None) for way in ("xor", "up", "down")},
 }

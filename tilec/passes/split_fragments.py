@@ -24,7 +24,7 @@ from typing import Any
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, substitute
+from tilec.ir.core import Block, Func, Op, Substitution, Value, altered, clone, rewrite, substitute
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store, Yield
 from tilec.ir.uniformity import uniformity_of
@@ -229,10 +229,8 @@ def _renamed(func: Func, dims: Mapping[Value, frozenset[int]]) -> Func:
             # An index beyond the extent stands where nobody comes.
             key = tuple(min(max(n, 0), shape[d] - 1) for n, d in zip(at, sorted(dims[v])))
             left = tuple(x for d, x in enumerate(o.indices) if d not in dims[v])
-            access = substitute(o, {v: pieces[v, key]})
-            assert isinstance(access, ElementAccess)
             left = left or (b.const(0),)
-            return [*b.ops, replace(access, indices=left)]
+            return [*b.ops, altered(substitute(o, {v: pieces[v, key]}), indices=left)]
         return None
 
     return func.with_body(rewrite(func.body, visit))
