@@ -132,17 +132,14 @@ class _Groups:
     def branch(self, o: ops.If, group: Any, inside: bool) -> list[Op]:
         mask = self.masks.mask(o.cond)
         whole = np.ones(self.masks.threads, bool) if group is None else group
-        if mask is None:
+        if mask is None or not (meets(o.then) or meets(o.orelse)):
             return [o.with_regions(lambda region: self.block(region, group, inside))]
         mask = np.broadcast_to(mask, whole.shape)
-        sides = [(o.then, mask & whole), (o.orelse, ~mask & whole)]
-        if not any(meets(region) or self.exchanges(region, who) for region, who in sides):
-            return [o.with_regions(lambda region: self.block(region, group, inside))]
         b = Builder(o.loc)
         kept = [
             b.value(ops.Alloc, BufferType((1,), r.dtype, "local"), name=r.name) for r in o.results
         ]
-        for region, who in sides:
+        for region, who in ((o.then, mask & whole), (o.orelse, ~mask & whole)):
             if not who.any():
                 continue
             if not region.statements and not kept:
@@ -153,29 +150,18 @@ class _Groups:
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)
-            # Threads that wait at barriers of the author's are a group of their own, and those that
-            # tell one another something by shared memory, which `insert_sync` has in order.
-            waits = region.has(ops.MbarrierWait) and self.is_run(who)
-            if meets(region) or waits or self.exchanges(region, who):
+            # Threads that wait at barriers of the author's are a group of their own.
+            if meets(region) or (region.has(ops.MbarrierWait) and self.is_run(who)):
                 first, warps = self.warps(o, who)
                 name = f"threads_{first * self.size}"
                 b.emit(ops.Scope, name, first, warps, inner.block())
             else:
-                b.branch(o.cond, *((inner.ops, ()) if region is o.then else ((), inner.ops)))
+                sides = (inner.ops, ()) if region is o.then else ((), inner.ops)
+                b.branch(o.cond, *sides)
         for place, r in zip(kept, o.results):
             zero = b.const(0)
             b.ops.append(ops.Load(place, (zero,), results=(r,), loc=o.loc))
         return b.ops
-
-    def exchanges(self, region: Block, who: Any) -> bool:
-        """Whether the threads `who` are a group some of which may read what others write there."""
-        if not self.numbered or not who.any() or not self.is_run(who):
-            return False  # there is no barrier for a part of a block
-        used: dict[type[Op], set[Value]] = {ops.Load: set(), ops.Store: set()}
-        for o in walk(region):
-            if isinstance(o, ops.Load | ops.Store) and o.buffer.buffer.space == "shared":
-                used[type(o)].add(o.buffer)
-        return not used[ops.Load].isdisjoint(used[ops.Store])
 
     def is_run(self, who: Any) -> bool:
         """Whether the threads `who` are whole warps that follow one another."""

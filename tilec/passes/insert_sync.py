@@ -298,13 +298,11 @@ class _Placer:
                     statements.append(o)
         return block.with_ops(statements)
 
-    def meeting(self, loc: Loc) -> ops.Barrier | ops.WarpSync:
+    def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""
         if self.group == ALL:
             return ops.Barrier(*self.barrier, loc=loc)
         number = self.numbers_of.get(self.group)
-        if number is None and self.group[1] == 1:
-            return ops.WarpSync(loc=loc)  # as good, and there are as many as warps
         if number is None and self.numbered is not None:
             raise CompileError(
                 "a group of threads meets here, at a barrier that T.sync_threads may name: the "
@@ -440,9 +438,7 @@ def _numbered(func: Func) -> ops.Barrier | None:
 def _barrier_numbers(func: Func) -> dict[Group, int]:
     """A named barrier for each group of threads, of those that the author does not use."""
     scopes = [o for o in func.body.every(ops.Scope)]
-    # A warp by itself may do without one.
-    every = [*dict.fromkeys((o.first_warp, o.warps) for o in scopes)]
-    groups = sorted(every, key=lambda g: g[1] == 1) if len(every) >= NAMED_BARRIERS - 1 else every
+    groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
     taken = {o.id for o in walk(func.body) if isinstance(o, (ops.Barrier, ops.BarrierArrive))}
     if _numbered(func) is not None:  # it may be any of them
         return {}
