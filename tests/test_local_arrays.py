@@ -12,6 +12,7 @@ from tilec.ir.core import walk
 from tilec.ir.ops import MemStore
 from tilec.ir.types import VectorType
 
+M, N = T.dynamic("M, N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
@@ -129,6 +130,39 @@ def test_what_all_threads_hold_is_added_once(target: str) -> None:
             report = tilec.simulate(kernel, a, b, target=target)
             assert report.ok, report
         np.testing.assert_allclose(b, wanted, rtol=1e-5, atol=1e-5)
+
+
+@tilec.kernel
+def scattered(
+    P: T.Tensor((N, 3), "int32"), A: T.Tensor((N, 48), "float32"), B: T.Tensor((M, 48), "float32")
+):
+    """What is read from an array that a copy has filled decides about whole loops."""
+    with T.Kernel(N, threads=64) as row:
+        place = T.alloc_local((3,), "int32")
+        f = T.alloc_fragment((48,), "float32")
+        T.copy(P[row, 0], place)
+        T.copy(A[row, :], f)
+        for k in T.serial(3):
+            if place[k] >= 0:
+                for i in T.Parallel(48):
+                    B[place[k], i] = f[i]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_an_array_that_a_copy_fills_is_the_same_for_all_threads(target: str) -> None:
+    rng = np.random.default_rng(5)
+    places = rng.permutation(18).reshape(6, 3).astype(np.int32) - 2
+    a, b = rng.standard_normal((6, 48)).astype("f4"), np.zeros((16, 48), "f4")
+    if target == "cpu":
+        scattered(places, a, b)
+    else:
+        report = tilec.simulate(scattered, places, a, b, target=target)
+        assert report.ok, report
+    want = np.zeros_like(b)
+    for n, row in zip(places.ravel(), a.repeat(3, 0), strict=True):
+        if n >= 0:
+            want[n] = row
+    np.testing.assert_array_equal(b, want)
 
 
 @tilec.kernel

@@ -146,6 +146,32 @@ def test_halves_are_summed_in_float32(target: str) -> None:
     assert C[0] == 4096
 
 
+@tilec.kernel
+def by_kinds(A: T.Tensor((32, 24), "float32"), B: T.Tensor((3, 2), "float32"), op: T.constexpr):
+    """Elements by numbers that are made of the loop's indices."""
+    with T.Kernel(1, threads=64):
+        f = T.alloc_fragment((32, 24), "float32")
+        acc = T.alloc_reducer((3, 2), "float32", op=op)
+        T.reducer_init(acc)
+        T.copy(A, f)
+        for i, j in T.Parallel(32, 24):
+            T.reducer_update(acc[T.min(2, j // 4), i // 16], f[i, j])
+        T.finalize_reducer(acc)
+        T.copy(acc, B)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_few_elements_are_updated_by_any_index(target: str, op: str) -> None:
+    a = np.random.default_rng(3).standard_normal((32, 24)).astype(np.float32)
+    b = np.zeros((3, 2), np.float32)
+    launch(by_kinds, target, a, b, op=op)
+    kind = np.minimum(2, np.arange(24) // 4)
+    parts = [[a[16 * h : 16 * h + 16][:, kind == k] for h in range(2)] for k in range(3)]
+    take = {"sum": lambda x: x.sum(dtype="f8"), "max": np.max}[op]
+    np.testing.assert_allclose(b, [[take(x) for x in row] for row in parts], rtol=1e-5, atol=1e-5)
+
+
 def compiled(body: Callable[[], None]) -> None:
     @tilec.kernel
     def kernel(C: T.Tensor((8,), "float32")):
@@ -167,7 +193,7 @@ def test_mistakes() -> None:
             T.reducer_update(acc[i], 1.0)
 
     def index() -> None:
-        acc = T.alloc_reducer((8,), "float32")
+        acc = T.alloc_reducer((32,), "float32")
         T.reducer_init(acc)
         for i in T.Parallel(4):
             T.reducer_update(acc[i + 1], 1.0)

@@ -127,3 +127,46 @@ def test_the_larger_of_two_sizes_is_a_size(target: str) -> None:
             np.testing.assert_array_equal(z, want)
     assert tilelang.compile(main).params[2].shape == [4096]
     assert T.max(3, 5) == 5 and T.min(3, 5, 2) == 2
+
+
+@tilelang.jit
+def weighted(n: int):
+    """Names of tensors that stand for numbers in a loop, and a view of what may not be there."""
+    rows, many, two = T.dynamic("rows, many, two")
+
+    @T.prim_func
+    def main(
+        x: T.Tensor((rows, n), "float32"),
+        w: T.Tensor((many, two), "float32"),
+        sf: T.Tensor((rows,), "float32"),
+    ):
+        with T.Kernel(rows, threads=32) as row:
+            flat = T.reshape(w, (many * two,))
+            for k in T.serial(2):
+                for i in T.Parallel(n):
+                    if i + k < n:
+                        x[row, i] += sf[row] + (0 if w is None else flat[row])
+                for i in T.Parallel(2):
+                    if i == k:
+                        sf, other = T.float32(k) + 1, T.float32(i)
+                        x[row, i] += sf + other
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+@pytest.mark.parametrize("given", [True, False])
+def test_names_of_tensors_in_a_loop(target: str, given: bool) -> None:
+    x, sf = np.zeros((3, 8), np.float32), np.arange(3, dtype=np.float32)
+    w = np.arange(6, dtype=np.float32).reshape(3, 2) if given else None
+    kernel = weighted(8)
+    if target == "cpu":
+        kernel(x, w, sf)
+    else:
+        assert tilec.simulate(kernel.kernel, x, w, sf, target=target).ok
+    each = sf + (w.ravel()[:3] if given else 0)
+    want = np.stack([each * 2] * 8, 1)
+    want[:, 7] -= each
+    want[:, 0] += 1
+    want[:, 1] += 3
+    np.testing.assert_array_equal(x, want)

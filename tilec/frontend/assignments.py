@@ -63,7 +63,8 @@ class Assignments(ForLoops):
         if unpacked and isinstance(value, tuple | list):  # read before anything is assigned
             value = tuple(map(self.read_value, value))
         if value is None and isinstance(node.value, ast.Call):
-            raise self._no_result(node.value)
+            if not self.tilelang or self.expression(node.value.func) not in (T.view, T.reshape):
+                raise self._no_result(node.value)
         for target in node.targets:
             self._assign_to(target, value, node.value)
 
@@ -112,7 +113,9 @@ class Assignments(ForLoops):
 
     def assign_name(self, name: str, value: object, place: ast.expr) -> None:
         old = self.names.get(name)
-        if isinstance(old, Buffer) and old.is_global and value is not old and len(self.frames) == 1:
+        renamed = isinstance(old, Buffer) and old.is_global and value is not old
+        if renamed and len(self.frames) == 1 and not self.tilelang:
+            assert isinstance(old, Buffer)
             dims = ", ".join("ijklmn"[: old.type.rank])
             raise self.error(
                 f"this does not write to {describe(old)}: it gives its name to {describe(value)}",

@@ -107,7 +107,11 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
         raise t.error(f"{buffer.name} is updated before T.reducer_init", hint)
     dims = _dimensions(t, target, scope)
     dtype = buffer.type.dtype
-    value = t.convert(number, dtype).value
+    given = t.convert(number, dtype)
+    if None in dims:
+        _by_element(t, target, given, dims.index(None))
+        return
+    value = given.value
     before = scope.before
     made = BufferType(scope.extents, dtype, "fragment")
     shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
@@ -118,22 +122,35 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     old = t.emit(Load, shares, at).result
     t.emit(Store, shares, at, t.emit(Binary, KINDS[reducer.kind], old, value).result)
     behind = Builder(t.loc)
-    _combine(behind, buffer.value, reducer.kind, shares, scope.extents, dims)
+    known = [d for d in dims if d is not None]
+    _combine(behind, buffer.value, reducer.kind, shares, scope.extents, known)
     scope.behind += behind.ops
 
 
+def _by_element(t: Expressions, target: Region, value: Scalar, d: int) -> None:
+    """Where index `d` of a reducer is any number: each element takes what is for it."""
+    before, at, behind = target.offsets[:d], target.offsets[d], target.offsets[d + 1 :]
+    nothing = t.constant(
+        neutral(KINDS[t.reducers[target.buffer.value].kind], value.dtype), value.dtype
+    )
+    for n in range(target.buffer.type.static_shape[d]):
+        share = t.select(t.run_time(t.compare("eq", at, n)), value, nothing)
+        contribute(t, t.element(target.buffer, (*before, n, *behind), target.loc), share)
+
+
+_MOST_ELEMENTS = 16  # of a dimension that is indexed by any number
 Place = int | Scalar  # of all iterations of a loop
 
 
 def _dimensions(
     t: Expressions, target: Region, scope: ParallelScope
-) -> tuple[tuple[int | None, Place], ...]:
+) -> tuple[tuple[int | None, Place] | None, ...]:
     """For each index of the target the dimension of the loop that it is; None where it is the same
-    for all iterations, and then where."""
+    for all iterations, and then where; None alone where it is neither, of few elements."""
     own = [affine_of(i) for i in scope.indices]
     inner = {r for o in t.builder.ops for r in o.results}
     terms = {x for form in own for x in form.terms}
-    dims: list[tuple[int | None, Place]] = []
+    dims: list[tuple[int | None, Place] | None] = []
     for d, offset in enumerate(target.offsets):
         size, form = target.buffer.type.static_shape[d], affine_of(offset)
         found = [n for n, x in enumerate(own) if not (form - x).terms and form.const == x.const]
@@ -145,6 +162,8 @@ def _dimensions(
             dims.append((None, offset))
         elif len(found) == 1 and (found[0], 0) not in dims and scope.extents[found[0]] == size:
             dims.append((found[0], 0))
+        elif size <= _MOST_ELEMENTS:
+            dims.append(None)
         else:
             raise t.error(
                 f"index {d} of {describe(target.buffer)} in T.reducer_update is neither an index "

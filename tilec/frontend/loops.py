@@ -21,7 +21,7 @@ from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
 from tilec.frontend.statement_order import BadOrder, arrange
-from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
+from tilec.frontend.values import Buffer, Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
 from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, Gemm, While, Yield
@@ -318,6 +318,8 @@ class Loops(Branches):
         for name in assigned_names(body) & set(before) - set(carried):
             old, new = before[name], self.names.get(name)
             check_known((new,))
+            if self.tilelang and isinstance(old, Buffer):
+                continue  # in an iteration alone
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(
                     f"{name} is {describe(old)} before this loop and {describe(new)} after an "

@@ -77,7 +77,7 @@ class Signature:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
     `tilec.jit`), the first of which gives what T.empty makes to the others. `options`: what else
-    its decorator says.
+    its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
     """
 
     source: Source
@@ -93,6 +93,7 @@ class Signature:
     kernels: int = 1
     part: int | None = None
     options: Options = PLAIN
+    lost: tuple[str, ...] = ()
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
     @property
@@ -137,11 +138,20 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         signature = replace(read, options=s.options)
     if not left_out:
         return signature
+    shapes = {p.name: _names_of(p) for p in signature.parameters}
+    given = set().union(*(names for n, names in shapes.items() if n not in left_out))
+    lost = set().union(*(shapes[n] for n in left_out)) - given
     found = (
         Parameter(p.name, "constexpr", p.loc, None) if p.name in left_out else p
         for p in signature.parameters
     )
-    return replace(signature, parameters=tuple(found))
+    return replace(signature, parameters=tuple(found), lost=tuple(sorted(lost)))
+
+
+def _names_of(p: Parameter) -> set[str]:
+    """Those of sizes in its shape and strides."""
+    texts = (e for e in (*(p.shape or ()), *(p.strides or ())) if isinstance(e, str))
+    return set().union(*(names_in(ast.parse(text, mode="eval")) for text in texts))
 
 
 def optional_tensors(signature: Signature) -> set[str]:

@@ -145,6 +145,8 @@ class _KernelTracer(WholeLoops):
         for p in own:
             if p.kind == "tensor":
                 self._solve_sizes(p)
+        for name in self.signature.lost:
+            self.size_values.setdefault(name, 0)
         for p in self.signature.parameters:
             with self.at(p.loc):
                 if p.kind == "scalar":
@@ -172,6 +174,7 @@ class _KernelTracer(WholeLoops):
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
                 **({"may_alias": True} if memories else {}),
+                **({"tilelang": True} if self.options.tilelang else {}),
                 **({} if self.segment is None else {"segment": self.segment}),
                 **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,

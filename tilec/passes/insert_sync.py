@@ -39,6 +39,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
+from tilec.passes.utils.branch_parts import always_at, in_parts
 from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
 from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.passes.utils.sync_state import (
@@ -59,6 +60,9 @@ _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
 
 
 def insert_sync(func: Func, target: Target) -> Func:
+    if func.attrs.get("tilelang") and not func.attrs.get("by_hand"):
+        placer = _Placer(func, target)
+        func = func.with_body(placer.cut(func.body))
     return func.with_body(_Placer(func, target).block(func.body, State()))
 
 
@@ -110,6 +114,7 @@ class _Placer:
                 self.sent.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
+        self.conditions = [*func.body.every(ops.Compare)] if func.attrs.get("tilelang") else []
         self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
         alike = Counter(self.spans[v] for v in self.spans if v not in self.root)
         own = own_elements(func, self.root, self.uniformity, self.size)
@@ -297,6 +302,39 @@ class _Placer:
                     self._before(o, state, statements)
                     statements.append(o)
         return block.with_ops(statements)
+
+    def cut(self, block: Block) -> Block:
+        """`block` with each branch that some threads take, and in which they exchange data, in
+        parts between which all meet: TileLang has such threads in order."""
+        found: list[Op] = []
+        for o in block.ops:
+            if isinstance(o, ops.For | ops.While | ops.If) and together(o, self.uniformity):
+                inner = {name: self.cut(getattr(o, name)) for name in o.region_fields}
+                found.append(replace(o, **inner))
+            elif isinstance(o, ops.If) and (at := self._exchanges(o)):
+                found += in_parts(o, at, self.meeting)
+            else:
+                found.append(o)
+        return block.with_ops(found)
+
+    def _exchanges(self, o: ops.If) -> list[int]:
+        """The ops in a branch that need what threads that take it have done in front of them, where
+        its author has not put them in order."""
+        by_hand = any(isinstance(x, ops.WarpSync) or needs_all(x) for x in walk(o))
+        cond = next((x for x in self.conditions if x.result is o.cond), None)
+        other = any(not x.pure and not isinstance(x, ops.Yield) for x in walk(o.orelse))
+        if by_hand or other or (cond is not None and cond.kind == "eq"):
+            return []
+        kept, self.own_rings = self.own_rings, always_at(o.then, self.facts)
+        state, at = State(), list[int]()
+        for n, x in enumerate(o.then.ops):
+            put: list[Op] = []
+            if not x.pure and not isinstance(x, ops.Yield):
+                self._before(x, state, put)
+            if any(isinstance(p, ops.Barrier) for p in put):
+                at.append(n)
+        self.own_rings = kept
+        return at
 
     def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""

@@ -17,6 +17,7 @@ from tilec.ir.element_loops import (
     carried,
     each_element,
     element_indices,
+    boxes,
     in_turn,
     is_private,
     loop_of,
@@ -47,7 +48,9 @@ def lower_tiles(func: Func, target: Target) -> Func:
             return in_turn(o)
         if type(o) not in ELEMENTWISE:
             return None
-        return in_turn(loop_of(o)) if by_threads and is_private(o, uniformity) else [loop_of(o)]
+        # What the iterations of a parallel loop store may differ from thread to thread.
+        own = by_threads or boxes(o)[0].type.space == "local"
+        return in_turn(loop_of(o)) if own and is_private(o, uniformity) else [loop_of(o)]
 
     return func.with_body(rewrite(func.body, lower))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -17,8 +17,10 @@ from tilec.ir.ops import (
     Binary,
     Cast,
     Const,
+    ElementAccess,
     For,
     If,
+    Load,
     Parallel,
     Scope,
     Select,
@@ -266,10 +268,13 @@ class _Forward:
 
     def joined(self, o: If) -> If:
         """`o` with the branches of the `if` on the same condition right before it: loads in both
-        are under way together."""
+        are under way together. Where threads exchange something between them they stay two, with
+        room for a barrier."""
         for n in reversed(range(len(self.out))):
             last = self.out[n]
             if isinstance(last, If) and last.cond is o.cond and not last.results:
+                if _exchange(last, o):
+                    break
                 del self.out[n]
                 return replace(
                     o, then=_after(last.then, o.then), orelse=_after(last.orelse, o.orelse)
@@ -323,6 +328,34 @@ class _Forward:
             else:
                 keep.append(n)
         return keep
+
+
+def _exchange(first: If, second: If) -> bool:
+    """Whether a thread's own statements in one of them write memory of all threads that those in
+    the other touch."""
+
+    own = [
+        [
+            x
+            for x in _in_order(o)
+            if isinstance(x, ElementAccess) and x.buffer.buffer.space != "local"
+        ]
+        for o in (first, second)
+    ]
+    wrote = [{x.buffer for x in side if not isinstance(x, Load)} for side in own]
+    used = [
+        {x.buffer for x in side if isinstance(x, Load) or x.buffer.buffer.space == "shared"}
+        for side in own
+    ]
+    return not wrote[0].isdisjoint(used[1]) or not wrote[1].isdisjoint(used[0])
+
+
+def _in_order(o: Op) -> Iterator[Op]:
+    """What stands in an op and a thread does one after the other."""
+    for x in (x for region in o.regions for x in region.ops):
+        yield x
+        if not isinstance(x, Parallel):
+            yield from _in_order(x)
 
 
 def _after(first: Block, second: Block) -> Block:

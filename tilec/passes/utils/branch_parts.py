@@ -1,0 +1,54 @@
+"""A branch that some threads take, in parts: all can meet between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilec.ir import ops
+from tilec.ir.analysis import Facts
+from tilec.ir.builder import Builder
+from tilec.ir.core import Block, Op, Substitution, Value, rewritten, walk
+from tilec.ir.loc import Loc
+from tilec.ir.types import ScalarType
+
+
+def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list[Op]:
+    """`o`, whose other side does nothing, cut in front of the ops at these places: its parts, and
+    between two of them where all threads meet. What a part computes for later ones is a result of
+    it. `o` itself where that is no number."""
+    done: list[Op] = []
+    subst: Substitution = {}
+    left = o.then.ops
+    pieces = [left[a:b] for a, b in zip([0, *at], [*at, len(left)])]
+    for n, piece in enumerate(pieces[:-1]):
+        later = {v for p in pieces[n + 1 :] for x in p for y in (x, *_inside(x)) for v in y.operands}
+        handed = [r for x in piece for r in x.results if r in later]
+        if not all(isinstance(v.type, ScalarType) for v in handed):
+            return [o]
+        then, orelse = Builder(o.loc), Builder(o.loc)
+        then.ops += rewritten(piece, lambda _: None, subst)
+        then.emit(ops.Yield, tuple(handed))
+        orelse.emit(ops.Yield, tuple(orelse.zero(v.dtype) for v in handed))
+        b = Builder(o.loc)
+        types = tuple(v.type for v in handed)
+        made = b.emit(ops.If, o.cond, then.block(), orelse.block(), types)
+        subst |= dict(zip(handed, made.results))
+        done += [*b.ops, meeting(pieces[n + 1][0].loc or o.loc)]
+    last = rewritten(pieces[-1], lambda _: None, subst)
+    return [*done, replace(o, then=Block((), last))]
+
+
+def _inside(o: Op) -> list[Op]:
+    return [x for region in o.regions for x in walk(region)]
+
+
+def always_at(block: Block, facts: Facts) -> set[Value]:
+    """The buffers of which all that stands in `block` reads and writes one and the same element."""
+    places: dict[Value, set[object]] = {}
+    for x in walk(block):
+        if isinstance(x, ops.ElementAccess):
+            forms = map(facts.form, x.indices)
+            at = tuple((f.const, frozenset(f.terms.items())) for f in forms)
+            places.setdefault(x.buffer, set()).add(at)
+    return {v for v, found in places.items() if len(found) == 1}
