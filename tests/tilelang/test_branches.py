@@ -119,3 +119,33 @@ def test_no_loop_to_leave() -> None:
 
     with pytest.raises(tilec.CompileError, match="stands in no loop"):
         main.compile(np.zeros(1, np.float32), target="cuda:sm_90a")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_words_of_tvm(target: str) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((2, 32), "int32"), B: T.Tensor((3, 32), "int32")):
+        with T.Kernel(1, threads=32):
+            x = T.get_thread_binding()
+            s = T.alloc_shared((32,), "int32")
+            T.ptx_cp_async(
+                T.tvm_access_ptr(T.type_annotation("int32"), s.data, x, 1, 2),
+                T.tvm_access_ptr(T.type_annotation("int32"), A.data, 32 + x, 1, 1),
+                1,
+            )
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            B[0, x] = T.tvm_warp_shuffle_up(T.uint32(0xFFFFFFFF), A[0, x], 4, 32, 32)
+            B[1, x] = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), A[0, x], 4, 16, 32)
+            B[2, x] = s[x]
+
+    a = np.random.default_rng(0).integers(0, 99, (2, 32)).astype(np.int32)
+    b = np.zeros((3, 32), np.int32)
+    if target == "cpu":
+        main(a, b)
+    else:
+        assert tilec.simulate(main, a, b, target=target).ok
+    lanes = np.arange(32)
+    assert np.array_equal(b[0], a[0][np.where(lanes < 4, lanes, lanes - 4)])
+    assert np.array_equal(b[1], a[0][np.where(lanes % 16 > 11, lanes, (lanes + 4) % 32)])
+    assert np.array_equal(b[2], a[1])
