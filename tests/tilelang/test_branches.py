@@ -149,3 +149,45 @@ def test_words_of_tvm(target: str) -> None:
     assert np.array_equal(b[0], a[0][np.where(lanes < 4, lanes, lanes - 4)])
     assert np.array_equal(b[1], a[0][np.where(lanes % 16 > 11, lanes, (lanes + 4) % 32)])
     assert np.array_equal(b[2], a[1])
+
+
+@pytest.mark.parametrize(("steps", "twice", "launches"), [
+    (0, False, 1), (0, True, 3), (7, False, 4), (3, True, 4), (2, False, 1),
+])  # fmt: skip
+def test_as_many_launches_as_the_program_says(steps: int, twice: bool, launches: int) -> None:
+    """Loops and branches around launches, by what is known before a call."""
+
+    @tilelang.jit(out_idx=[1])
+    def program(n: int):
+        @T.macro
+        def add(A, B, by, first):
+            with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+                for i in T.Parallel(32):
+                    old = A[bx * 32 + i] if first else B[bx * 32 + i] * 2
+                    B[bx * 32 + i] = old + by
+
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            add(A, B, 0, True)
+            whole = steps // 3 * 3
+            for s in range(0, whole, 3):
+                add(A, B, s + 1, False)
+                if s == 3:
+                    add(A, B, 100, False)
+            if twice:
+                add(A, B, 7, False)
+                add(A, B, 8, False)
+            elif steps > 100:
+                add(A, B, 9, False)
+
+        return main
+
+    a = np.arange(50, dtype=np.float32)
+    want = a
+    for s in range(0, steps // 3 * 3, 3):
+        want = want * 2 + s + 1
+        want = want * 2 + 100 if s == 3 else want
+    want = (want * 2 + 7) * 2 + 8 if twice else want
+    kernel = program(50)
+    assert kernel.kernel.signature.kernels == launches
+    assert np.array_equal(kernel(a), want)

@@ -126,7 +126,7 @@ def read_revision(
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = (out, threads, pdl) if part is None else (out, threads, pdl, part)
+    of: tuple[object, ...] = (out, threads, pdl) if part is None else (out, threads, pdl, part)
     of += (whole_syncs,) * whole_syncs
     source = hash_parts([text, describe(of)])
     return Revision(function, out, threads, part, pdl, whole_syncs, source, describer.reads)
