@@ -76,6 +76,7 @@ REASONS = {
     "passes/round_operands.py": SELECTION,
     "passes/select_copies.py": SELECTION,
     "passes/split_roles.py": SELECTION,
+    "passes/spread_loops.py": VALUES,
     "passes/stage_stores.py": LOWERING,
     "passes/utils/accesses.py": LOWERING,
     "passes/rename_changed.py": SELECTION,

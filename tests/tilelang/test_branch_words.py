@@ -119,3 +119,75 @@ def test_no_loop_to_leave() -> None:
 
     with pytest.raises(tilec.CompileError, match="stands in no loop"):
         main.compile(np.zeros(1, np.float32), target="cuda:sm_90a")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_words_of_tvm(target: str) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((2, 32), "int32"), B: T.Tensor((3, 32), "int32")):
+        with T.Kernel(1, threads=32):
+            x = T.get_thread_binding()
+            s = T.alloc_shared((32,), "int32")
+            T.ptx_cp_async(
+                T.tvm_access_ptr(T.type_annotation("int32"), s.data, x, 1, 2),
+                T.tvm_access_ptr(T.type_annotation("int32"), A.data, 32 + x, 1, 1),
+                1,
+            )
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            B[0, x] = T.tvm_warp_shuffle_up(T.uint32(0xFFFFFFFF), A[0, x], 4, 32, 32)
+            B[1, x] = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), A[0, x], 4, 16, 32)
+            B[2, x] = s[x]
+
+    a = np.random.default_rng(0).integers(0, 99, (2, 32)).astype(np.int32)
+    b = np.zeros((3, 32), np.int32)
+    if target == "cpu":
+        main(a, b)
+    else:
+        assert tilec.simulate(main, a, b, target=target).ok
+    lanes = np.arange(32)
+    assert np.array_equal(b[0], a[0][np.where(lanes < 4, lanes, lanes - 4)])
+    assert np.array_equal(b[1], a[0][np.where(lanes % 16 > 11, lanes, (lanes + 4) % 32)])
+    assert np.array_equal(b[2], a[1])
+
+
+@pytest.mark.parametrize(("steps", "twice", "launches"), [
+    (0, False, 1), (0, True, 3), (7, False, 4), (3, True, 4), (2, False, 1),
+])  # fmt: skip
+def test_as_many_launches_as_the_program_says(steps: int, twice: bool, launches: int) -> None:
+    """Loops and branches around launches, by what is known before a call."""
+
+    @tilelang.jit(out_idx=[1])
+    def program(n: int):
+        @T.macro
+        def add(A, B, by, first):
+            with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+                for i in T.Parallel(32):
+                    old = A[bx * 32 + i] if first else B[bx * 32 + i] * 2
+                    B[bx * 32 + i] = old + by
+
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            add(A, B, 0, True)
+            whole = steps // 3 * 3
+            for s in range(0, whole, 3):
+                add(A, B, s + 1, False)
+                if s == 3:
+                    add(A, B, 100, False)
+            if twice:
+                add(A, B, 7, False)
+                add(A, B, 8, False)
+            elif steps > 100:
+                add(A, B, 9, False)
+
+        return main
+
+    a = np.arange(50, dtype=np.float32)
+    want = a
+    for s in range(0, steps // 3 * 3, 3):
+        want = want * 2 + s + 1
+        want = want * 2 + 100 if s == 3 else want
+    want = (want * 2 + 7) * 2 + 8 if twice else want
+    kernel = program(50)
+    assert kernel.kernel.signature.kernels == launches
+    assert np.array_equal(kernel(a), want)

@@ -13,12 +13,12 @@ from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
+from tilec.frontend.launches import grid_syncs
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
-from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
 from tilec.ir.core import Value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from functools import reduce
 from typing import TypeGuard
 
 from tilec.frontend.arithmetic import Arithmetic, static_int
@@ -84,7 +83,7 @@ def copy_open(t: Expressions, c: Call, source: Tile, dest: Tile) -> None:
         here, there = along(t, source, at), along(t, dest, at)
         read, written = _inside(t, c["src"], source, at), _inside(t, c["dst"], dest, at)
 
-        def value() -> Scalar:
+        def value() -> Number:
             if not (read.keys() - written.keys()):
                 return t.load(here)
             cond = _all(t, [*read.values()])
@@ -101,8 +100,10 @@ def copy_open(t: Expressions, c: Call, source: Tile, dest: Tile) -> None:
 
 
 def _all(t: Expressions, conditions: Sequence[Scalar]) -> Scalar:
-    first, *others = conditions
-    return t.run_time(reduce(lambda a, b: t.binary("and", a, b), others, first))
+    found: Number = True
+    for c in conditions:
+        found = c if found is True else t.binary("and", found, c)
+    return t.run_time(found)
 
 
 def _inside(

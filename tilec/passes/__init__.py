@@ -76,6 +76,7 @@ from tilec.passes.sink_scales import sink_scales
 from tilec.passes.split_fragments import split_fragments
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
+from tilec.passes.spread_loops import spread_loops
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
@@ -95,6 +96,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
+    (spread_loops, "TILE"),  # what comes of it may be an idiom
     (split_fragments, "TILE"),  # its loops may be copies
     (sink_reductions, "TILE"),  # out of the loops that are left
     (sink_scales, "TILE"),  # makes products of what they are subtracted from

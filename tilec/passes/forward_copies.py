@@ -9,7 +9,8 @@ After: such elements are loaded from the tensor itself: the copy of a loop with 
 (`plan_pipeline`), by whichever warps; and the weights come from the first level of the cache, where
 other blocks have left them, without a barrier. Only of tensors that the kernel writes nowhere,
 where no two tensors may overlap; or from the shared tile, as long as it is what was copied. A
-buffer that nobody reads any longer is gone."""
+buffer that nobody reads any longer is gone. A copy of what its buffer holds already, as another
+copy in front of it has left it, is left out: the first one may run ahead."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
@@ -33,6 +35,7 @@ from tilec.ir.ops import (
     Store,
     WarpMma,
     decides,
+    is_by_hand,
 )
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
@@ -44,6 +47,7 @@ from tilec.target import Target
 def forward_copies(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
+    func = _without_repeated(func)
     made = defining_ops(func.body)
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, Load) and not _is_global(o.source)}
@@ -83,6 +87,37 @@ def forward_copies(func: Func, target: Target) -> Func:
         return [*others, replace(last, results=o.results)]
 
     return sweep(func.rewrite(Load, visit))
+
+
+def _without_repeated(func: Func) -> Func:
+    """`func` without copies of what is there already."""
+    into = [o.dest for o in func.body.every(Copy) if not _is_global(o.dest.buffer)]
+    twice = {r.buffer for r in into if sum(x.buffer is r.buffer for x in into) > 1}
+    by_number = any(o.order or o.stage for o in func.body.every(For))
+    if not twice or by_number or is_by_hand(func.body):
+        return func
+    facts, written = facts_of(func), written_tensors(func.body)
+
+    def same(a: Region, b: Region) -> bool:
+        apart = [facts.form(x) - facts.form(y) for x, y in zip(a.offsets, b.offsets)]
+        alike = a.buffer is b.buffer and a.extents == b.extents
+        return alike and all(d.constant == 0 for d in apart)
+
+    repeated: set[Op] = set()
+    for block in (func.body, *(r for o in walk(func.body) for r in o.regions)):
+        held: dict[Value, Copy] = {}
+        for o in block.ops:
+            before = held.get(o.dest.buffer) if isinstance(o, Copy) else None
+            if isinstance(o, Copy) and before is not None:
+                if same(o.source, before.source) and same(o.dest, before.dest):
+                    repeated.add(o)
+                    continue
+            for v in buffers_written(e for _, e in effects_in(o)):
+                held.pop(v, None)
+            if isinstance(o, Copy) and o.dest.buffer in twice and o.source.buffer not in written:
+                if _is_global(o.source.buffer):
+                    held[o.dest.buffer] = o
+    return func.rewrite(Copy, lambda o: [] if o in repeated else None) if repeated else func
 
 
 def _asked(

@@ -14,10 +14,10 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import (
     ELEMENTWISE,
+    boxes,
     carried,
     each_element,
     element_indices,
-    boxes,
     in_turn,
     is_private,
     loop_of,

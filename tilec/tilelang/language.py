@@ -13,7 +13,8 @@ __all__ = [
     "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
     "annotate_compile_flags", "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
     "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
-    "tvm_access_ptr", "tvm_warp_shuffle", "type_annotation",
+    "tvm_access_ptr", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
+    "tvm_warp_shuffle_up", "type_annotation",
 ]  # fmt: skip
 
 globals().update(NAMED)
@@ -97,6 +98,18 @@ def tvm_access_ptr(dtype, data, offset, extent, rw_mask):  # type: ignore[no-unt
 def tvm_warp_shuffle(mask, value, lane, width, warp_size):  # type: ignore[no-untyped-def]
     """`value` as another lane of the warp has it. All lanes take part, whatever `mask` is."""
     return language.shfl_sync(value, lane, width)
+
+
+@language.macro
+def tvm_warp_shuffle_up(mask, value, delta, width, warp_size):  # type: ignore[no-untyped-def]
+    """`T.shfl_up`. All lanes take part, whatever `mask` is."""
+    return language.shfl_up(value, delta, width)
+
+
+@language.macro
+def tvm_warp_shuffle_down(mask, value, delta, width, warp_size):  # type: ignore[no-untyped-def]
+    """`T.shfl_down`. All lanes take part, whatever `mask` is."""
+    return language.shfl_down(value, delta, width)
 
 
 @language.macro
