@@ -135,8 +135,7 @@ class Context:
     blocks along each dimension. `tests` says of bools what comparison they are the result of,
     `guards` which conditions stand around the code (None: unknown). `quotients`: what T.ceildiv
     gave, `block_quotients` the indices of so many blocks. `padded` tensors have a safe value of
-    the user's. `segment`: which launch of a T.Kernel with T.sync_grid this is. `whole_syncs`: as
-    the signature says. `codes` are the
+    the user's. `segment`: which launch of a T.Kernel with T.sync_grid this is. `codes` are the
     bits of numbers of four (`narrow`), `placements` say where the elements of tensors are that
     are not where their indices say. `given_layouts`: the layout that the user gave a buffer,
     and the line that says so. `made` are the lists and dicts made here, by id, with the block
@@ -175,7 +174,6 @@ class Context:
         self.placements: dict[Value, Any] = {}
         self.codes: dict[Value, Any] = {}
         self.segment: int | None = None
-        self.whole_syncs = False
         self.given_layouts: dict[Value, tuple[object, int]] = {}
         self.made: dict[int, tuple[object, Builder]] = {}
         self.attributes: dict[str, object] = {}
