@@ -63,6 +63,7 @@ from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.private_locals import private_locals
 from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.rename_changed import rename_changed
@@ -92,6 +93,7 @@ OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
+    (private_locals, "TILE"),  # one in a loop may be a value
     (mem2reg, "TILE"),
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
