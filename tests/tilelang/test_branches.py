@@ -103,6 +103,40 @@ def test_two_branches_on_one_condition_meet_between(target: str) -> None:
     np.testing.assert_array_equal(b, np.where(a < 48, (a + 33) % 48, 0))
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
+def test_what_one_group_leaves_for_another(target: str) -> None:
+    """All meet between two branches, in front of both sides of the second."""
+
+    @tilec.kernel
+    def twice(
+        A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")
+    ):
+        with T.Kernel(1, threads=96):
+            s = T.alloc_shared((64,), "float32")
+            f = T.alloc_fragment((64,), "float32")
+            if T.get_thread_binding() < 32:
+                T.copy(A, f)
+                for i in T.Parallel(64):
+                    f[i] *= 2
+                T.copy(f, s)
+            if T.get_thread_binding() < 32:
+                for i in T.Parallel(64):
+                    B[i] = s[63 - i]
+            else:
+                for i in T.Parallel(64):
+                    C[i] = s[63 - i]
+
+    a = np.arange(64, dtype=np.float32)
+    b, c = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    report = tilec.simulate(twice, a, b, c, target=target)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, 2 * a[::-1])
+    np.testing.assert_array_equal(c, 2 * a[::-1])
+    text = twice.compile(a, b, c, target=target).stages["insert_sync"]
+    kinds = [x.split()[0] for x in text.splitlines() if x.strip().startswith(("scope", "barrier"))]
+    assert kinds == ["scope", "barrier", "scope", "scope"]
+
+
 def test_in_tilecs_own_spelling_it_is_the_authors() -> None:
     kernel = tilec.kernel(largest(128).function)
     a, b = np.zeros((8, 256), np.float32), np.zeros(256, np.float32)

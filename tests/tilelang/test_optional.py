@@ -111,7 +111,7 @@ def test_the_larger_of_two_sizes_is_a_size(target: str) -> None:
         x: T.Tensor((m,), "float32"), y: T.Tensor((n,), "float32"), z: T.Tensor((most,), "float32")
     ):
         with T.Kernel(T.max(m, n), threads=32) as b:
-            for i in T.Parallel(1):
+            for _i in T.Parallel(1):
                 z[b] = T.if_then_else(b < m, x[b], 0) + T.if_then_else(b < n, y[b], 0) + least
 
     for a, b in ((5, 12), (12, 5), (2, 1)):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Value, walk
-from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store
+from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel
 from tilec.ir.types import Extent
 
 Ends = tuple[Affine, Affine]  # both included
@@ -109,7 +109,8 @@ class LoopFacts:
         other they find what a thread finds that does all of them."""
         arg, body = self.loop.body.args[d], self.loop.body
         read = {o.source for o in body.every(Load)} - {o.result for o in body.every(Alloc)}
-        stores = (o for o in body.every(Store) if o.dest in read)
+        access = (o for o in body.every(ElementAccess) if o.buffer in read)
+        stores = (o for o in access if any(e.writes for e in o.effects()))
         return any(not any(self.facts.slope(i, arg) for i in o.indices) for o in stores)
 
     def _score(self, d: int) -> float:

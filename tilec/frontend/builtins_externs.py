@@ -291,8 +291,7 @@ def _signless(a: DType, b: DType) -> bool:
 def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) -> Scalar:
     word, x = found.word, values[0]
     if word == "fma":
-        a, b, c = (v.value for v in values)
-        return t.emit_scalar(Fma, a, b, c)
+        return t.emit_scalar(Fma, *(v.value for v in values))
     if word in UNARY_KINDS and len(values) == 1:
         return t.unary(word, x)
     if word in BINARY_KINDS:

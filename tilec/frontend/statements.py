@@ -333,7 +333,7 @@ class Statements(Assignments):
                 before = names.get(name, True)
                 if running is False or before is True:
                     names[name] = running
-                elif isinstance(before, Scalar):
+                elif isinstance(before, Scalar) and isinstance(running, Scalar):
                     names[name] = self.binary("and", before, running)
         return value
 

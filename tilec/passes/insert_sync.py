@@ -14,8 +14,9 @@ that is not the same for all of them) no barrier may stand: what is inside count
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
 conflict where their bytes overlap (`plan_shared` comes first; on the CPU, whose thread-level code
 is cut at these barriers, each has bytes of its own). A group of threads that the author parted off
-(a scope) has barriers of its own for what it exchanges inside of itself; what such groups exchange
-with one another is the author's to order, but for the proxy fence before he lets others know of it
+(a scope) has barriers of its own for what it exchanges inside of itself. What one branch has left
+for the threads of another all meet for, in front of that, unless the author has barriers between
+groups: then it is his to order, but for the proxy fence before he lets others know of it
 (`mbarrier_arrive`). Accesses inside a pipelined loop to
 its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
 them. Where the whole scope is the one group of threads that executes an asynchronous product, the
@@ -66,6 +67,24 @@ def insert_sync(func: Func, target: Target) -> Func:
     return func.with_body(_Placer(func, target).block(func.body, State()))
 
 
+def _is_authors(o: Op) -> bool:
+    """Whether groups of threads let one another know by `o` of what they have done."""
+    if isinstance(o, ops.Barrier):
+        return bool(o.id or o.threads or o.number is not None)
+    return isinstance(o, ops.BarrierArrive | ops.MbarrierArrive | ops.MbarrierWait)
+
+
+def _sides(statements: Sequence[Op], first: int) -> list[ops.Scope]:
+    """The groups' code that stands side by side in one branch of the author's."""
+    found: list[ops.Scope] = []
+    for o in statements[first:]:
+        if isinstance(o, ops.Scope) and o.loc is statements[first].loc:
+            found.append(o)
+        elif not o.pure:
+            break
+    return found
+
+
 def _syncs(blocks: Sequence[Block]) -> int:
     """Barriers and proxy fences in the blocks."""
     return sum(
@@ -79,6 +98,7 @@ class _Placer:
         self.threads = int(func.attrs["threads"] or 0)
         self.size = target.warp_size
         self.by_hand = bool(func.attrs.get("by_hand"))
+        self.ordered = any(map(_is_authors, walk(func.body)))
         self.group = ALL  # whose code is walked
         self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
         self.uniformity, self.facts = uniformity_of(func), facts_of(func)
@@ -219,7 +239,15 @@ class _Placer:
 
     def block(self, block: Block, state: State) -> Block:
         statements: list[Op] = []
-        for o in block.ops:
+        entered: Loc | None = None  # the branch that the last group's code is a side of
+        for n, o in enumerate(block.ops):
+            if isinstance(o, ops.Scope):
+                sides = _sides(block.ops, n) if o.loc is not entered else []
+                for side in sides if not self.ordered else []:
+                    self._enter(side, state, statements, True)
+                entered = o.loc
+            elif not o.pure:
+                entered = None
             match o:
                 case Op(pure=True):  # most are, and all else is asked in turn
                     statements.append(o)
@@ -309,8 +337,7 @@ class _Placer:
         found: list[Op] = []
         for o in block.ops:
             if isinstance(o, ops.For | ops.While | ops.If) and together(o, self.uniformity):
-                inner = {name: self.cut(getattr(o, name)) for name in o.region_fields}
-                found.append(replace(o, **inner))
+                found.append(o.with_regions(self.cut))
             elif isinstance(o, ops.If) and (at := self._exchanges(o)):
                 found += in_parts(o, at, self.meeting)
             else:
@@ -365,13 +392,14 @@ class _Placer:
         by_hand = isinstance(o, ops.MbarrierArrive) and o.guard is None
         return bool(known.touched) or (by_hand and overlap(known.unfenced, self.engine_reads))
 
-    def _enter(self, o: ops.Scope, state: State, statements: list[Op]) -> None:
+    def _enter(self, o: ops.Scope, state: State, statements: list[Op], every: bool = False) -> None:
         """Let all threads meet in front of a group's code, where it touches what others than the
-        group, be they more or fewer of its threads, have left."""
+        group, be they more or fewer of its threads, have left; with `every`, threads of which none
+        is one of its own."""
         group = o.first_warp, o.warps
         e, others = self.effects(o), Known()
         for g, known in state.groups.items():
-            if g != group and meet_one_another(g, group):
+            if g != group and (every or meet_one_another(g, group)):
                 others.merge(known)
                 others.reads |= known.ended
         if overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:

@@ -180,7 +180,7 @@ class JITKernel:
     def params(self) -> list[KernelParam]:
         """What the kernel takes, and what it allocates: its parameters in their order, then what
         T.empty makes. A size that only a call gives counts as 4096."""
-        known = {p.name: p for p in self.prim_func.parameters_for(self.constants)}
+        known: dict[str, Any] = {p.name: p for p in self.prim_func.parameters_for(self.constants)}
         if self.prim_func.signature.allocated:
             known |= {a.name: a for a in self.compile().image.arguments if a.output}
         taken = (p for p in known.values() if p.kind != "constexpr")

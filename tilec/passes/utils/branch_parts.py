@@ -22,9 +22,8 @@ def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list
     left = o.then.ops
     pieces = [left[a:b] for a, b in zip([0, *at], [*at, len(left)])]
     for n, piece in enumerate(pieces[:-1]):
-        later = {
-            v for p in pieces[n + 1 :] for x in p for y in (x, *_inside(x)) for v in y.operands
-        }
+        behind = (y for p in pieces[n + 1 :] for x in p for y in (x, *_inside(x)))
+        later = {v for y in behind for v in y.operands}
         handed = [r for x in piece for r in x.results if r in later]
         if not all(isinstance(v.type, ScalarType) for v in handed):
             return [o]
