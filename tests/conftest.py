@@ -85,6 +85,17 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(1_000_000, 20, 20)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-gpu", action="store_true", help="launch what is simulated, see on_gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--on-gpu"):
+        import on_gpu
+
+        config.pluginmanager.register(on_gpu)
+
+
 MARKED = {"torch": ("torch", "array_kinds"), "gpu": ("gpu",)}
 """Marks, and words of which a file with a test that is marked so has one."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from ring_programs import ONE_BLOCK, one_block_product
 
@@ -88,6 +89,47 @@ def test_more_blocks_are_tried_beside(compiled: Callable[..., Any]) -> None:
     assert one.asm == other.asm and ".minnctapersm 1\n" not in one.asm
     assert sorted(alone.texts) == sorted(beside.texts) and len(alone.texts) == 2
     assert (alone.together, beside.together) == (1, 2)
+
+
+def shared_out() -> Any:
+    @tilec.kernel
+    def kernel(A: T.Tensor((64, 4096), "float32"), B: T.Tensor((64, 128), "float32")):
+        """Groups that share the registers out themselves, without a product."""
+        with T.Kernel(64, threads=256) as bx:
+            s = T.alloc_shared((4096,), "float32")
+            ready = T.alloc_barrier(128)
+            x = T.get_thread_binding()
+            if x >= 128:
+                with T.ws(1):
+                    T.set_max_nreg(24, 0)
+                    T.tma_copy(A[bx, :], s, barrier=ready)
+                    T.mbarrier_arrive(ready)
+            else:
+                with T.ws(0):
+                    T.set_max_nreg(240, 1)
+                    T.mbarrier_wait_parity(ready, 0)
+                    total = T.alloc_local([1], "float32")
+                    total[0] = 0
+                    for k in T.serial(32):
+                        total[0] += s[k * 128 + x]
+                    B[bx, x] = total[0]
+
+    return kernel
+
+
+def test_registers_that_are_shared_out_by_hand_are_all_there(compiled: Callable[..., Any]) -> None:
+    """More blocks on a multiprocessor would leave each fewer registers than it asks for: it would
+    wait for ever."""
+    specs = (tilec.spec((64, 4096), "float32"), tilec.spec((64, 128), "float32"))
+    made = compiled(shared_out(), specs, Assembler(many_registers), 0)
+    assert ".minnctapersm 1\n" in made.asm
+
+
+def test_registers_that_are_shared_out_by_hand_come() -> None:
+    a, b = np.ones((64, 4096), np.float32), np.zeros((64, 128), np.float32)
+    report = tilec.simulate(shared_out(), a, b, blocks=2)
+    assert report.ok, str(report)
+    assert np.array_equal(b[:2], np.full((2, 128), 32.0))
 
 
 def test_what_was_begun_in_vain_is_dropped(compiled: Callable[..., Any]) -> None:

@@ -40,6 +40,7 @@ VALUES = "follows what is stored, not that it is"
 TELLS = "says of copies in a kernel who makes them"
 REASONS = {
     "codegen/cpu_loops.py": VALUES,
+    "codegen/cpu_parallel.py": VALUES,
     "explain/schedule.py": TELLS,
     "jit/repeated.py": VALUES,
     "frontend/updates.py": VALUES,
@@ -75,7 +76,10 @@ REASONS = {
     "passes/recognise_idioms.py": VALUES,
     "passes/round_operands.py": SELECTION,
     "passes/select_copies.py": SELECTION,
+    "passes/sink_reductions.py": VALUES,
+    "passes/split_fragments.py": VALUES,
     "passes/split_roles.py": SELECTION,
+    "passes/spread_loops.py": VALUES,
     "passes/stage_stores.py": LOWERING,
     "passes/utils/accesses.py": LOWERING,
     "passes/rename_changed.py": SELECTION,

@@ -18,6 +18,7 @@ import tilec.language as T
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 
+M = T.dynamic("M")
 SUMS = {"int8": "int32", "float8_e4m3": "float32", "float16": "float32", "float32": "float32"}
 
 
@@ -103,3 +104,35 @@ def test_a_part_of_an_accumulator_by_the_index_of_a_loop_inside(target: str) -> 
     want = a.astype("float32") @ b.astype("float32")
     want[:4, :2] = 3 + np.arange(4)[:, None]
     assert (y == want).all()
+
+
+@tilec.kernel
+def normalised(
+    A: T.Tensor((M, 256), "float32"), C: T.Tensor((M, 256), "float32"), D: T.Tensor((M,), "float32")
+):
+    """Rows over their sums, twice that where the sum is large: elements and branches ask for it."""
+    with T.Kernel(M, threads=128) as i:
+        s, x = T.alloc_fragment((1,), "float32"), T.alloc_fragment((256,), "float32")
+        T.copy(A[i, 0], x)
+        T.reduce_sum(x, s, dim=0)
+        for j in T.Parallel(256):
+            x[j] = x[j] / s[0]
+        if s[0] > 128.0:
+            for j in T.Parallel(256):
+                x[j] = x[j] * 2
+        D[i] = s[0] * 2
+        T.copy(x, C[i, 0])
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_the_one_element_of_a_fragment_is_held_by_all(target: str) -> None:
+    a = np.random.default_rng(0).random((20, 256), np.float32)
+    c, d = np.full_like(a, np.nan), np.full(20, np.nan, np.float32)
+    run(normalised, target, a, c, d)
+    sums = a.astype(float).sum(1, keepdims=True)
+    np.testing.assert_allclose(c, a / sums * np.where(sums > 128, 2, 1), rtol=1e-5)
+    np.testing.assert_allclose(d, 2 * sums[:, 0], rtol=1e-5)
+    if target != "cpu":
+        stages = normalised.compile(a, c, d, target=target).stages
+        assert "shared<1xf32" not in stages["insert_sync"]
+        assert stages["insert_sync"].count(" barrier") == 1  # that of the sum

@@ -10,6 +10,7 @@ import pytest
 from mistake_programs import load
 
 import tilec
+import tilec.language as T
 
 
 @pytest.fixture(autouse=True)
@@ -247,3 +248,28 @@ def test_a_store_beyond_a_tensor_in_a_whole_loop_names_the_iteration() -> None:
         warnings.simplefilter("error")
         load(WHOLE.format(extent=999))[0](a, c)
     assert (c[:, 1:] == 1).all() and (c[:, 0] == 0).all()
+
+
+def test_what_never_runs_is_no_mistake() -> None:
+    """Conditions that do not hold for any index, around accesses out of bounds."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64,), "float32")
+            for i in T.Parallel(128):
+                if i < 64:
+                    s[i] = A[i]
+            for i in T.Parallel(128):
+                j = i + 128
+                if j < 64:
+                    s[j] = A[j] + 1
+                if 64 <= i < 128:
+                    B[i - 64] = T.if_then_else(i + 64 < 64, s[i + 64], s[i - 64])
+
+    a, b = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel(a, b)
+        report = tilec.simulate(kernel, a, np.zeros(64, np.float32))
+    assert report.ok and np.array_equal(a, b)

@@ -3,11 +3,12 @@ mask, a page table, the indices of a gather. The tiles run ahead as if the tenso
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-from simulated import run
+from simulated import run, run_compiled
 
 import tilec
 import tilec.language as T
@@ -194,3 +195,49 @@ def test_weights_that_a_loop_reads_once_are_not_staged(
     run(kernel, target, x, w, y)
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
     assert ("%w = alloc" not in made.stages["forward_copies"]) == gone
+
+
+def packed(how: str) -> Any:
+    """C = A W^T of weights of four bits, which are read out of a fragment of bytes."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, K), "float16"),
+        W: T.Tensor((N, J), "uint8"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a, w = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 32), "uint8")
+            held = T.alloc_fragment((64, 32), "uint8")
+            d, acc = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+                T.copy(A[by * 64, k * 64], a)
+                T.copy(W[bx * 64, k * 32], w)
+                T.copy(w, held)
+                if how == "overwritten":
+                    T.fill(w, 0)
+                for i, j in T.Parallel(64, 64):
+                    d[i, j] = T.cast((held[i, j // 2] >> (4 * (j % 2))) & 15, "float16")
+                T.gemm(a, d, acc, transpose_B=True)
+            T.copy(acc, C[by * 64, bx * 64])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("how", ["kept", "overwritten"])
+def test_what_registers_cannot_be_indexed_as(
+    how: str, target: str, rng: np.random.Generator
+) -> None:
+    a = (rng.standard_normal((70, 160)) / 8).astype(np.float16)
+    w = rng.integers(0, 256, (90, 80)).astype(np.uint8)
+    c = np.full((70, 90), np.nan, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if how == "kept" else "ignore")  # "is kept in shared memory"
+        run_compiled(packed(how), target, a, w, c)
+    weights = np.stack([w & 15, w >> 4], -1).reshape(90, 160).astype(float)
+    np.testing.assert_allclose(c, a.astype(float) @ weights.T, rtol=2e-3, atol=2e-3)
+    if target != "cpu":
+        stages = packed(how).compile(a, w, c, target=target).stages
+        assert ("%held" in stages["forward_copies"]) == (how == "overwritten")

@@ -121,6 +121,8 @@ def test_parts_of_an_accumulator(which: str, target: str) -> None:
         made = kernel.compile(a, b, c, d, first, target=target)
         through_shared = "%acc_converted = alloc shared" in made.stages["infer_layouts"]
         assert through_shared == (which not in WITHOUT_SCRATCH)
+        written_out = "for.unroll" in made.stages["demote_fragments"]
+        assert written_out == (which in ("copies", "guarded"))  # a thread knows what it holds
     np.testing.assert_array_equal(c, wanted_c)
     np.testing.assert_array_equal(d, wanted_d)
 

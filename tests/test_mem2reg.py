@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from interp import run_tile
 from programs import PROGRAMS, expected
+from simulated import run
 
+import tilec
+import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Alloc
 from tilec.ir.parser import parse_func
@@ -19,6 +22,7 @@ from tilec.passes.simplify import simplify
 from tilec.target import TARGETS
 
 TARGET = TARGETS["cuda:sm_90a"]
+M = T.dynamic("M")
 PARAMS = """
   %A: global<N x f32> = tensor A, %R: global<N x f32> = tensor R, %N: i32 = size A 0,
   %n: i32 = scalar n, %x: f32 = scalar x, %p: i1 = scalar p,
@@ -280,7 +284,7 @@ def test_what_stays(body: str, why: str) -> None:
 
 def test_other_buffers_stay() -> None:
     body = """
-      %f = alloc fragment<1xf32>
+      %f = alloc fragment<2xf32>
       %h = alloc shared<1xf32>
       %l = alloc local<2xf32>
       store %f[%z], %x store %h[%z], %x store %l[%one], %x
@@ -290,7 +294,7 @@ def test_other_buffers_stay() -> None:
     """
     text = placed(body)
     assert [s.split()[3] for s in text.splitlines() if "alloc" in s] == [
-        "fragment<1xf32>", "shared<1xf32>", "local<2xf32>",
+        "fragment<2xf32>", "shared<1xf32>", "local<2xf32>",
     ]  # fmt: skip
 
 
@@ -321,3 +325,41 @@ def test_programs_keep_their_bits(name: str, first: Any, rng: np.random.Generato
         assert np.array_equal(args[key], copies[key])
     left = [o.type for o in walk(done.body) if isinstance(o, Alloc) and o.type.space == "local"]
     assert all(t.size > 1 for t in left)
+
+
+@tilec.kernel
+def scaled_rows(
+    S: T.Tensor((16, M), "float32"),
+    A: T.Tensor((M, 64), "float32"),
+    B: T.Tensor((M, 64), "float32"),
+    how: T.constexpr,
+):
+    """Rows times one over the root of a mean, which a fragment of one element adds up."""
+    with T.Kernel(M, threads=64) as i:
+        r, x = T.alloc_fragment(1, "float32"), T.alloc_fragment(64, "float32")
+        t = T.get_thread_binding()
+        r[0] = 0
+        for k in T.serial(16):
+            r[0] += S[k, i]
+        if how == "all":
+            r[0] = T.rsqrt(r[0] / 16)
+        elif t == 3:  # what it stores is every thread's
+            r[0] = T.rsqrt(r[0] / 16)
+        T.copy(A[i, 0], x)
+        for j in T.Parallel(64):
+            x[j] = x[j] * r[0]
+        T.copy(x, B[i, 0])
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+@pytest.mark.parametrize("how", ["all", "one"])
+def test_a_fragment_of_one_element(how: str, target: str, rng: np.random.Generator) -> None:
+    s, a = rng.random((16, 5), np.float32), rng.random((5, 64), np.float32)
+    b = np.full_like(a, np.nan)
+    want = a / np.sqrt(s.astype(float).mean(0))[:, None]
+    stages = scaled_rows.compile(s, a, b, how, target=target).stages
+    run(scaled_rows, target, s, a, b, how)
+    np.testing.assert_allclose(b, want, rtol=1e-5)
+    assert ("fragment<1xf32>" in stages["mem2reg"]) == (how == "one")
+    if how == "all" and target != "cpu":
+        assert "barrier" not in stages["insert_sync"]

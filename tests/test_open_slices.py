@@ -251,3 +251,41 @@ def test_ends_that_differ_are_no_tile():
 
     with pytest.raises(tilec.CompileError, match="only known at run time"):
         wrong.compile(np.zeros((40, 24), np.float32), target="cpu")
+
+
+def some_rows(space):
+    @tilec.kernel
+    def rows(
+        A: T.Tensor((M, 24), "float16"),
+        n: T.Tensor((G,), "int32"),
+        B: T.Tensor((G, 16, 24), "float16"),
+    ):
+        """The first rows of a tile, as many as `n` says; the others stay."""
+        with T.Kernel(G, threads=64) as g:
+            x = (
+                T.alloc_shared((18, 24), "float16")
+                if space == "shared"
+                else T.alloc_fragment((18, 24), "float16")
+            )
+            T.fill(x, -1)
+            k = T.min(n[g], 16)
+            T.copy(A[g * 5 : g * 5 + k, 0:24], x[2 : 2 + k, :])
+            T.copy(x[2:18, :], B[g, 0:16, 0:24])
+
+    return rows
+
+
+@pytest.mark.parametrize("space", ["shared", "fragment"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_both_sides(target, space):
+    a = np.random.default_rng(2).standard_normal((40, 24)).astype("float16")
+    n = np.array([3, 16, 1, 0, 99], np.int32)
+    b = np.zeros((5, 16, 24), "float16")
+    run_compiled(some_rows(space), target, a, n, b)
+    want = np.full((5, 16, 24), -1, "float16")
+    for g, k in enumerate(np.minimum(n, 16)):
+        want[g, :k] = a[g * 5 : g * 5 + k]
+    assert np.array_equal(b, want)
+    if target == "cuda:sm_90a" and space == "shared":
+        asm = some_rows(space).compile(a, n, b, target=target).asm
+        assert "ld.global.nc.v2.b32" in asm and "ld.global.nc.b16" not in asm

@@ -12,7 +12,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import walk
 
-N = T.dynamic("N")
+M, N, K = T.dynamic("M, N, K")
 
 
 def rotated(**schedule: Any) -> Any:
@@ -139,3 +139,45 @@ def test_one_thread_arrives_for_all(how: str, pad: int, rng: np.random.Generator
     assert ("ProxyFence" in before) == by_threads
     if by_threads:
         assert "Barrier" in before[before.index("ProxyFence") :]
+
+
+@tilec.kernel
+def meets_by_number(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32"),
+    number: T.constexpr,
+):  # fmt: skip
+    """All threads of the program meet at a barrier of the author's: producer warps do not come."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        c, acc = T.alloc_shared((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+            T.copy(A[by * 64, k * 64], a)
+            T.copy(B[k * 64, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.sync_threads(number, 128)
+        T.copy(acc, c)
+        T.sync_threads(number, 128)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_the_whole_program_meets_at_a_barrier_with_a_number(
+    number: int, rng: np.random.Generator
+) -> None:
+    a, b = (rng.standard_normal((128, 128)).astype(np.float16) for _ in "ab")
+    c = np.full((128, 128), np.nan, np.float32)
+    made = meets_by_number.compile(a, b, c, number, target="cuda:sm_90a")
+    assert "scope producer" in made.stages["insert_sync"]
+    report = tilec.simulate(meets_by_number, a, b, c, number, target="cuda:sm_90a", schedules=3)
+    assert not report.findings, report
+    np.testing.assert_allclose(c, a.astype(float) @ b.astype(float), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_the_whole_program_meets_on_a_gpu(torch: Any) -> None:
+    a, b = (torch.randn(512, 512, device="cuda").half() for _ in "ab")
+    for number in (0, 1, 3) * 60:
+        c = torch.full((512, 512), float("nan"), device="cuda")
+        meets_by_number(a, b, c, number)
+        assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-3, atol=1e-1)

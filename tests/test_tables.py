@@ -97,6 +97,30 @@ def test_in_macros_branches_and_parallel_loops() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def place_of(flat: object, sizes: object, steps: object) -> object:
+    """Where an element is, of strides `steps`, whose number is `flat` in a box of `sizes`."""
+    found = 0
+    for d in range(len(sizes)):
+        found = found + flat // math.prod(sizes[d + 1 :]) % sizes[d] * steps[d]
+    return found
+
+
+def test_tables_by_the_index_of_a_range() -> None:
+    sizes, steps = [2, 3, 4], (3, 1, 15)
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(24):
+                for n in range(2):
+                    B[i * 2 + n] = A[place_of(i, sizes, steps)] + n
+
+    got = result(kernel)
+    i = np.arange(48) // 2
+    want = A[i // 12 * 3 + i // 4 % 3 + i % 4 * 15] + np.arange(48) % 2
+    np.testing.assert_allclose(got[:48], want, 1e-6)
+
+
 def test_indices_that_are_not_known() -> None:
     @tilec.kernel
     def serial(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):

@@ -51,6 +51,15 @@ def holds(layout: Layout, wanted: Fragment, warp_size: int) -> bool:
     return True
 
 
+def test_threads_alone_leave_elements_in_their_order() -> None:
+    found = of((3, 4), forward_thread_fn=lambda i, j: i)
+    assert found == of((3, 4), lambda i, j: (i, j))
+    turned = of((4, 6), forward_thread_fn=lambda i, j: j // 2)
+    assert turned == of((4, 6), lambda i, j: (j // 2, i * 2 + j % 2))
+    twice = of((2, 3), forward_thread_fn=lambda i, j, rep: rep * 2 + i, replicate=2)
+    assert twice == of((2, 3), lambda i, j, rep: (rep * 2 + i, j), replicate=2)
+
+
 FITTING = {
     "rows of a warp": (of((4, 512), lambda i, j: (j // 8, i * 8 + j % 8)), 128),
     "copies": (of((4,), lambda i, rep: (rep, i), replicate=64), 128),

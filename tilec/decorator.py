@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from tilec.builtins.annotations import check_function
 from tilec.ir.caller import caller_loc, end_at_caller, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
+from tilec.ir.options import Options
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.kernel import Kernel, check_threads, kernel_in, make_kernel
 
@@ -58,7 +59,7 @@ def kernel(
             end_at_caller(e)
             raise
         remember_surroundings(function, sys._getframe(1))
-        return make_kernel(function, tuple(out), threads, pdl=pdl)
+        return make_kernel(function, tuple(out), threads, options=Options(pdl=pdl))
 
     return decorate
 

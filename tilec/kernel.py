@@ -34,6 +34,7 @@ from tilec.ir.errors import (
     warn,
 )
 from tilec.ir.faults import told_as_internal
+from tilec.ir.options import PLAIN, Options
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import CompiledKernel, require_memory, returned, stream_handle
@@ -112,12 +113,11 @@ class Kernel(Launchable):
         out: tuple[str, ...],
         threads: int | None,
         part: int | None = None,
-        pdl: bool = False,
-        tilelang: bool = False,
+        options: Options = PLAIN,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.out, self.threads, self._part = function, out, threads, part
-        self.pdl, self.tilelang = pdl, tilelang
+        self.options = options
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self.choices = Choices(self._chosen)
@@ -135,8 +135,8 @@ class Kernel(Launchable):
         if found is not None and found.reads.unchanged():
             return found
         with self._lock:
-            told = self._part, self.pdl, self.tilelang
-            read = read_revision(self.function, self.out, self.threads, *told)
+            of = self.function, self.out, self.threads, self._part, self.options
+            read = read_revision(*of)
             found = self._revisions.get(read.source)
             if found is None:
                 if len(self._revisions) >= MOST_REVISIONS:
@@ -186,7 +186,7 @@ class Kernel(Launchable):
             if self._parts is None or self._parts.signature is not signature:
                 out = [self.out, *[()] * (signature.kernels - 1)]
                 kernels = [
-                    make_kernel(self.function, names, self.threads, k, self.pdl, self.tilelang)
+                    make_kernel(self.function, names, self.threads, k, self.options)
                     for k, names in enumerate(out)
                 ]
                 self._parts = Parts(signature, kernels)
@@ -555,14 +555,13 @@ def make_kernel(
     out: tuple[str, ...],
     threads: int | None,
     part: int | None = None,
-    pdl: bool = False,
-    tilelang: bool = False,
+    options: Options = PLAIN,
 ) -> Kernel:
     """The kernel of a function whose surroundings are remembered already; `part`: of one T.Kernel
-    in it; `pdl`: see `tilec.kernel`; `tilelang`: see `Signature`."""
+    in it; `options`: what else its decorator says."""
     # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
     # `__call__`, which becomes the generated launch path after the first launch. No other way is
     # as fast.
     cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
-    made: Kernel = cls(function, out, threads, part, pdl, tilelang)
+    made: Kernel = cls(function, out, threads, part, options)
     return made

@@ -98,7 +98,7 @@ def test_factory_values_that_only_annotations_name_are_kept() -> None:
 @pytest.mark.parametrize("shape", [(33, 17, 5), (64, 64, 64), (1, 1, 1)])
 def test_lazy_program(shape: tuple[int, int, int]) -> None:
     M, N, K = shape
-    a, b = numbers(M, K), numbers(K, N)
+    a, b = (numbers(*s).astype(np.float16).astype(np.float32) for s in ((M, K), (K, N)))  # TF32
     kernel = lazy_product(M, N, K)
     assert kernel is lazy_product(M, N, K)
     want = a.astype(np.float64) @ b.astype(np.float64)
@@ -253,20 +253,28 @@ def test_scalar_parameters() -> None:
     assert np.array_equal(tilelang.compile(main, out_idx=2)(numbers(9), 3.0), numbers(9) * 3)
 
 
+def test_products_of_float32_are_made_in_tf32() -> None:
+    """As TileLang makes them; tilec's own are exact where they do not ask for it."""
+    stages = lazy_product(64, 64, 64).compile().stages
+    assert "tf32" in stages["select_gemm"]
+
+
 def test_autotune_takes_the_first_configuration() -> None:
     seen = []
 
-    @tilelang.autotune(configs=[{"block": 16}, {"block": 32}], warmup=3)
+    configs = [{"block": 16, "twice": True, "more": 1}, {"block": 32, "twice": True, "more": 2}]
+
+    @tilelang.autotune(configs=configs, warmup=3)
     @tilelang.jit(out_idx=-1)
-    def program(n, block=None):
-        seen.append(block)
+    def program(n, block=None, twice=False, more=None):
+        seen.append((block, twice, more))
         return scaled(n, block)
 
     a = numbers(50)
     assert np.array_equal(program(50)(a), 2 * a)
-    assert program(50).config == {"block": 16}
+    assert program(50).config == configs[0]
     assert np.array_equal(program(50, block=64)(a), 2 * a)
-    assert seen == [16, 64]
+    assert seen == [(16, True, 1), (64, False, 1)]  # who tunes himself has the defaults
 
 
 def test_wrong_out_idx_lists_the_parameters() -> None:

@@ -193,7 +193,9 @@ def warpgroup_commit_batch() -> None:
     """Nothing: each `wgmma_gemm` is a group of its own."""
 
 
-def warpgroup_fence_operand(buffer: Any) -> None:
+def warpgroup_fence_operand(
+    buffer: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None
+) -> None:
     """Nothing: `wgmma_gemm` and `wait_wgmma` hold their registers in place."""
 
 

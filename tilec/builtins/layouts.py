@@ -19,7 +19,8 @@ __all__ = ["Fragment", "Layout", "annotate_layout"]
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Fix the layout of buffers: `{A_s: make_swizzled_layout(A_s)}`, `{A_s: T.Layout(…)}` for
     shared ones, `{x: T.Fragment(…)}` for fragments. It is kept; what works on a fragment in another
-    way (a matrix instruction, a reduction) takes and leaves copies. The layout of a tensor,
+    way (a matrix instruction, a reduction) takes and leaves copies; of what each thread has whole
+    (`T.alloc_local`) it says nothing. The layout of a tensor,
     `{A: T.Layout(A.shape, …)}`, says where its elements are in memory; see docs/language.md.
 
     Raises LayoutError for other extents than the buffer's and for a second layout; warns
@@ -52,7 +53,8 @@ def Fragment(
 ) -> _Fragment:
     """Where a fragment of `shape` is: `forward_fn(i, j, …)` gives the thread of the block that
     holds element `(i, j, …)` and which of its registers (an int, or coordinates of one); or
-    `forward_thread_fn` and `forward_index_fn` do, one each.
+    `forward_thread_fn` and `forward_index_fn` do, one each; without the latter a thread has its
+    elements row by row.
 
     `replicate`: so many threads hold each element; the number of the copy is a last argument of
     `forward_fn` and `forward_thread_fn`. Threads that no element names hold copies, too.

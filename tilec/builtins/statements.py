@@ -9,9 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "annotate_restrict_buffers", "assume",
-    "clamp", "device_assert", "evaluate", "grid", "pdl_sync", "pdl_trigger",
+    "Else", "If", "Then", "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm",
+    "annotate_restrict_buffers", "assume", "clamp", "device_assert", "evaluate", "grid",
+    "pdl_sync", "pdl_trigger",
 ]  # fmt: skip
+
+
+def If(cond: Any) -> Any:
+    """`with T.If(cond):`, in it `with T.Then():` and perhaps `with T.Else():`; the same as `if`."""
+
+
+def Then() -> Any:
+    """What runs where the condition of the `T.If` around holds."""
+
+
+def Else() -> Any:
+    """What runs where the condition of the `T.If` around does not hold."""
 
 
 def assume(cond: Any) -> None:

@@ -257,7 +257,7 @@ class Arithmetic(Context):
         wide = b.dtype if both and isinstance(b, Scalar) else INT32
         if x.dtype is BOOL:
             x = self.convert(x, INT32)
-        elif self.tilelang and kind == "shl" and x.dtype.bits < wide.bits and wide.is_int:
+        elif self.options.tilelang and kind == "shl" and x.dtype.bits < wide.bits and wide.is_int:
             x = self.convert(x, wide) if x.dtype.is_int else x
         floats = [
             v

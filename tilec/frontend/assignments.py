@@ -63,7 +63,8 @@ class Assignments(ForLoops):
         if unpacked and isinstance(value, tuple | list):  # read before anything is assigned
             value = tuple(map(self.read_value, value))
         if value is None and isinstance(node.value, ast.Call):
-            if not self.tilelang or self.expression(node.value.func) not in (T.view, T.reshape):
+            views = (T.view, T.reshape) if self.options.tilelang else ()
+            if not views or self.expression(node.value.func) not in views:
                 raise self._no_result(node.value)
         for target in node.targets:
             self._assign_to(target, value, node.value)
@@ -114,7 +115,7 @@ class Assignments(ForLoops):
     def assign_name(self, name: str, value: object, place: ast.expr) -> None:
         old = self.names.get(name)
         renamed = isinstance(old, Buffer) and old.is_global and value is not old
-        if renamed and len(self.frames) == 1 and not self.tilelang:
+        if renamed and len(self.frames) == 1 and not self.options.tilelang:
             assert isinstance(old, Buffer)
             dims = ", ".join("ijklmn"[: old.type.rank])
             raise self.error(

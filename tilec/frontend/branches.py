@@ -101,9 +101,9 @@ class Branches(Calls):
                 joined[name] = a
             elif isinstance(a, Unknown) or isinstance(b, Unknown):
                 joined[name] = UNKNOWN
-            elif self.tilelang and isinstance(a, Buffer) and is_number(b):
+            elif self.options.tilelang and isinstance(a, Buffer) and is_number(b):
                 joined[name] = a  # which the other branch has given another meaning
-            elif self.tilelang and isinstance(b, Buffer) and is_number(a):
+            elif self.options.tilelang and isinstance(b, Buffer) and is_number(a):
                 joined[name] = b
             elif is_number(a) and is_number(b):
                 merged.append(name)

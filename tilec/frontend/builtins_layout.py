@@ -33,6 +33,8 @@ def annotate_layout(t: Expressions, c: Call) -> None:
         if buffer.is_global:
             _place(t, buffer, layout, key, value)
             continue
+        if isinstance(layout, Fragment) and buffer.type.space == "local":
+            continue  # each thread has the whole of it
         if isinstance(layout, Fragment) and buffer.type.space == "fragment":
             shape, place = buffer.type.static_shape, t.frame.loc(value)
             layout = fragment_layout(t, buffer.name, shape, layout, place)

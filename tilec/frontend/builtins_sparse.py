@@ -60,7 +60,7 @@ def gemm_sp(t: Expressions, c: Call) -> None:
         transpose_b=transposed[2],
         clear=clears,
         policy=policy,
-        allow_tf32=c.flag("allow_tf32"),
+        allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and dtype.name == "float32"),
     )
 
 

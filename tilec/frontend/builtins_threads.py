@@ -100,7 +100,8 @@ def get_warp_group_idx(t: Expressions, c: Call) -> Number:
 @builtin(T.sync_threads, of="threads")
 def sync_threads(t: Expressions, c: Call) -> None:
     if c["barrier_id"] is None:
-        t.emit(ops.Barrier)
+        number = sync.NAMED_BARRIERS - 1 if t.options.whole_syncs and t.depth else 0
+        t.emit(ops.Barrier, number)
         return
     given = c.whole("barrier_id", "barriers have numbers: write 1")
     at_run_time = isinstance(given, Scalar) and static_int(given) is None

@@ -17,7 +17,7 @@ from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import AnnotateSafeValue, Copy, Fill, Gemm, UseSwizzle
-from tilec.ir.types import DType
+from tilec.ir.types import FLOAT32, DType
 
 # What a copy may be asked to be done by.
 _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
@@ -131,13 +131,8 @@ def copy(t: Expressions, c: Call) -> None:
     if plain and by == "tma":
         message = 'prefer_instruction of T.copy is "tma" beside disable_tma=True'
         raise t.error(message, "leave one of them out", c.place("prefer_instruction"))
-    if is_open(c["src"]) != is_open(c["dst"]):
-        reads = is_open(c["src"])
-        r, name = (c["src"], "dst") if reads else (c["dst"], "src")
-        with t.at(c.place(name)):
-            other = t.tile(c[name], "the destination" if reads else "the source")
-        part = closed(t, r, other, t.tile_text(other))
-        copy_open(t, r, *((part, other) if reads else (other, part)), reads)
+    if is_open(c["src"]) or is_open(c["dst"]):
+        copy_open(t, c, *closed(t, c))
         return
     source, dest = c.tiles()
     if _overlap(source, dest):
@@ -254,7 +249,8 @@ def gemm(t: Expressions, c: Call) -> None:
         transpose_b=transpose_b,
         clear=clears,
         policy=policy,
-        allow_tf32=c.flag("allow_tf32"),
+        # As TileLang multiplies float32 numbers.
+        allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and a.buffer.type.dtype == FLOAT32),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )

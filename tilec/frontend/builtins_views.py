@@ -19,7 +19,7 @@ UNNAMED = "_"  # an extent that no size parameter holds
 
 @builtin(T.reshape)
 def reshape(t: Expressions, c: Call) -> Buffer | None:
-    if c["src"] is None and t.tilelang:
+    if c["src"] is None and t.options.tilelang:
         return None  # of a tensor that this variant does not have
     source = _source(t, c)
     return _view(t, c, source, source.dtype)
@@ -27,7 +27,7 @@ def reshape(t: Expressions, c: Call) -> Buffer | None:
 
 @builtin(T.view)
 def view(t: Expressions, c: Call) -> Buffer | None:
-    if c["src"] is None and t.tilelang:
+    if c["src"] is None and t.options.tilelang:
         return None
     source = _source(t, c)
     dtype = source.dtype if c["dtype"] is None else c.dtype("dtype")

@@ -158,11 +158,12 @@ class Containers(Operators):
         hint = "use a for loop; comprehensions run over tuples, lists and range(compile-time int)"
         raise self.error(f"a comprehension over {shown}", hint, at=node)
 
-    def _write_out(self) -> None:
-        """Let the loops of T.unroll around the code be traced once for each index, if there is one
-        that is not."""
-        loops = [node for node in self.unrolls if node not in self.left_out.written_out]
-        if loops:
+    def _write_out(self, key: ast.expr) -> None:
+        """Let a loop around the code be traced once for each index, if one can be: the one whose
+        index `key` names, else the innermost, and the others after it."""
+        named = {n.id for n in ast.walk(key) if isinstance(n, ast.Name)}
+        asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
+        if loops := (asked or self.unrolls)[-1:]:
             raise WriteOut(loops)
 
     def container_item(self, owner: Any, key_node: ast.expr) -> object:
@@ -172,13 +173,13 @@ class Containers(Operators):
                 for n in (key_node.lower, key_node.upper, key_node.step)
             ]
             if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
-                self._write_out()
+                self._write_out(key_node)
                 message = f"this slice of {describe(owner)} is not known at compile time"
                 raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
         key = self.expression(key_node)
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
-            self._write_out()
+            self._write_out(key_node)
             raise self.error(
                 f"{describe(owner)} is known at compile time, the index only at run time",
                 "loop over it (for x in the_list) or with T.unroll(4), whose index is known, or "

@@ -19,6 +19,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
+from tilec.ir.options import PLAIN
 from tilec.ir.types import INT32, INT64, DType
 
 
@@ -143,7 +144,7 @@ class Context:
     loop has from the one before. `foreign`: the functions of CUDA C++ that the user has
     imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
     `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
-    earlier traces have found. `unrolls`: the T.unroll around the code that could be written out.
+    earlier traces have found. `unrolls`: the loops around the code that could be written out.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -180,7 +181,7 @@ class Context:
         self.at_addresses: set[Value] = set()  # these parts
         self.scalar_names: dict[Value, str] = {}  # of the parameters that are integers
         self.carried: set[Value] = set()
-        self.tilelang = False
+        self.options = PLAIN
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}
         self.asserts: str = ""

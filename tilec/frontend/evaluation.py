@@ -4,7 +4,7 @@ the evaluator of kernel bodies; sizes stay names."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tilec import language as T
@@ -39,6 +39,26 @@ class Evaluation(Calls):
         except CompileError:
             for name in names_in(*s.targets):
                 self.names[name] = Undefined("it is not known before the call")
+
+    def decided(self, test: ast.expr) -> bool | None:
+        """Whether a condition holds, None where that is not known before the call."""
+        try:
+            found = self.condition(test)
+        except CompileError:
+            return None
+        return found if isinstance(found, bool) else None
+
+    def each(self, loop: ast.For) -> Iterator[object]:
+        """The items of a loop of which they are known, each when its name stands for it; of another
+        loop one that is not."""
+        try:
+            found = self.expression(loop.iter)
+        except CompileError:
+            found = None
+        items = found if isinstance(found, range | tuple | list) else [Undefined("it counts")]
+        for item in items:
+            self.bind(loop.target, item)
+            yield item
 
     def lacks_values(self, node: ast.expr) -> bool:
         """Whether `node` names something that has no value yet."""

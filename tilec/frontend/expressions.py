@@ -292,7 +292,7 @@ class Expressions(Containers):
                 return buffer.shape
             case "dtype":
                 return buffer.dtype
-            case "data" if buffer.is_global:  # of T.Tensor(shape, dtype, A.data), a view
+            case "data" if not buffer.variable:  # of T.Tensor(shape, dtype, A.data), a view
                 return buffer
             case "strides" if buffer.is_global:
                 return buffer.strides

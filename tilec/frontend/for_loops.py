@@ -13,12 +13,12 @@ from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
+from tilec.frontend.launches import grid_syncs
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
-from tilec.frontend.signature import grid_syncs
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
 from tilec.ir.core import Value
@@ -39,8 +39,9 @@ class ForLoops(Loops):
         items = self.expression(node.iter)
         match items:
             case range():
-                header = {"start": items.start, "stop": items.stop, "step": items.step}
-                self._range_loop(node, LoopHeader("serial", header, self.frame.loc(node.iter)))
+                bounds = {"start": items.start, "stop": items.stop, "step": items.step}
+                header = LoopHeader("serial", bounds, self.frame.loc(node.iter))
+                self._range_loop(node, header, plain=True)
             case tuple() | list() | dict() | set() | frozenset() | str():
                 self._unrolled(node, list(items))
             case LoopHeader(builtin="Parallel"):
@@ -58,7 +59,8 @@ class ForLoops(Loops):
 
     # --- one index --------------------------------------------------------------------------------
 
-    def _range_loop(self, node: ast.For, header: LoopHeader) -> None:
+    def _range_loop(self, node: ast.For, header: LoopHeader, plain: bool = False) -> None:
+        """A loop with one index; `plain`: Python's own, of compile-time bounds."""
         args = header.arguments
         with self.at(header.loc):
             if header.builtin == "Pipelined" and self.parallel is not None:
@@ -80,7 +82,7 @@ class ForLoops(Loops):
             kind = header.builtin.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.builtin, start, stop, step, attributes)
-        if kind == "unroll" and isinstance(start, int) and isinstance(stop, int):
+        if (plain or kind == "unroll") and isinstance(start, int) and isinstance(stop, int):
             indices = range(start, stop, step)
             if node in self.left_out.written_out:
                 self._unrolled(node, list(indices))

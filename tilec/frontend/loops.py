@@ -318,7 +318,7 @@ class Loops(Branches):
         for name in assigned_names(body) & set(before) - set(carried):
             old, new = before[name], self.names.get(name)
             check_known((new,))
-            if self.tilelang and isinstance(old, Buffer):
+            if self.options.tilelang and isinstance(old, Buffer):
                 continue  # in an iteration alone
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilec import language as T
 from tilec.frontend import narrow
 from tilec.frontend.arithmetic import Arithmetic, affine_of, integer, static_int
-from tilec.frontend.guards import find_escape, find_run_time_escape
+from tilec.frontend.guards import decided, find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
 from tilec.frontend.values import OPEN, Buffer, Method, Number, Region, Scalar, describe, is_number
 from tilec.ir.affine import Affine
@@ -280,6 +280,8 @@ class Memory(Arithmetic):
             # touched.
             below = reach.hi is not None and reach.hi + extent <= 0 and size != 0
             above = reach.lo is not None and size is not None and reach.lo >= size > 0
+            if (below or above) and self._never_runs():
+                return
             if below or above:
                 what = "the safe value is read" if does == "reads" else "nothing is written"
                 last = f"{buffer.type.shape[dim]} - 1" if size is None else size - 1
@@ -294,6 +296,10 @@ class Memory(Arithmetic):
                 return
             if size != 0 and self.guards and buffer.value not in self.padded:
                 self._warn_if_escaping(buffer, dim, affine_of(offset), size, does)
+
+    def _never_runs(self) -> bool:
+        """Whether a condition around the code is known not to hold."""
+        return any(decided(g, self.indices, None) is False for g in self.guards)
 
     def _warn_if_escaping(
         self, buffer: Buffer, dim: int, index: Affine, size: int | None, does: str
@@ -339,7 +345,7 @@ class Memory(Arithmetic):
             reach.lo is not None and reach.lo + extent > size
         )
         runs = reach.attained and reach.depth >= self.depth
-        if always or (runs and (below or above)):
+        if (always or (runs and (below or above))) and not self._never_runs():
             at = reach.lo if below else None if reach.hi is None else reach.hi + extent - 1
             at = reach.lo + extent - 1 if at is None and reach.lo is not None else at
             hint = f"valid indices are 0 to {size - 1}"

@@ -8,21 +8,50 @@ T.Parallel makes of such extents."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeGuard
 
-from tilec.frontend.arithmetic import Arithmetic
+from tilec.frontend.arithmetic import Arithmetic, static_int
+from tilec.frontend.builtins import Call
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import OPEN, LoopHeader, Number, Region, Scalar, Tile, as_syntax
 from tilec.support.syntax import placed
 
 
-def is_open(r: object) -> bool:
+def is_open(r: object) -> TypeGuard[Region]:
     """Whether the extent of a slice is only known at run time."""
     return isinstance(r, Region) and OPEN in r.extents
 
 
-def closed(t: Arithmetic, r: Region, other: Tile, text: str) -> Tile:
+def closed(t: Expressions, c: Call) -> tuple[Tile, Tile]:
+    """Both sides of a copy as tiles; a slice that is open has the other side's extents, of two that
+    are it is the one of an on-chip buffer that goes to the buffer's end. Raises CompileError where
+    the two cannot have the same."""
+    source, dest = (r if is_open(r) else None for r in (c["src"], c["dst"]))
+    tile = _to_the_end(source, dest) or _to_the_end(dest, source)
+    name = "dst" if source and (tile is None or tile.buffer is not source.buffer) else "src"
+    with t.at(c.place(name)):
+        tile = tile or t.tile(c[name], "the source" if name == "src" else "the destination")
+    part = _closed(t, c["src" if name == "dst" else "dst"], tile, t.tile_text(tile))
+    return (part, tile) if name == "dst" else (tile, part)
+
+
+def _to_the_end(r: Region | None, other: Region | None) -> Tile | None:
+    """An open slice of an on-chip buffer whose start is known as a tile up to the buffer's end, if
+    there is an `other` open side."""
+    if r is None or other is None or r.buffer.is_global:
+        return None
+    extents = [1 if e is None else e for e in r.extents]
+    for d in r.counts:
+        start = static_int(r.offsets[d])
+        if start is None:
+            return None
+        extents[d] = r.buffer.type.static_shape[d] - start
+    return Tile(r.buffer, r.offsets, tuple(extents))
+
+
+def _closed(t: Arithmetic, r: Region, other: Tile, text: str) -> Tile:
     """The slice as a tile, with extents of the other side's. Raises CompileError where the two
     cannot have the same."""
     extents = [1 if e is None else e for e in r.extents]
@@ -47,33 +76,51 @@ def _matched(extents: Sequence[int], other: Sequence[int]) -> tuple[int, ...] | 
     return tuple(next(left) if e != 1 or keep_ones else 1 for e in extents)
 
 
-def copy_open(t: Expressions, r: Region, source: Tile, dest: Tile, reads: bool) -> None:
-    """The copy of an open slice, the source if it `reads`, else the destination."""
-    tile = source if reads else dest
+def copy_open(t: Expressions, c: Call, source: Tile, dest: Tile) -> None:
+    """The copy of an open slice, or to one, or both, whose tiles are `source` and `dest`."""
 
     def move(at: list[Scalar]) -> None:
         here, there = along(t, source, at), along(t, dest, at)
-        inside: Number = True
-        for condition in _inside(t, r, tile, at):
-            inside = condition if inside is True else t.binary("and", inside, condition)
-        cond = t.run_time(inside)
-        if not reads:
-            t.branch(cond, lambda: t.store(there, t.load(here)))
-        elif r.buffer.is_global:  # it is guarded: reading more costs nothing
-            t.store(there, t.select(cond, t.load(here), 0))
+        read, written = _inside(t, c["src"], source, at), _inside(t, c["dst"], dest, at)
+
+        def value() -> Number:
+            if not (read.keys() - written.keys()):
+                return t.load(here)
+            cond = _all(t, [*read.values()])
+            if source.buffer.is_global:  # it is guarded: reading more costs nothing
+                return t.select(cond, t.load(here), 0)
+            return t.choose(cond, lambda: t.load(here), lambda: 0)
+
+        if written:
+            t.branch(_all(t, [*written.values()]), lambda: t.store(there, value()))
         else:
-            t.store(there, t.choose(cond, lambda: t.load(here), lambda: 0))
+            t.store(there, value())
 
-    for_each_element(t, tile.shape, move)
+    for_each_element(t, dest.shape, move)
 
 
-def _inside(t: Expressions, r: Region, tile: Tile, at: Sequence[Scalar]) -> Iterator[Scalar]:
-    """What holds for the indices of a tile that are in the slice."""
+def _all(t: Expressions, conditions: Sequence[Scalar]) -> Scalar:
+    found: Number = True
+    for c in conditions:
+        found = c if found is True else t.binary("and", found, c)
+    return t.run_time(found)
+
+
+def _inside(
+    t: Expressions, r: object, tile: Tile, at: Sequence[Scalar]
+) -> dict[tuple[object, object], Scalar]:
+    """What holds for the indices of a tile that are in the slice, by index and bound."""
+    found: dict[tuple[object, object], Scalar] = {}
     left = iter(at)
+    if not is_open(r):
+        return found
     for d, (given, extent) in enumerate(zip(r.extents, tile.extents)):
         index: Number = 0 if extent == 1 else next(left)
         if given == OPEN:
-            yield t.run_time(t.compare("lt", index, r.counts[d]))
+            count = r.counts[d]
+            key = getattr(index, "value", index), getattr(count, "value", count)
+            found[key] = t.run_time(t.compare("lt", index, count))
+    return found
 
 
 def fill_open(t: Expressions, r: Region, value: object, node: ast.Call) -> None:

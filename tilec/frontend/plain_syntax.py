@@ -14,6 +14,8 @@ asks which names they assign, then has fewer kinds to know.
         a                →       if not (x := f()) > 0: break
                                  a
 
+    T.loop_break()       →   break
+
 The new nodes stand where those stood that they are written for, so that errors point there. A
 pattern that asks for the keys of a dict, or for the fields of a class by place, stays a `match`.
 """
@@ -35,8 +37,18 @@ _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 def simplify_syntax(function: ast.FunctionDef) -> None:
     """Rewrite the statements of `function` in place."""
     kinds = ast.Match | ast.NamedExpr
-    if any(isinstance(n, kinds) or (isinstance(n, _LOOPS) and n.orelse) for n in nodes(function)):
+    if any(
+        isinstance(n, kinds) or (isinstance(n, _LOOPS) and n.orelse) or _is_loop_break(n)
+        for n in nodes(function)
+    ):
         _Simpler().visit(function)
+
+
+def _is_loop_break(node: ast.AST) -> bool:
+    """Whether a statement is TileLang's `T.loop_break()`: the loops around it must know early."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    called = call.func if isinstance(call, ast.Call) and not call.args else None
+    return isinstance(called, ast.Attribute) and called.attr == "loop_break"
 
 
 class _Simpler(ast.NodeTransformer):
@@ -55,6 +67,10 @@ class _Simpler(ast.NodeTransformer):
         except _OtherPattern:
             return [node]
         return made + rest
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        self.generic_visit(node)
+        return ast.copy_location(ast.Break(), node) if _is_loop_break(node) else node
 
     def visit_For(self, node: ast.For) -> Any:
         return self._with_else(node)

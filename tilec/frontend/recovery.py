@@ -49,7 +49,7 @@ class WriteOut(BaseException):
 
 class LeftOut:
     """What earlier traces of a kernel have found: the statements that this one leaves out, and the
-    loops of T.unroll that are written out in it, for they look something up by their index.
+    loops that are written out in it, for they look something up by their index.
     `traced` counts the statements of all."""
 
     def __init__(self) -> None:

@@ -8,7 +8,6 @@ waits for little else.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import types
@@ -19,15 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from tilec import language as T
 from tilec.builtins import foreign
+from tilec.frontend.launches import Launches
 from tilec.frontend.source import Source, read_source, said_at, said_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
+from tilec.ir.options import PLAIN, Options
 from tilec.ir.types import BOOL, FLOAT32, INT32, ON_CHIP, DType, find_dtype
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import name_nodes, names_in, placed
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation, values
+    from tilec.frontend.evaluation import Evaluation
     from tilec.frontend.whole_loops import nests, places
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
@@ -75,10 +77,8 @@ class Signature:
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
     the sizes that its form follows, and what they count. `kernels`: how many
     launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
-    `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the decorator
-    asks for programmatic dependent launch. `tilelang`: it is in TileLang's
-    spelling, so that a call may give None for any tensor, and what is shifted to the left is as
-    wide as the number of places. `lost`: sizes that only tensors name that are None: they are 0.
+    `tilec.jit`), the first of which gives what T.empty makes to the others. `options`: what else
+    its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
     """
 
     source: Source
@@ -93,8 +93,7 @@ class Signature:
     tiles: Mapping[str, str] | None = None
     kernels: int = 1
     part: int | None = None
-    pdl: bool = False
-    tilelang: bool = False
+    options: Options = PLAIN
     lost: tuple[str, ...] = ()
     telling: Mapping[str, nests.Tells] = field(default_factory=dict)
 
@@ -115,8 +114,7 @@ def read_signature(
     out: Sequence[str] = (),
     threads: int | None = None,
     part: int | None = None,
-    pdl: bool = False,
-    tilelang: bool = False,
+    options: Options = PLAIN,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
@@ -125,7 +123,7 @@ def read_signature(
     unknown name in `out`, and where the source cannot be read.
     """
     read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
-    return replace(read, pdl=pdl, tilelang=tilelang)
+    return replace(read, options=options)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -138,7 +136,7 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         values = {**defaults, **constants}
         s = signature
         read = _read(s.source, s.out, s.threads, values, s.part)
-        signature = replace(read, pdl=s.pdl, tilelang=s.tilelang)
+        signature = replace(read, options=s.options)
     if not left_out:
         return signature
     shapes = {p.name: _names_of(p) for p in signature.parameters}
@@ -161,7 +159,7 @@ def optional_tensors(signature: Signature) -> set[str]:
     """The tensors that may be None: `W: T.Tensor((N,), dtype) = None`, which a call may leave out,
     or any one."""
     tensors = (p for p in signature.parameters if p.kind == "tensor" and not p.is_output)
-    return {p.name for p in tensors if p.default is None or signature.tilelang}
+    return {p.name for p in tensors if p.default is None or signature.options.tilelang}
 
 
 def _read(
@@ -191,7 +189,7 @@ def _read(
             raise CompileError(message, source.decorator_loc("out"), hint)
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
     returns = reader.returned() or out
-    kernels = reader.kernels(source.node.body)
+    kernels = reader.launches()
     tiles = None if kernels else reader.tiles()
     if part is not None:
         returns = (*out, *reader.allocated) if part == 0 else ()
@@ -218,17 +216,6 @@ def _read(
     )
 
 
-def grid_syncs(body: Sequence[ast.stmt], named: Callable[[ast.expr], object]) -> int:
-    """How many statements of a `with T.Kernel` are T.sync_grid(); `named`: what a name means."""
-    calls = (s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
-    count = 0
-    for c in calls:
-        if isinstance(c.func, ast.Name | ast.Attribute):
-            with contextlib.suppress(CompileError):  # reported when the kernel is traced
-                count += named(c.func) is T.sync_grid
-    return count
-
-
 @dataclass
 class _Draft:
     """A parameter whose annotation may still come from the body."""
@@ -240,7 +227,7 @@ class _Draft:
     pointer: bool = False
 
 
-class _Reader:
+class _Reader(Launches):
     """Reads a kernel's header, and what its body says of the parameters."""
 
     def __init__(self, source: Source, constants: Mapping[str, Any]) -> None:
@@ -252,9 +239,13 @@ class _Reader:
         self.drafts: dict[str, _Draft] = {}
 
     @functools.cached_property
-    def evaluation(self) -> evaluation.Evaluation:
+    def evaluation(self) -> Evaluation:
         """In the body."""
-        return evaluation.Evaluation(self.source, self.drafts, self.constants)
+        return self.beginning()
+
+    def beginning(self) -> Evaluation:
+        made: Evaluation = evaluation.Evaluation(self.source, self.drafts, self.constants)
+        return made
 
     def error(self, message: str, hint: str, at: ast.AST | Loc) -> CompileError:
         return CompileError(message, at if isinstance(at, Loc) else self.source.loc(at), hint)
@@ -415,31 +406,6 @@ class _Reader:
             return
         draft.annotation = self.evaluation.annotation_at(written, written)
 
-    def kernels(self, body: Sequence[ast.stmt], around: tuple[object, ...] = ()) -> int:
-        """How many launches statements are: of each `T.Kernel` with extents one, and one more for
-        each T.sync_grid in it; with those of the macros and functions that they call, and of two
-        branches the one with more. `around`: the functions that are being read."""
-        count = 0
-        for s in body:
-            if isinstance(s, ast.With):
-                calls = [i.context_expr for i in s.items if isinstance(i.context_expr, ast.Call)]
-                if any(self._calls(c, T.Kernel) and c.args for c in calls):
-                    count += 1 + grid_syncs(s.body, self._named)
-                else:
-                    count += self.kernels(s.body, around)
-            elif isinstance(s, ast.If):
-                count += max(self.kernels(s.body, around), self.kernels(s.orelse, around))
-            elif isinstance(s, ast.For | ast.While):
-                count += self.kernels(s.body, around)
-            elif isinstance(s, ast.Expr | ast.Assign | ast.Return) and isinstance(
-                s.value, ast.Call
-            ):
-                called = self._called(s.value)
-                if called is not None and called not in around:
-                    reader = _Reader(read_source(called), {})
-                    count += reader.kernels(reader.source.node.body, (*around, called))
-        return count
-
     def tiles(self) -> dict[str, str] | None:
         """Names for the tile sizes of a kernel of mathematics only, none for what is no product;
         None for a kernel that is something else."""
@@ -471,18 +437,6 @@ class _Reader:
             return self._named(node) if isinstance(node, ast.Name | ast.Attribute) else None
         except CompileError:
             return None
-
-    def _called(self, node: ast.Call) -> Callable[..., Any] | None:
-        """The macro or the plain function that a statement of the body calls."""
-        match node.func:
-            case ast.Name(id=name) if name not in self.drafts:
-                found = self.source.lookup(name)[1]
-                if isinstance(found, T.Macro):
-                    return found.function
-                ours = (getattr(found, "__module__", None) or "").split(".", 1)[0] == "tilec"
-                if isinstance(found, types.FunctionType) and not ours:
-                    return found
-        return None
 
     # --- results ----------------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
 from tilec.frontend.assignments import Assignments
 from tilec.frontend.branches import ENDED, RETURN
+from tilec.frontend.builtins import BUILTINS
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.context import Frame
 from tilec.frontend.for_loops import ForLoops
@@ -18,11 +20,13 @@ from tilec.frontend.recovery import Unread, check_known, note_place
 from tilec.frontend.values import (
     NOT_RETURNED,
     AttrHeader,
+    Closure,
     GroupHeader,
     KernelHeader,
     LoopHeader,
     Scalar,
     Undefined,
+    as_syntax,
     is_number,
 )
 from tilec.ir.errors import CompileError
@@ -141,8 +145,15 @@ class Statements(Assignments):
             self.block(node.body)
             self.reducer = kept
             return
+        if word is T.If:
+            self._if(self._written_out(node))
+            return
         if word is not T.ws:
-            self.kernel_block(node)
+            context = self._python_context(word, call)
+            if context is None:
+                self.kernel_block(node)
+            else:
+                self._inside_context(context, node)
             return
         if len(node.items) != 1 or item.optional_vars is not None:
             raise self.error("T.ws stands alone in its with, without as", "write with T.ws(0):")
@@ -151,7 +162,49 @@ class Statements(Assignments):
         with self.at(call):
             self.branch(group_condition(self, header), lambda: self.block(node.body))
 
+    def _written_out(self, node: ast.With) -> ast.If:
+        """`with T.If(cond):` and the `with T.Then():` and `with T.Else():` in it, as an `if`."""
+        header, inside = node.items[0], _behind_first(node)
+        call = header.context_expr
+        branches: dict[object, list[ast.stmt]] = {}
+        for s in inside:
+            first = s.items[0].context_expr if isinstance(s, ast.With) else None
+            word = self.expression(first.func) if isinstance(first, ast.Call) else None
+            if word not in (T.Then, T.Else) or word in branches:
+                hint = "write with T.Then(): and with T.Else(): in it, each once; or if"
+                raise self.error("T.If holds what is neither T.Then nor T.Else", hint, at=s)
+            assert isinstance(s, ast.With)
+            branches[word] = _behind_first(s)
+        assert isinstance(call, ast.Call)
+        if len(call.args) != 1 or call.keywords or header.optional_vars is not None:
+            raise self.error("T.If has one condition", "write with T.If(i < n):", at=call)
+        body = branches.get(T.Then) or [ast.copy_location(ast.Pass(), node)]
+        return ast.copy_location(ast.If(call.args[0], body, branches.get(T.Else, [])), node)
+
+    def _python_context(self, word: object, made: ast.expr) -> object | None:
+        """The context manager of Python's that a `with` has, if any: of `nullcontext()`, say."""
+        own = isinstance(word, types.FunctionType) and word in BUILTINS
+        if own or isinstance(word, T.Macro | T.NotYet | Closure):
+            return None
+        context = self.expression(made)
+        return context if hasattr(type(context), "__enter__") else None
+
+    def _inside_context(self, context: Any, node: ast.With) -> None:
+        """The body, between the two ends of a context manager, which runs as a function does."""
+        ends = [
+            ast.Call(as_syntax(getattr(context, name)), [as_syntax(None)] * count, [])
+            for name, count in (("__enter__", 0), ("__exit__", 3))
+        ]
+        enter, leave = (ast.fix_missing_locations(ast.copy_location(e, node)) for e in ends)
+        entered = self.expression(enter)
+        if node.items[0].optional_vars is not None:
+            self.bind(node.items[0].optional_vars, entered)
+        self.block(_behind_first(node))
+        self.expression(leave)
+
     def _break(self, node: ast.Break) -> None:
+        if not self.frame.loops:
+            raise self.error("T.loop_break stands in no loop", "write it in the loop it ends")
         flags = self.frame.loops[-1]
         if flags.builtin in ("Parallel", "vectorized"):
             hint = "use if around what should not run, or T.serial"
@@ -327,6 +380,13 @@ class Statements(Assignments):
         ast.With: _with, ast.Expr: _expression_statement, ast.Pass: lambda self, node: None,
         ast.FunctionDef: _function,
     }  # fmt: skip
+
+
+def _behind_first(node: ast.With) -> list[ast.stmt]:
+    """What stands inside of the first item of a `with`: the body, in the items behind it."""
+    if len(node.items) == 1:
+        return node.body
+    return [ast.copy_location(ast.With(node.items[1:], node.body), node)]
 
 
 @functools.lru_cache(maxsize=1024)

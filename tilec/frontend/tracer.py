@@ -13,9 +13,18 @@ from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
+from tilec.frontend.launches import grid_syncs
 from tilec.frontend.recovery import LeftOut, trace_with_recovery
-from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, grid_syncs
-from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
+from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
+from tilec.frontend.values import (
+    Buffer,
+    EmptyTensor,
+    KernelHeader,
+    Number,
+    Scalar,
+    as_syntax,
+    describe,
+)
 from tilec.frontend.whole_loops.forms import WholeLoops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone
@@ -114,7 +123,7 @@ class _KernelTracer(WholeLoops):
         self.row_lanes, self.magnitudes = known.row_lanes, known.magnitudes
         self.signature = signature
         self.known = known
-        self.asserts, self.tilelang = known.asserts, signature.tilelang
+        self.asserts, self.options = known.asserts, signature.options
         self.tensors: dict[str, Param] = {}
         self.size_params: dict[str, Param] = {}
         self.stride_params: dict[str, Param] = {}
@@ -125,6 +134,7 @@ class _KernelTracer(WholeLoops):
         self.grid: Block | None = None
         self.finished = False
         self.kernels = 0  # that have been met
+        self.behind = False  # what stands behind the only one is read
         self.described_later = {
             s.target.id
             for s in signature.source.node.body
@@ -133,7 +143,7 @@ class _KernelTracer(WholeLoops):
         self.lent: dict[str, object] = {}  # tensors whose names are others' until then
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
-        if signature.pdl:
+        if signature.options.pdl:
             self.attributes["pdl"] = PDL
         self.block_shape = () if self.threads is None else (self.threads,)
 
@@ -174,7 +184,7 @@ class _KernelTracer(WholeLoops):
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
                 **({"may_alias": True} if memories else {}),
-                **({"tilelang": True} if self.tilelang else {}),
+                **({"tilelang": True} if self.options.tilelang else {}),
                 **({} if self.segment is None else {"segment": self.segment}),
                 **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,
@@ -440,16 +450,38 @@ class _KernelTracer(WholeLoops):
         self.finished = True
 
     def statement(self, node: ast.stmt) -> None:
-        if self.finished and self.signature.part is None:
-            hint = "move it into the with"
-            raise self.error("code after T.Kernel would belong to no block", hint, at=node)
+        if self.finished and self.signature.part is None and not self.behind:
+            self.behind = True
+            count = len(self.builder.ops)
+            self.statement(node)
+            self.behind = False
+            if len(self.builder.ops) > count:
+                hint = "move it into the with"
+                raise self.error("code after T.Kernel would belong to no block", hint, at=node)
+            return
         whole = self.signature.tiles is not None and self.grid is None and self.known.grid is None
         if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
             blocks, language = self.blocks_of(node, self.signature.tiles or {})
             self.names.setdefault(language, T)
             self.kernel_block(blocks)
+        elif isinstance(node, ast.For) and self._is_outside():
+            self._each_launch(node)
         else:
             super().statement(node)
+
+    def _is_outside(self) -> bool:
+        """Whether a statement stands outside of all T.Kernel, at the top of the kernel."""
+        top = len(self.frames) == len(self.builders) == 1
+        return top and (self.grid is None or self.finished)
+
+    def _each_launch(self, node: ast.For) -> None:
+        """A loop whose launches, if it has some, are made one after the other."""
+        items = self.expression(node.iter)
+        if isinstance(items, range):
+            node = ast.copy_location(
+                ast.For(node.target, as_syntax(list(items)), node.body, node.orelse), node
+            )
+        super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.builders) > 2 and self.returned_early:
@@ -458,7 +490,8 @@ class _KernelTracer(WholeLoops):
                 "condition that is only known at run time",
                 "move that if under the with: there each block returns; or launch nothing",
             )
-        if len(self.builders) > 2 or any(f.loops for f in self.frames):
+        counted = any(flags.builtin != "for" for f in self.frames for flags in f.loops)
+        if len(self.builders) > 2 or counted:
             hint = "move it out of loops and conditions"
             raise self.error("T.Kernel stands at the top level of a kernel, once", hint)
         if self.grid is not None:

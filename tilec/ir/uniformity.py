@@ -162,7 +162,7 @@ class Uniformity:
 
     def _effects(self, o: Op, around: Level) -> None:
         for e in o.effects():
-            if e.kind in ("output", "update"):
+            if e.writes or e.kind == "output":
                 self._around[o] = around
             if e.writes and e.region and e.region.type.space == "local":
                 level = max(self._highest(o.operands), around)

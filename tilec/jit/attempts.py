@@ -21,7 +21,18 @@ from tilec.codegen.nvptx import register_share
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
-from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect, Fma, Mma, Realign, Scope, Wgmma
+from tilec.ir.ops import (
+    Asm,
+    AsmEffect,
+    Extern,
+    ExternEffect,
+    Fma,
+    Mma,
+    Realign,
+    Scope,
+    SetRegisters,
+    Wgmma,
+)
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.utils.registers import AMPLE, FEWEST, register_split
@@ -200,7 +211,9 @@ class Attempts:
         if func.attrs.get("min_blocks"):
             return False  # the user's number
         # With fewer registers at launch, the block would wait for its share for ever.
-        return not any(isinstance(o, Scope) and o.registers for o in walk(func.body))
+        shared_out = (isinstance(o, SetRegisters) or (isinstance(o, Scope) and o.registers)
+                      for o in walk(func.body))  # fmt: skip
+        return not any(shared_out)
 
     def check(self, plan: Plan, func: Func, beside: Callable[[], None] = lambda: None) -> None:
         """Make the code of a plan and keep it, with `beside` as in `make`. Raises ResourceError if

@@ -9,12 +9,14 @@ what it had.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tilec.ir.options import PLAIN, Options
 from tilec.jit.captured import Reads
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, renew_launcher
@@ -45,14 +47,13 @@ class Revision:
         out: tuple[str, ...],
         threads: int | None,
         part: int | None,
-        pdl: bool,
-        tilelang: bool,
+        options: Options,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part, pdl, tilelang
+        self._of = function, out, threads, part, options
         self._none: set[str] = set()  # tensors that calls gave None for
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
@@ -124,14 +125,13 @@ def read_revision(
     out: tuple[str, ...],
     threads: int | None,
     part: int | None = None,
-    pdl: bool = False,
-    tilelang: bool = False,
+    options: Options = PLAIN,
 ) -> Revision:
     """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
     rest is what its decorator says. Raises CompileError where its source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = (out, threads, pdl, tilelang) if part is None else (out, threads, pdl, tilelang, part)
+    of = out, threads, part, dataclasses.astuple(options)
     source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, pdl, tilelang, source, describer.reads)
+    return Revision(function, out, threads, part, options, source, describer.reads)

@@ -63,6 +63,7 @@ from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.private_locals import private_locals
 from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.rename_changed import rename_changed
@@ -71,9 +72,12 @@ from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
+from tilec.passes.sink_reductions import sink_reductions
 from tilec.passes.sink_scales import sink_scales
+from tilec.passes.split_fragments import split_fragments
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
+from tilec.passes.spread_loops import spread_loops
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
@@ -89,10 +93,14 @@ OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
+    (private_locals, "TILE"),  # one in a loop may be a value
     (mem2reg, "TILE"),
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
+    (spread_loops, "TILE"),  # what comes of it may be an idiom
+    (split_fragments, "TILE"),  # its loops may be copies
+    (sink_reductions, "TILE"),  # out of the loops that are left
     (sink_scales, "TILE"),  # makes products of what they are subtracted from
     (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them

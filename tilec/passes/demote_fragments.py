@@ -17,7 +17,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
-from tilec.ir.ops import Gemm, Load, Parallel, Reduce, Store, Yield
+from tilec.ir.ops import For, Gemm, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.stage_reductions import stage_reductions
@@ -30,6 +30,9 @@ from tilec.passes.utils.accesses import (
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
+
+MOST_WRITTEN_OUT = 8
+"""Iterations of a loop along a fragment, each of which has code of its own."""
 
 
 def demote_fragments(func: Func, target: Target) -> Func:
@@ -47,6 +50,12 @@ def demoted(func: Func) -> dict[Value, Op]:
     for o in walk(func.body):
         if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
             continue
+        if (
+            isinstance(o, Load)
+            and o.source.buffer.space == "fragment"
+            and o.source.buffer.size == 1
+        ):
+            continue  # all threads hold it
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
             if part and r.type.space == "fragment":
@@ -110,7 +119,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
         parallel (64, N) body(x, j) { if r <= x and x < r + 16 { S[x - r, j] = acc[x, j] } }
 
     `r` is anything that all threads know; without a loop along it, as in `acc[r, j]`, it is one
-    row."""
+    row. A short loop along it is written out (`unroll`), so that a thread knows what it holds."""
 
     def as_loop(o: Op) -> Op | None:
         if type(o) not in ELEMENTWISE:
@@ -122,6 +131,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
 
     func = func.with_body(rewrite(func.body, as_loop))
     uniformity, facts = uniformity_of(func), facts_of(func)
+    along: set[Value] = set()
 
     def visit(o: Parallel) -> None | list[Op]:
         if o.layout is not None or o.wanted is not None:
@@ -131,9 +141,18 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
         own = {a.op for a in fragment_accesses(o)}
         if not plain or own.issuperset(a.op for a in found) or is_by_each_thread(o, uniformity):
             return None
-        return _Part(o, found, facts).over_all()
+        made = _Part(o, found, facts).over_all()
+        if made is not None:
+            along.update(x for a in found for v in a.indices for x in facts.form(v).terms)
+        return made
 
-    return func.rewrite(Parallel, visit)
+    def written_out(o: For) -> Op | None:
+        indices = o.indices(facts.constant) if o.kind == "serial" else None
+        short = indices is not None and len(indices) <= MOST_WRITTEN_OUT
+        return replace(o, kind="unroll") if short and o.body.args[0] in along else None
+
+    func = func.rewrite(Parallel, visit)
+    return func.rewrite(For, written_out) if along else func
 
 
 class _Part(LoopRegions):

@@ -214,8 +214,16 @@ class _Expander:
         if stages > 1:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
-        first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        b.branch(b.compare("lt", loop.lo, loop.hi), first.ops)
+        carried = tuple(Value(r.type, r.name) for r in loop.results)
+        whole_body = Block(loop.body.args, tuple(body.ops))
+        first.ops.append(replace(loop, body=whole_body, results=carried))
+        first.emit(ops.Yield, carried)
+        never = Builder(loop.loc)
+        never.emit(ops.Yield, loop.inits)
+        any_trip = b.compare("lt", loop.lo, loop.hi)
+        types = tuple(r.type for r in loop.results)
+        sides = first.block(), never.block()
+        b.ops.append(ops.If(any_trip, *sides, types, results=loop.results, loc=loop.loc))
         return b.ops
 
 

@@ -4,10 +4,13 @@ Before: TILE; a condition around a copy of a loop with stages, or the place that
 from, depends on an element of a shared buffer or a fragment that a copy has filled: a row of a
 block mask, a page table, the indices of a gather. Or a kernel without products copies what all its
 blocks read, the weights of a norm, to shared memory, and one loop reads each element there once.
+Or a fragment that registers cannot be indexed as (`demote_fragments`) is a copy of a shared tile.
 After: such elements are loaded from the tensor itself: the copy of a loop with stages may run ahead
 (`plan_pipeline`), by whichever warps; and the weights come from the first level of the cache, where
 other blocks have left them, without a barrier. Only of tensors that the kernel writes nowhere,
-where no two tensors may overlap; a buffer that nobody reads any longer is gone."""
+where no two tensors may overlap; or from the shared tile, as long as it is what was copied. A
+buffer that nobody reads any longer is gone. A copy of what its buffer holds already, as another
+copy in front of it has left it, is left out: the first one may run ahead."""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import element_indices
 from tilec.ir.ops import (
     BlockIndex,
@@ -31,7 +35,9 @@ from tilec.ir.ops import (
     Store,
     WarpMma,
     decides,
+    is_by_hand,
 )
+from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.dce import sweep
 from tilec.passes.utils.rings import fills_tile
@@ -41,20 +47,25 @@ from tilec.target import Target
 def forward_copies(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
+    func = _without_repeated(func)
     made = defining_ops(func.body)
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, Load) and not _is_global(o.source)}
     staged: set[Value] = set()
     if not func.body.has(Gemm, WarpMma):  # loops follow memory
         staged = {o.dest.buffer for o in func.body.every(Copy) if fills_tile(o)}
-    if not loads and not staged:
+    in_shared = {*demoted(func)} if target.kind != "cpu" else set()
+    if not loads and not staged and not in_shared:
         return func
     written = written_tensors(func.body)
     sources: dict[Load, Region] = {}
-    for ranges in live_ranges(func.body, {o.source for o in loads} | staged).values():
+    for v, ranges in live_ranges(func.body, {o.source for o in loads} | staged | in_shared).items():
         for r in ranges if isinstance(ranges, list) else ():
-            if _is_forwardable(r.fill, written):
-                readers = {x for i in r.readers for x in walk(r.block.ops[i])}
+            readers = {x for i in r.readers for x in walk(r.block.ops[i])}
+            if v in in_shared and isinstance(r.fill, Copy) and _is_kept(r, r.fill):
+                own = (o for o in readers if isinstance(o, Load) and o.source is v)
+                sources |= dict.fromkeys(own, r.fill.source)
+            elif _is_forwardable(r.fill, written):
                 of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
                 if r.fill.dest.buffer in staged:
                     of_this |= _read_once(r, made)
@@ -76,6 +87,37 @@ def forward_copies(func: Func, target: Target) -> Func:
         return [*others, replace(last, results=o.results)]
 
     return sweep(func.rewrite(Load, visit))
+
+
+def _without_repeated(func: Func) -> Func:
+    """`func` without copies of what is there already."""
+    into = [o.dest for o in func.body.every(Copy) if not _is_global(o.dest.buffer)]
+    twice = {r.buffer for r in into if sum(x.buffer is r.buffer for x in into) > 1}
+    by_number = any(o.order or o.stage for o in func.body.every(For))
+    if not twice or by_number or is_by_hand(func.body):
+        return func
+    facts, written = facts_of(func), written_tensors(func.body)
+
+    def same(a: Region, b: Region) -> bool:
+        apart = [facts.form(x) - facts.form(y) for x, y in zip(a.offsets, b.offsets)]
+        alike = a.buffer is b.buffer and a.extents == b.extents
+        return alike and all(d.constant == 0 for d in apart)
+
+    repeated: set[Op] = set()
+    for block in (func.body, *(r for o in walk(func.body) for r in o.regions)):
+        held: dict[Value, Copy] = {}
+        for o in block.ops:
+            before = held.get(o.dest.buffer) if isinstance(o, Copy) else None
+            if isinstance(o, Copy) and before is not None:
+                if same(o.source, before.source) and same(o.dest, before.dest):
+                    repeated.add(o)
+                    continue
+            for v in buffers_written(e for _, e in effects_in(o)):
+                held.pop(v, None)
+            if isinstance(o, Copy) and o.dest.buffer in twice and o.source.buffer not in written:
+                if _is_global(o.source.buffer):
+                    held[o.dest.buffer] = o
+    return func.rewrite(Copy, lambda o: [] if o in repeated else None) if repeated else func
 
 
 def _asked(
@@ -121,6 +163,16 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
     whole = [*index.values()] == [n for n in shape if n != 1]
     once = loads <= {*loop.body.ops} and read == [tuple(index)]
     return loads if whole and once else set()
+
+
+def _is_kept(r: LiveRange, fill: Copy) -> bool:
+    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it."""
+    if fill.source.type.space != "shared" or not r.readers:
+        return False
+    between = r.block.ops[r.start + 1 : r.readers[-1] + 1]
+    effects = (e for o in between for _, e in effects_in(o))
+    same = fill.source.dtype == fill.dest.dtype
+    return same and fill.source.buffer not in buffers_written(effects)
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

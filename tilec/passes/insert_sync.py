@@ -290,6 +290,10 @@ class _Placer:
                 case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
                     state.meet(self.group)
                     statements.append(self.meeting(o.loc))
+                case ops.Barrier(threads=0) if (o.id or o.number) and self.barrier[1]:
+                    # Of all threads of the program, beside which there are producer warps.
+                    state.meet(self.group)
+                    statements.append(replace(o, threads=self.barrier[1]))
                 case ops.Barrier():
                     state.meet(self.group)
                     statements.append(o)

@@ -53,6 +53,9 @@ MOST_TOGETHER = 8
 BYTES_TOGETHER = 128
 """What these take at the most where they come from tensors."""
 
+MOST_JAMMED = 4
+"""Groups of elements that run a loop inside together."""
+
 
 def lower_parallel(func: Func, target: Target) -> Func:
     func = func.with_body(_as_loops(func))
@@ -73,6 +76,10 @@ def lower_parallel(func: Func, target: Target) -> Func:
             return []
         if isinstance(o, ops.LoadMatrices):
             return lowering.matrices(o, subst)
+        if isinstance(o, ops.Load) and o.source.buffer.space == "fragment":
+            b = Builder(o.loc)  # its one element, which all threads hold
+            subst[o.result] = b.value(ops.RegRead, o.source, b.const(0))
+            return b.ops
         return lowering.scalar(o, subst) if in_memory(o) else None
 
     return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
@@ -230,8 +237,13 @@ class Lowering:
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
         accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
-        flat = all(self.known.one_branch(o, arg) for o in p.body.ops if o.regions)
-        limit = run if flat else 1
+        regions = [o for o in p.body.ops if o.regions]
+        flat = all(self.known.one_branch(o, arg) for o in regions)
+        # Where a guard is needed, each iteration of a loop inside has its own.
+        whole = flat or (
+            not self.known.needs(p) and all(self.known.together(o, arg) for o in regions)
+        )
+        limit = run if whole else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
         if not self.known.needs(p):
@@ -268,7 +280,9 @@ class Lowering:
         if _partial(p):
             return 1
         late = most != MOST_OPS or _is_long(p, most)
-        return math.gcd(groups, MOST_TOGETHER) if late and _leaves_shared(p) else 1
+        if late and _leaves_shared(p):
+            return math.gcd(groups, MOST_TOGETHER)
+        return math.gcd(groups, MOST_JAMMED) if _sums(p) else 1
 
     def _emit(
         self,
@@ -308,7 +322,7 @@ class Lowering:
             first_of_all = unique_register(inner, p.laid_out, first)
             inside += [] if first_of_all is None else [first_of_all]
         for o in p.body.ops:
-            if batch > 1 and isinstance(o, ops.ElementAccess) and not isinstance(o, ops.Load):
+            if batch > 1 and in_memory(o) and not isinstance(o, ops.Load):
                 work.emit(ops.WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
         if not nearest:
@@ -380,6 +394,15 @@ def _neighbours(
         here = b.binary("add", coords[dim], e)
         envs.append({**envs[0], p.body.args[dim]: here})
     return envs
+
+
+def _sums(p: ops.Parallel) -> bool:
+    """Whether a loop inside does all of the work, and leaves it in registers: elements that run it
+    together load once what they share."""
+    loops = [o for o in p.body.ops if o.regions]
+    reads = any(in_memory(o) for o in walk(p.body))
+    registers = not any(in_memory(o) and not isinstance(o, ops.Load) for o in walk(p.body))
+    return reads and registers and len(loops) == 1 and isinstance(loops[0], ops.For)
 
 
 def _leaves_shared(p: ops.Parallel) -> bool:

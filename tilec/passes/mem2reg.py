@@ -1,4 +1,4 @@
-"""mem2reg: turns `local` buffers of one element into SSA values."""
+"""mem2reg: turns buffers of one element that each thread has for itself into SSA values."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
@@ -28,11 +29,13 @@ _STRUCTURED = (For, If, While)  # what hands values out of its regions
 def mem2reg(func: Func, target: Target) -> Func:
     """Before: TILE. After: TILE, and every `local` buffer of one element that is only loaded,
     stored and filled is gone: its value is an SSA value, carried through `for`, `while` and `if`.
+    So is a fragment of one element in which all threads store one value.
 
     A buffer stays if its index is not the constant 0, if something else uses it (its address, a
     copy, a print), if a `parallel` or `scope` around a store to it does not enclose the buffer
     itself, if the condition of a `while` stores to it, or if a load may come before the first
-    store (so that the simulator can still report it). Fragments and shared buffers are left alone.
+    store (so that the simulator can still report it). Other fragments and shared buffers are left
+    alone.
     """
     promoted = _promotable(func)
     while promoted:
@@ -48,18 +51,25 @@ def mem2reg(func: Func, target: Target) -> Func:
 
 
 def _promotable(func: Func) -> set[Value]:
-    made = defining_ops(func.body)
-    found = {
-        o.result for o in func.body.every(Alloc) if o.type.space == "local" and o.type.size == 1
-    }
+    made, uniformity = defining_ops(func.body), uniformity_of(func)
+    single = [o for o in func.body.every(Alloc) if o.type.size == 1]
+    found = {o.result for o in single if o.type.space in ("local", "fragment")}
 
     def zeros(indices: Iterable[Value]) -> bool:
         ops = (made.get(v) for v in indices)
         return all(isinstance(o, Const) and o.value == 0 for o in ops)
 
+    def is_for_all(o: Op) -> bool:
+        """Whether no fragment that `o` stores to gets one thread's value."""
+        if not isinstance(o, Store) or o.dest.buffer.space == "local":
+            return True
+        return max(uniformity.level(o.value), uniformity.around(o)) == Level.BLOCK
+
     for o in walk(func.body):
         match o:
-            case Load(indices=at) | Store(indices=at) | Fill(dest=Region(offsets=at)) if zeros(at):
+            case Load(indices=at) | Store(indices=at) | Fill(dest=Region(offsets=at)) if zeros(
+                at
+            ) and is_for_all(o):
                 pass
             case _:
                 found.difference_update(o.operands)

@@ -13,7 +13,8 @@ from tilec.tilelang.programs import NOTES, WITHOUT_MEANING, JITKernel, check_opt
 
 
 class _Tuned:
-    """A program that takes what a call leaves out from the first of its configurations."""
+    """A program with the first of its configurations. As in TileLang, a call that gives one of its
+    values gets the program's own defaults for the others."""
 
     def __init__(self, program: Callable[..., Any], configs: Any) -> None:
         functools.update_wrapper(self, program)
@@ -25,6 +26,9 @@ class _Tuned:
         known = {n: v for n, v in kwargs.items() if n in named}
         given = inspect.signature(self.program).bind_partial(*args, **known).arguments
         config = offered[0] if offered else {}
+        if not config.keys().isdisjoint(given):
+            without = {n for n, p in named.items() if p.default in (p.empty, None)}
+            config = {n: v for n, v in config.items() if n in without}
         more = {n: v for n, v in config.items() if n not in given and n not in WITHOUT_MEANING}
         made = of(*args, **kwargs, **more)
         if isinstance(made, JITKernel):
@@ -42,8 +46,8 @@ class _Tuned:
 
 
 def autotune(func: Callable[..., Any] | None = None, *, configs: Any = (), **options: Any) -> Any:
-    """The program with the first of `configs` (a list, or a function of the program's arguments)
-    for the arguments that a call leaves out. Nothing is measured: T.auto is tilec's own way."""
+    """The program with the first of `configs` (a list, or a function of the program's arguments),
+    or as it is where a call gives a value of it. Nothing is measured: T.auto is tilec's own way."""
     if options:
         NOTES.info("%s of tilelang.autotune: nothing is measured", ", ".join(options))
     return (lambda program: _Tuned(program, configs)) if func is None else _Tuned(func, configs)

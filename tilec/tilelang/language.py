@@ -10,10 +10,11 @@ from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
-    "PersistentTileScheduler", "align_up", "alloc_buffer", "annotate_compile_flags",
-    "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
+    "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
+    "annotate_compile_flags", "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
     "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
-    "tvm_warp_shuffle",
+    "tvm_access_ptr", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
+    "tvm_warp_shuffle_up", "type_annotation",
 ]  # fmt: skip
 
 globals().update(NAMED)
@@ -42,6 +43,24 @@ alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
 
 
 @language.macro
+def And(a, b):  # type: ignore[no-untyped-def]
+    """`a and b`."""
+    return a and b
+
+
+@language.macro
+def Or(a, b):  # type: ignore[no-untyped-def]
+    """`a or b`."""
+    return a or b
+
+
+@language.macro
+def Not(a):  # type: ignore[no-untyped-def]
+    """`not a`."""
+    return not a
+
+
+@language.macro
 def align_up(value, step):  # type: ignore[no-untyped-def]
     """The least multiple of `step` that is no less than `value`."""
     return language.ceildiv(value, step) * step
@@ -64,9 +83,33 @@ def let(variable: language.Ref, value):  # type: ignore[no-untyped-def]
 
 
 @language.macro
+def type_annotation(dtype):  # type: ignore[no-untyped-def]
+    """The dtype, as `tvm_access_ptr` is given it."""
+    return dtype
+
+
+@language.macro
+def tvm_access_ptr(dtype, data, offset, extent, rw_mask):  # type: ignore[no-untyped-def]
+    """The place of a buffer (`A.data`), `offset` elements on; `T.access_ptr`."""
+    return language.access_ptr(data, "rw", extent, offset=offset)
+
+
+@language.macro
 def tvm_warp_shuffle(mask, value, lane, width, warp_size):  # type: ignore[no-untyped-def]
     """`value` as another lane of the warp has it. All lanes take part, whatever `mask` is."""
     return language.shfl_sync(value, lane, width)
+
+
+@language.macro
+def tvm_warp_shuffle_up(mask, value, delta, width, warp_size):  # type: ignore[no-untyped-def]
+    """`T.shfl_up`. All lanes take part, whatever `mask` is."""
+    return language.shfl_up(value, delta, width)
+
+
+@language.macro
+def tvm_warp_shuffle_down(mask, value, delta, width, warp_size):  # type: ignore[no-untyped-def]
+    """`T.shfl_down`. All lanes take part, whatever `mask` is."""
+    return language.shfl_down(value, delta, width)
 
 
 @language.macro

@@ -24,6 +24,7 @@ from tilec import language as T
 from tilec.builtins.annotations import dtype_of
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
+from tilec.ir.options import Options
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import exact, remember_surroundings
 from tilec.jit.specialise import spec_in_memory
@@ -55,7 +56,7 @@ class _PassConfigNames(type):
 
 class PassConfigKey(metaclass=_PassConfigNames):
     """Names of TileLang's pass options, each its own text: they are accepted, and change nothing
-    in tilec."""
+    in tilec, but TL_DISABLE_THREAD_STORAGE_SYNC (see `_whole_syncs`)."""
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:
@@ -66,6 +67,13 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
             raise CompileError(message, caller_loc(), f"it has: {known}")
         if value:
             NOTES.info("%s of tilelang.%s means nothing to tilec", name, what)
+
+
+def _whole_syncs(options: Mapping[str, Any]) -> bool:
+    """Whether T.sync_threads is of the whole block everywhere: TileLang makes it one of the threads
+    of a branch in the pass that looks for missing ones."""
+    configs = options.get("pass_configs") or {}
+    return any("disable_thread_storage_sync" in str(k).lower() and v for k, v in configs.items())
 
 
 def _target(given: object) -> str | None:
@@ -135,13 +143,18 @@ class JITKernel:
         target: object = None,
         constants: Mapping[str, Any] | None = None,
         sizes: Mapping[str, int] | None = None,
+        whole_syncs: bool = False,
     ) -> None:
         out = _outputs(kernel, out_idx)
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        # What a program does not use of its tensors, a call gives None for.
-        self.kernel = make_kernel(kernel.function, out, kernel.threads, None, kernel.pdl, True)
+        options = dataclasses.replace(kernel.options, tilelang=True)
+        if whole_syncs:
+            options = dataclasses.replace(options, whole_syncs=True)
+        self.kernel = make_kernel(
+            kernel.function, out or kernel.out, kernel.threads, options=options
+        )
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +222,7 @@ def compile(
     if not isinstance(func, Kernel):
         message = f"tilelang.compile takes a T.prim_func, not {shown(func)}"
         raise CompileError(message, caller_loc(), "give it what the program returns")
-    return JITKernel(func, out_idx, target)
+    return JITKernel(func, out_idx, target, whole_syncs=_whole_syncs(options))
 
 
 class JITImpl:
@@ -231,9 +244,13 @@ class JITImpl:
 class _Lazy(JITImpl):
     """A function that returns a T.prim_func: called with its arguments, it gives the kernel."""
 
-    def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
+    def __init__(
+        self, function: Callable[..., Any], out_idx: Any, target: object, whole_syncs: bool
+    ) -> None:
         functools.update_wrapper(self, function)
         self.func, self.out_idx, self.target = function, out_idx, target
+        self.whole_syncs = whole_syncs
+        self.signature = inspect.signature(function)
         # By its arguments: the kernel, and the arguments, some of which are told by which they are.
         self._made: dict[Any, tuple[JITKernel, Any]] = {}
 
@@ -249,7 +266,8 @@ class _Lazy(JITImpl):
         """The kernel for these arguments, the same one for the same values."""
         key = (*map(exact, args), *((n, exact(v)) for n, v in sorted(kwargs.items())))
         if key not in self._made:
-            made = JITKernel(self.get_tir(*args, **kwargs), self.out_idx, self.target)
+            func = self.get_tir(*args, **kwargs)
+            made = JITKernel(func, self.out_idx, self.target, whole_syncs=self.whole_syncs)
             self._made[key] = made, (args, kwargs)
         return self._made[key][0]
 
@@ -284,7 +302,9 @@ class _Eager(JITImpl):
     """A kernel whose tensors are annotated in its body; its other parameters are compile-time
     values. A call launches it."""
 
-    def __init__(self, function: Callable[..., Any], target: object) -> None:
+    def __init__(
+        self, function: Callable[..., Any], target: object, whole_syncs: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
         self.func = function
         tensors = _annotated_in_body(function)
@@ -292,7 +312,8 @@ class _Eager(JITImpl):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None, tilelang=True), target
+        options = Options(tilelang=True, whole_syncs=whole_syncs)
+        self.kernel, self.target = make_kernel(function, (), None, options=options), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
@@ -326,18 +347,19 @@ def jit(
     """A program of TileLang's: lazy (see `_Lazy`) or eager, which is a `tilec.Kernel`. `out_idx`
     belongs to lazy ones; eager ones return T.empty. Raises CompileError for other options."""
     check_options("jit", options)
+    whole = _whole_syncs(options)
     frame = sys._getframe(1)
 
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Kernel):  # above @T.prim_func
-            return JITKernel(function, out_idx, target)
+            return JITKernel(function, out_idx, target, whole_syncs=whole)
         if not _is_eager(function):
-            return _Lazy(function, out_idx, target)
+            return _Lazy(function, out_idx, target, whole)
         if out_idx is not None:
             message = f"out_idx of {function.__name__}, whose body is the kernel"
             raise CompileError(message, caller_loc(), "return T.empty(shape, dtype) instead")
         remember_surroundings(function, frame)
-        return _Eager(function, target)
+        return _Eager(function, target, whole)
 
     return decorate if func is None else decorate(func)
 

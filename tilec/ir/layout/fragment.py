@@ -53,7 +53,8 @@ class Fragment:
         forward_index_fn: Callable[..., Any] | None = None,
     ) -> Fragment:
         """The fragment of functions of coordinates; behind the coordinates both take the number of
-        the copy where `replicate` is more than 1 (`forward_index_fn` never does).
+        the copy where `replicate` is more than 1 (`forward_index_fn` never does). Without
+        `forward_index_fn` the elements of a thread are in its registers row by row.
 
         Raises LayoutError for functions that fail or do not give ints of at least 0, and where two
         elements share a place.
@@ -69,9 +70,10 @@ class Fragment:
             found = fit.evaluate_pair(copies, forward_fn)
         elif forward_thread_fn is not None:
             threads = fit.evaluate(copies, forward_thread_fn)
-            registers: _Array = np.zeros(extents, np.int64)
             if forward_index_fn is not None:
                 registers = fit.evaluate(extents, forward_index_fn)
+            else:
+                registers = _places_in_turn(threads.reshape(whole)[..., 0])
             found = threads, registers.reshape((*extents, 1)) + np.zeros(whole, np.int64)
         else:
             raise LayoutError(
@@ -209,6 +211,15 @@ class Fragment:
                 "must hold as many elements, at constant distances"
             )
         return found
+
+
+def _places_in_turn(threads: _Array) -> _Array:
+    """For each element how many before it its thread holds."""
+    order = np.argsort(threads, axis=None, kind="stable")
+    sorted_threads = threads.ravel()[order]
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size) - np.searchsorted(sorted_threads, sorted_threads)
+    return places.reshape(threads.shape)
 
 
 def _checked(shape: tuple[int, ...], threads: _Array, registers: _Array) -> Fragment:

@@ -92,11 +92,12 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
 
 
 def fragment_accesses(p: ops.Parallel) -> list[Access]:
-    """The accesses to fragments by the loop's own indices, over their whole extents."""
+    """The accesses to fragments by the loop's own indices, over their whole extents; and those that
+    read the one element of a fragment."""
     out = []
     for a in parallel_accesses(p):
         t = a.buffer.buffer
-        if t.space != "fragment" or not a.dims:
+        if t.space != "fragment" or (not a.dims and (a.write or t.size != 1)):
             continue
         extents = tuple(e for e in t.static_shape if e != 1)
         own = (prod(p.extents[d] for d in run) for run in a.runs)

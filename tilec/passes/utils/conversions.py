@@ -9,7 +9,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
-from tilec.ir.layout import Layout, row_major
+from tilec.ir.layout import Layout, blocked, row_major
 from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, Reduce, Store
 from tilec.ir.types import BufferType, Type
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
@@ -48,7 +48,11 @@ def convert_operands(func: Func, target: Target) -> Block:
                     if a.buffer.buffer.space == "fragment" and a.op not in own:
                         wants.in_shared(a.buffer, True, a.write)
             case Load(source=v) if v.buffer.space == "fragment" and o not in inside:
-                wants.in_shared(v, True, False)
+                if v.buffer.size == 1:
+                    by_all = blocked(v.buffer.static_shape, target.warp_size, warps_at(o), 1)
+                    wants.fragment(v, by_all, True, False)
+                else:
+                    wants.in_shared(v, True, False)
             case Store(dest=v) if v.buffer.space == "fragment" and o not in inside:
                 wants.in_shared(v, True, True)
             case _ if type(o) in ELEMENTWISE:

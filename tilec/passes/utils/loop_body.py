@@ -72,8 +72,10 @@ class LoopBody:
                     env[o.result] = env[o.on_true]
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
-            case ops.If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
-                self._inside(o, envs, first)  # a branch that all elements take together
+            case ops.If() | ops.For() if not o.results and self._together(o, envs):
+                for run in self._together(o, envs):  # elements that go the same way
+                    self._inside(o, run, first)
+                    first += len(run)
             case ops.If() if min(self.width, len(envs)) > 1 and self.known.one_branch(o, self._arg):
                 for start in range(0, len(envs), self.width):
                     self._whole(o, envs[start : start + self.width], first + start)
@@ -89,13 +91,13 @@ class LoopBody:
                         self.b.ops += done
 
     def _pure(self, o: Op, envs: list[Substitution]) -> None:
-        first = [envs[0].get(v, v) for v in o.operands]
-        same = all([env.get(v, v) for v in o.operands] == first for env in envs[1:])
-        step = None if same else self._step(o)
+        step = self._step(o) if len(envs) > 1 else None
+        made_of: dict[tuple[Value, ...], Substitution] = {}
         for e, env in enumerate(envs):
-            if e and same:
+            alike = made_of.setdefault(tuple(env.get(v, v) for v in o.operands), env)
+            if alike is not env:
                 for r in o.results:
-                    env[r] = envs[0][r]
+                    env[r] = alike[r]
             elif step is not None and (more := e % self.width):
                 made = envs[e - more][o.result]
                 if step:
@@ -114,6 +116,18 @@ class LoopBody:
             return None
         found = self.known.neighbours(arg, self.width).step(o.result)
         return None if found is None else found.by
+
+    def _together(self, o: Op, envs: list[Substitution]) -> list[list[Substitution]]:
+        """The elements in runs that go the same way at `o`; none where each goes its own."""
+        runs: list[list[Substitution]] = []
+        last: tuple[Value, ...] = ()
+        for env in envs:
+            way = tuple(env.get(v, v) for v in ops.decides(o))
+            if not runs or way != last:
+                runs.append([])
+            runs[-1].append(env)
+            last = way
+        return runs if len(runs) == 1 or len(runs) < len(envs) else []
 
     @property
     def _arg(self) -> Value | None:
@@ -144,7 +158,9 @@ class LoopBody:
         inner: dict[str, Any] = {}
         for name in o.region_fields:
             region: Block = getattr(o, name)
-            own.update((a, Value(a.type, a.name)) for a in region.args)
+            args = {a: Value(a.type, a.name) for a in region.args}
+            for env in envs:
+                env.update(args)
             self.b = Builder(o.loc)
             for x in region.ops:
                 if isinstance(x, ops.Yield):
