@@ -40,7 +40,6 @@ VALUES = "follows what is stored, not that it is"
 TELLS = "says of copies in a kernel who makes them"
 REASONS = {
     "codegen/cpu_loops.py": VALUES,
-    "codegen/cpu_parallel.py": VALUES,
     "explain/schedule.py": TELLS,
     "jit/repeated.py": VALUES,
     "frontend/updates.py": VALUES,
