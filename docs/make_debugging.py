@@ -110,7 +110,7 @@ def matmul(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
 @tilec.kernel
 def running_sum(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
     with T.Kernel(M, threads=32) as row:
-        total = T.alloc_fragment((4,), "float32")
+        total = T.alloc_shared((4,), "float32")
         T.clear(total)
         for n in T.serial(N // 4):
             for i in T.Parallel(4):
