@@ -29,6 +29,7 @@ WITHOUT_GENERATOR = {
     "Ref": "marks parameters of macros, which programs do not define",
     "dtype": "a dtype by its name; programs write the dtypes themselves",
     "reduce_prod": "products of random numbers leave every range; tests of their own",
+    "thread_return": "ends threads, of which the reference has none; tests of their own",
     "wgmma_gemm": "its author waits for it, by hand, on one target only",
     "gemm_sp": "the reference has no compressed tiles; tests of their own",
     "Fragment": "a layout of registers: it changes no number",

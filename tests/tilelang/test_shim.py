@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tilec
 import tilec.tilelang as tilelang
 import tilec.tilelang.language as T
 
 # mypy: ignore-errors
+
+torch = pytest.importorskip("torch")
 
 
 def scaled(n: int, block: int, factor: float = 2.0, dtype: str = "float32") -> Any:

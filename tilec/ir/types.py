@@ -44,7 +44,7 @@ class DType:
         return self.name
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, str) and self.name == ALIASES.get(other, other))
+        return self is other or (isinstance(other, str) and self.name == _TORCHS.get(other, other))
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -123,6 +123,8 @@ ALIASES: dict[str, str] = {
     "float8_e5m2fnuz": "float8_e5m2", "float4_e2m1fn": "float4_e2m1",
     "float8_e8m0fnu": "float8_e8m0",
 }  # fmt: skip
+_TORCHS = {name: own for name, own in ALIASES.items() if "fn" in name}
+"""Names of torch's and TileLang's: `t.dtype == T.float8_e4m3fn`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -395,12 +395,13 @@ class _Placer:
     def _enter(self, o: ops.Scope, state: State, statements: list[Op], every: bool = False) -> None:
         """Let all threads meet in front of a group's code, where it touches what others than the
         group, be they more or fewer of its threads, have left; with `every`, threads of which none
-        is one of its own."""
+        is one of its own, but for what each writes of a tensor that nobody reads."""
         group = o.first_warp, o.warps
         e, others = self.effects(o), Known()
         for g, known in state.groups.items():
-            if g != group and (every or meet_one_another(g, group)):
-                others.merge(known)
+            near = meet_one_another(g, group)
+            if g != group and (every or near):
+                others.merge(known if near else replace(known, stored=set()))
                 others.reads |= known.ended
         if overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
             statements.append(ops.ProxyFence(loc=o.loc))
