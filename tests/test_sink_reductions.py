@@ -111,6 +111,25 @@ def inside(func: Func) -> int:
     return sum(o.body.has(Reduce) for o in func.body.every(For))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_comes_behind_the_reduction_does_not_count(target: str) -> None:
+    @tilec.kernel
+    def kernel(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            s, total = T.alloc_fragment((32,), "float32"), T.alloc_fragment((1,), "float32")
+            T.clear(total)
+            for k in T.serial(4):
+                T.fill(s, 0.0)
+                T.reduce_sum(s, total, dim=0, clear=False)
+                for j in T.Parallel(32):
+                    s[j] = s[j] + X[k, j]
+            T.copy(total, Y)
+
+    y = np.full(1, np.nan, np.float32)
+    run_compiled(kernel, target, np.ones((4, 32), np.float32), y)
+    assert y[0] == 0
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_which_leave_their_loop(how: str, rng: np.random.Generator) -> None:
     """A total that the loop reads, sets, or of which another element is meant each time, stays."""

@@ -84,6 +84,8 @@ class _Scratch:
         first: dict[Value, bool] = {}
         self._first(p.body, True, first)
         for v in self.scratch & first.keys():
+            if self.loops[v] and v.buffer.size != 1:  # an element may be what another loop has left
+                self.scratch.discard(v)
             self.loops[v].append(p)
         self.scratch -= {v for v, writes in first.items() if not writes}
 

@@ -113,6 +113,8 @@ class _Loop:
         fills = [x for x in users if isinstance(x, Fill) and x.dest.is_whole]
         if v not in self.own or v.dtype.bits < 32 or len(fills) != 1 or o.kind.startswith("abs"):
             return None
+        if users[0] is not fills[0] or users[-1] is not o:
+            return None  # what is added behind the reduction does not count
         here = self.makers.get(fills[0].value)
         begun = here.value if isinstance(here, Const) else self.numbers.get(fills[0].value)
         if begun != neutral(kind, v.dtype):
