@@ -114,20 +114,21 @@ def inside(func: Func) -> int:
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_comes_behind_the_reduction_does_not_count(target: str) -> None:
     @tilec.kernel
-    def kernel(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((1,), "float32")):
-        with T.Kernel(1, threads=32):
-            s, total = T.alloc_fragment((32,), "float32"), T.alloc_fragment((1,), "float32")
+    def kernel(X: T.Tensor((4, 8, 32), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=64):
+            total = T.alloc_fragment((8,), "float32")
             T.clear(total)
             for k in T.serial(4):
+                s = T.alloc_fragment((8, 32), "float32")
                 T.fill(s, 0.0)
-                T.reduce_sum(s, total, dim=0, clear=False)
-                for j in T.Parallel(32):
-                    s[j] = s[j] + X[k, j]
+                T.reduce_sum(s, total, dim=1, clear=False)
+                for i, j in T.Parallel(8, 32):
+                    s[i, j] = s[i, j] + X[k, i, j]
             T.copy(total, Y)
 
-    y = np.full(1, np.nan, np.float32)
-    run_compiled(kernel, target, np.ones((4, 32), np.float32), y)
-    assert y[0] == 0
+    y = np.full(8, np.nan, np.float32)
+    run_compiled(kernel, target, np.ones((4, 8, 32), np.float32), y)
+    np.testing.assert_array_equal(y, 0)
 
 
 @pytest.mark.parametrize("how", HOW)
