@@ -119,7 +119,7 @@ class CopyEngines:
     def in_pieces(self, o: Copy) -> bool:
         """Whether threads may bring a tile whose rows begin anywhere by 16 bytes at a time from
         multiples of 16 bytes (`passes/utils/realign.py`): rows that nothing writes while the kernel
-        runs, wide enough, and no element before the tensor's first."""
+        runs, wide enough."""
         t, last = o.source.type, o.dest.shape[-1:]
         return (
             t.dtype.bits in (8, 16)
@@ -133,7 +133,6 @@ class CopyEngines:
             and self.safe.zero(o.source.buffer)
             and o.source.buffer not in self.written | self.gathered
             and not self.func.attrs.get("may_alias")
-            and all(map(self.facts.non_negative, o.source.offsets))
         )
 
     @cached_property

@@ -4,10 +4,11 @@ know how to move.
 
 from __future__ import annotations
 
-from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Store, Yield
+from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Select, Store, Yield
 from tilec.ir.types import BufferType
+from tilec.passes.utils.masked_loads import masked_loads
+from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.target import Target
 
@@ -19,18 +20,22 @@ def recognise_idioms(func: Func, target: Target) -> Func:
 
     The regions must be boxes with unit strides, walked in the same order on both sides: `dst[i +
     a, j + b] = src[c, i + d, j]`. An access out of a global tensor's bounds means the same in both
-    forms. Every other loop is left alone.
+    forms, also where the loop asks for them itself. Every other loop is left alone.
     """
-    facts = facts_of(func)
+    known = MemoryFacts(func)
 
     def visit(o: Parallel) -> list[Op] | None:
-        return _Loop(o, facts).idiom() if o.layout is None and 0 not in o.extents else None
+        return _Loop(o, known).idiom() if o.layout is None and 0 not in o.extents else None
 
     return func.rewrite(Parallel, visit)
 
 
 class _Loop(LoopRegions):
     """One `parallel`, and the copy or fill that it is."""
+
+    def __init__(self, o: Parallel, known: MemoryFacts) -> None:
+        super().__init__(o, known.facts)
+        self.known = known
 
     def idiom(self) -> list[Op] | None:
         acts = (x for x in self.o.body.ops if not x.pure)
@@ -50,6 +55,9 @@ class _Loop(LoopRegions):
         value = self.made.get(store.value)
         if isinstance(value, Cast):
             value = self.made.get(value.operand)
+        if isinstance(value, Select):
+            mask = masked_loads(self.o.body.ops, self.known).get(value)
+            value = mask.load if mask is not None and not mask.conds else None
         if not isinstance(value, Load) or value.source is store.dest:
             return None
         if _space(value.source) not in ("global", "shared", "fragment"):

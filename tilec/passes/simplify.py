@@ -194,7 +194,8 @@ class _Forward:
     def divided(self, o: Op) -> Binary | None:
         """`(x + y) // n`, where n divides x, as `x // n + y // n`, and `(x + y) % n` as `y % n`: of
         the place of an element in a row, what all elements of a tile share is apart from what tells
-        which of them have the same quotient. `x // n`, where y is less than what divides both."""
+        which of them have the same quotient. `x // n` and `x % n + y`, where y is less than what
+        divides both."""
         if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod") or o.lhs.dtype.is_float:
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
@@ -209,8 +210,13 @@ class _Forward:
             step = math.gcd(facts.divisor(x), int(n))
             if lo is None or lo < 0 or hi is None:
                 continue
-            if o.kind == "floordiv" and hi < step:
+            if hi < step and o.kind == "floordiv":
                 return replace(o, lhs=x)
+            if hi < step < n:
+                first = Value(o.result.type)
+                self.scalar(replace(o, lhs=x, results=(first,)))
+                lhs = self.subst.get(first, first)
+                return Binary("add", lhs, y, results=o.results, loc=o.loc)
             if step != n:
                 continue
             if o.kind == "mod":

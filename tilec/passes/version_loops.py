@@ -7,20 +7,21 @@ has no condition (so that it may be a copy, and leave as one); otherwise the loo
 it is with what fills a fragment in a pipelined loop by a choice of numbers, or puts a number in the
 place of some of its elements, as a causal mask does: most iterations lie wholly on one side of it,
 and of those that keep all elements there is nothing to do. Only conditions that are linear in the
-indices, and made of what all threads know before the loop, are split."""
+indices, and made of what all threads know before the loop, are split. A test that says the same in
+all iterations may have two sides; one whose sides do the same is left out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, inputs, upstream, walk
-from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.effects import is_clonable
 from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.masked_loads import conjuncts
+from tilec.passes.utils.masked_loads import conjuncts, masked_loads
+from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
@@ -40,8 +41,9 @@ class _Known:
 
     def __init__(self, func: Func) -> None:
         self.uniformity = uniformity_of(func)
-        self.written = written_tensors(func.body)
-        self.facts = facts_of(func)
+        self.memory = MemoryFacts(func)
+        self.written = self.memory.written
+        self.facts = self.memory.facts
         self.numbers = constants(func.body)
 
     def same(self, v: Value) -> bool:
@@ -61,7 +63,11 @@ class _Guarded:
         self.b = Builder(o.loc)
 
     def split(self) -> list[Op] | None:
-        guard = self.guard() or self.mask()
+        test = self.test()
+        if test is not None and self.same_on_both_sides(test):
+            self.b.ops += self.without(test).statements
+            return self.b.ops
+        guard = self.guard(test) or self.mask()
         if guard is None:
             return None
         conds = [*conjuncts(guard.cond, self.made)]
@@ -74,6 +80,8 @@ class _Guarded:
         orelse = self.unchanged()
         if isinstance(guard, Select):
             orelse = self.by_side(guard, conds, met, self.by_one_bound(guard, conds))
+        elif guard.orelse.statements:
+            orelse = self.without(replace(guard, then=guard.orelse), of=guard)
         self.b.emit(If, cond, self.without(guard), orelse)
         return self.b.ops
 
@@ -120,15 +128,40 @@ class _Guarded:
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))
         return found
 
-    def guard(self) -> If | None:
+    def test(self) -> If | None:
         """The `if` that all of the body's acts stand in."""
         acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
         if self.o.layout is not None or len(acts) != 1:
             return None
         (o,) = acts
-        if not isinstance(o, If) or o.results or any(x.regions for x in o.then.ops):
+        if not isinstance(o, If) or o.results or any(x.regions for b in o.regions for x in b.ops):
             return None
-        return None if o.orelse.statements else o
+        return o
+
+    def guard(self, o: If | None) -> If | None:
+        """The `if`, where it has one side, or goes one way in the whole loop."""
+        if o is None or not o.orelse.statements:
+            return o
+        return o if not self.across(o.cond) and self.known_before(o.cond) else None
+
+    def same_on_both_sides(self, o: If) -> bool:
+        """Whether both sides put the same element of a tensor in the same place: one of them asks
+        first whether it lies inside, and puts 0 there where it does not, which is what the other
+        loads there."""
+        found = []
+        for side in o.regions:
+            ops = (*(x for x in self.o.body.ops if x is not o), *side.ops)
+            stores = [x for x in side.ops if not x.pure and not isinstance(x, Load | Yield)]
+            if len(stores) != 1 or not isinstance(store := stores[0], Store):
+                return False
+            value = {r: x for x in ops for r in x.results}.get(store.value)
+            if isinstance(value, Select):
+                mask = masked_loads(ops, self.known.memory).get(value)
+                value = mask.load if mask is not None and not mask.conds else None
+            if not isinstance(value, Load) or value.source is store.dest:
+                return False
+            found.append((store.dest, store.indices, value.source, value.indices))
+        return found[0] == found[1]
 
     def mask(self) -> Select | None:
         """The choice of a number, or of the element itself, that is all that the body stores, in a
@@ -193,14 +226,19 @@ class _Guarded:
 
     # --- the two loops ----------------------------------------------------------------------------
 
-    def without(self, guard: If | Select, left: Value | None = None) -> Block:
-        """The loop for tiles where the condition always holds; or all of it that is not `left`."""
+    def without(
+        self, guard: If | Select, left: Value | None = None, of: If | None = None
+    ) -> Block:
+        """The loop for tiles where the condition always holds; or all of it that is not `left`.
+        `guard` may be one that stands for the loop's own (`of`)."""
         if left is None and any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):
             return Block((), (Yield(loc=self.o.loc),))
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
         for x in self.o.body.statements:
+            if x is of:
+                x = guard
             if x is guard and isinstance(guard, Select):
                 if left is None:
                     subst[guard.result] = subst.get(guard.on_true, guard.on_true)

@@ -10,7 +10,8 @@ until the tile is stored; then it shifts out of them what it wants:
 Two loads and some shifts stand for 8 loads and 8 stores of 2 bytes. The pieces hold neighbours of
 the wanted elements; those that do not lie in the memory of the tensor, as may be at its first and
 its last elements, are not loaded: what was wanted of them is stored element by element, over what
-the shift has made of nothing. What is out of bounds is set to zero behind the shift."""
+the shift has made of nothing. What is out of bounds is set to zero behind the shift, in front of a row,
+too: a convolution's padding."""
 
 from __future__ import annotations
 
@@ -79,6 +80,7 @@ class Realigner:
 
     def __init__(self, func: Func, threads: int, target: Target) -> None:
         self.engines = CopyEngines(func, target)
+        self.facts = self.engines.facts
         self.tensors = Tensors(func)
         self.warp_size = target.warp_size
         self.warps = threads // target.warp_size
@@ -180,6 +182,7 @@ class Realigner:
             v, per = o.dest.buffer, _per_piece(o)
             for number, part in enumerate(self._parts(b, o, tile.elements.laid_out)):
                 valid = None if inside else self._valid(b, o, part)
+                outside = None if inside else self._in_front(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
                     index = [b.const(n) for n in numbers]
@@ -191,6 +194,8 @@ class Realigner:
                 there = self._in_memory(b, o, part) if held.ends and not inside else None
                 for e in range(per):
                     n, value = b.const(per * number + e), b.value(ops.Extract, got, e)
+                    if outside is not None:
+                        value = b.select(b.compare("le", outside, e), value, b.zero(value.dtype))
                     if there is not None:
                         end = b.value(ops.RegRead, held.ends[v], n)
                         value = b.select(there, value, end)
@@ -251,7 +256,7 @@ class Realigner:
         return b.all_of(
             b.compare("ge", first, 0),
             b.compare("le", end, self._last(b, o)),
-            *self._row_inside(b, o, part, 1),  # no row behind the last one ends before that
+            *self._row_inside(b, o, part, 1),  # no row outside of the first extent lies there
         )
 
     def _lacking(self, b: Builder, o: ops.Copy, part: _Part) -> list[Value]:
@@ -262,10 +267,12 @@ class Realigner:
     def _elements(self, b: Builder, o: ops.Copy, part: _Part, wanted: Value) -> list[Value]:
         """The elements of a part, one by one, that lie inside of the tensor."""
         v, valid, found = o.source.buffer, self._valid(b, o, part), []
+        outside = self._in_front(b, o, part)
         for e in range(_per_piece(o)):
             at = b.binary("add", part.offset, e)
-            inside = b.compare("gt", valid, e)
-            guard = b.binary("and", wanted, inside)
+            tests = [wanted, b.compare("gt", valid, e)]
+            tests += [] if outside is None else [b.compare("le", outside, e)]
+            guard = b.all_of(*tests)
             found.append(b.value(ops.MemLoad, v, at, 1, v.dtype.bits // 8, guard))
         return found
 
@@ -301,11 +308,18 @@ class Realigner:
             body.branch(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: ops.Copy, part: _Part, first: int) -> list[Value]:
-        """Whether the row of a part exists: one test for each dimension from `first` on but the
+        """Whether the row of a part exists: tests for each dimension from `first` on but the
         last."""
-        rows = [*zip(part.indices, o.source.type.shape)][first:-1]
-        numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
-        return [b.compare("lt", i, n) for i, n in numbers]
+        tests = []
+        rows = [*zip(part.indices, o.source.type.shape, o.source.offsets)][first:-1]
+        for i, n, at in rows:
+            tests.append(b.compare("lt", i, self.tensors.number(b, n, i.dtype)))
+            tests += self._from_zero(b, at, i)
+        return tests
+
+    def _from_zero(self, b: Builder, at: Value, index: Value) -> list[Value]:
+        """A test that an index is not below 0, where the region's offset `at` may be."""
+        return [] if self.facts.non_negative(at) else [b.compare("ge", index, 0)]
 
     def _valid(self, b: Builder, o: ops.Copy, part: _Part) -> Value:
         """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
@@ -315,6 +329,15 @@ class Realigner:
         left = b.binary("sub", end, column)
         most, none = (b.const(n, column.dtype) for n in (_per_piece(o), 0))
         return narrow(b, b.binary("max", b.binary("min", left, most), none))
+
+    def _in_front(self, b: Builder, o: ops.Copy, part: _Part) -> Value | None:
+        """How many elements of a part lie in front of their row, where some may: i32."""
+        if self.facts.non_negative(o.source.offsets[-1]):
+            return None
+        column = part.indices[-1]
+        least, most = (b.const(n, column.dtype) for n in (-_per_piece(o), 0))
+        column = b.binary("min", b.binary("max", column, least), most)
+        return narrow(b, b.binary("sub", most, column))
 
     # --- the forms ---
 
@@ -338,6 +361,7 @@ class Realigner:
         for at, extent, n in zip(r.offsets, r.extents, r.type.shape):
             end = b.binary("add", at, extent)
             tests.append(b.compare("le", end, self.tensors.number(b, n, at.dtype)))
+            tests += self._from_zero(b, at, at)
         return tests
 
     def _reachable(self, b: Builder, o: ops.Copy) -> Value:
@@ -353,7 +377,7 @@ class Realigner:
             ends.append(end)
         end = b.binary("add", self._before(b, t, ends), per)
         inside = b.compare("le", end, self._last(b, o))
-        if t.align >= PIECE:
+        if t.align >= PIECE and all(map(self.facts.non_negative, r.offsets)):
             return inside
         first = self.tensors.offset(b, t, r.offsets)
         skip = b.cast(b.value(ops.Misaligned, r.buffer, first), INT64)
