@@ -57,6 +57,7 @@ from tilec.passes.utils.gemm_layouts import (
 from tilec.passes.utils.groups import fragment_warps, warps_of
 from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.passes.utils.reductions import result_layout
+from tilec.passes.utils.touched import usual_step
 from tilec.target import Target
 
 
@@ -350,9 +351,12 @@ def _narrowest(p: ops.Parallel) -> int:
 # --- neighbours in a thread -----------------------------------------------------------------------
 
 
+SECTOR_BYTES = 32  # that memory gives at once
+
+
 class Row(NamedTuple):
-    """An access along rows of a tensor: bits of an element, elements that one instruction may
-    take."""
+    """An access along rows of a tensor: bits from an element to its neighbour, elements that one
+    instruction may take."""
 
     bits: int
     width: int
@@ -387,6 +391,10 @@ class Coalescing:
             elif t.space == "global" and isinstance(o, ops.ElementAccess):
                 if (width := self.known.apart(o, last, bits)) > 1:
                     rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
+                elif step := usual_step(p, o, len(p.extents) - 1, self.known.facts):
+                    away = t.dtype.bits * step
+                    if away < 8 * SECTOR_BYTES:  # else a lane has its own wherever it is
+                        rows[o] = [Row(away, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]
 
     def _copy(self, o: ops.Copy) -> None:
