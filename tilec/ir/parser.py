@@ -51,7 +51,9 @@ _DIMS = re.compile(r"\s*([^,<>]*)")
 _OPTION = re.compile(r"\s*,\s*(strides|align|stages|layout)\s*=\s*")
 _INTEGER = re.compile(r"\d+")
 _VECTOR = re.compile(r"<\s*(\d+)\s*x\s*(\w+)\s*>")
-_TENSOR_MAP = re.compile(r"<\s*(\w+)\[([\d,]*)\],\s*box=([\dx]*),\s*swizzle=(\d+),\s*(\w+)\s*>")
+_TENSOR_MAP = re.compile(
+    r"<\s*(\w+)\[([\d,]*)\],\s*box=([\dx]*),\s*swizzle=(\d+),\s*(\w+)(?:,\s*view=([\dx]+))?\s*>"
+)
 
 
 def parse_func(text: str) -> Func:
@@ -419,7 +421,8 @@ class _Parser:
         self.jump(m.end())
         dims = tuple(int(d) for d in m[2].split(",") if d)
         box = tuple(int(d) for d in m[3].split("x") if d)
-        return TensorMapType(m[1], dims, box, int(m[4]), self.dtype(m[5], at))
+        view = tuple(int(d) for d in (m[6] or "").split("x") if d)
+        return TensorMapType(m[1], dims, box, int(m[4]), self.dtype(m[5], at), view)
 
     def buffer(self, space: str, at: int) -> BufferType:
         """The rest of a buffer type: `64x32xf16>` or `M x 8 x f16, align=4, layout=…>`."""

@@ -235,7 +235,8 @@ class TensorMapType:
 
     `tensor` is the parameter's name, `dims` its dimensions innermost first, `box` the elements one
     instruction moves in each of them, `swizzle` the bytes of the shared-memory pattern (0: none),
-    `dtype` what the elements are in shared memory (of a float32 tensor perhaps tfloat32).
+    `dtype` what the elements are in shared memory (of a float32 tensor perhaps tfloat32). `view`:
+    the shape that the kernel takes it to have, where that is not its own (`resolve_views`).
     """
 
     tensor: str
@@ -243,12 +244,14 @@ class TensorMapType:
     box: tuple[int, ...]
     swizzle: int
     dtype: DType
+    view: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         box = "x".join(map(str, self.box))
         dims = ",".join(map(str, self.dims))
         head = f"tensor_map<{self.tensor}[{dims}], box={box}, swizzle={self.swizzle}"
-        return f"{head}, {self.dtype.short}>"
+        view = f", view={'x'.join(map(str, self.view))}" if self.view else ""
+        return f"{head}, {self.dtype.short}{view}>"
 
 
 Type = ScalarType | VectorType | BufferType | TensorMapType

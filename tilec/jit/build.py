@@ -139,7 +139,13 @@ def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
 
 def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
+    viewed = func.attrs.get("viewed", ())
     rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16}
+    rows -= {*viewed}
+    for p in func.params:
+        if p.role == "tensor" and p.arg in viewed:
+            t = p.value.buffer
+            rows |= {p.arg} if t.static_shape[-1] * t.dtype.bits % 128 else set()
     return tuple(sorted(rows & stored(func))) if rows else ()
 
 

@@ -5,6 +5,9 @@ is one in the buffer; wider elements are put together from several, narrower one
 of a view that is a box of the buffer stays with the tile op that it belongs to. Other copies become
 loops over elements, and what else works on tiles (products, reductions) gets a copy of the view.
 
+A tensor without gaps that is only used through views of one shape has that shape: what it means for
+alignment, boxes and descriptors, the view means.
+
     v = view A, (8, 4)             copy of A (32) of elements:
     copy v[0, 0] (8, 4), S    ->   parallel (8, 4) body(i, j) { S[i, j] = A[4 * i + j] }
 
@@ -23,17 +26,19 @@ from tilec.ir.core import (
     Block,
     Func,
     Op,
+    Param,
     Region,
     Substitution,
     Value,
     rewrite,
     rewritten,
     substitute,
+    users_of,
     with_boxes,
 )
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
-from tilec.ir.types import DTYPES, BufferType, DType, Extent
+from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.building import or_zero, whole
@@ -45,8 +50,48 @@ def resolve_views(func: Func) -> Func:
     a view of another dtype."""
     if not func.body.has(ops.View):
         return func
-    func = func.with_body(_narrowest_first(_parts(func.body)))
+    func = _reshaped(func.with_body(_narrowest_first(_parts(func.body))))
     return func.with_body(_Views(func).block(func.body))
+
+
+def _reshaped(func: Func) -> Func:
+    """`func` where tensors without gaps have the shape of all their views; `viewed` says which."""
+    users = users_of(func.body)
+    subst: Substitution = {}
+    params: list[Param] = []
+    for p in func.params:
+        views = users.get(p.value, ())
+        types = {o.type for o in views if isinstance(o, ops.View)}
+        t = types.pop() if len(types) == 1 else None
+        if t is None or not _keeps_elements(p.value, t, views):
+            params.append(p)
+            continue
+        shape = t.static_shape
+        own = replace(p.value.buffer, shape=shape, strides=contiguous_strides(shape))
+        made = Value(own, p.value.name)
+        subst |= dict.fromkeys((p.value, *(o.results[0] for o in views)), made)
+        params.append(replace(p, value=made))
+    if not subst:
+        return func
+
+    def visit(o: ops.View) -> list[Op] | None:
+        return [] if o.result in subst else None
+
+    func = replace(func, params=tuple(params), body=func.body.rewrite(ops.View, visit, subst))
+    return func.with_attrs(viewed=tuple(p.arg for p in params if p.value in subst.values()))
+
+
+def _keeps_elements(v: Value, view: BufferType, users: Sequence[Op]) -> bool:
+    """Whether a tensor has no gaps, and is only used through views of its own elements."""
+    t = v.type
+    return (
+        isinstance(t, BufferType)
+        and t.space == "global"
+        and t.dtype is view.dtype
+        and all(isinstance(e, int) for e in (*t.shape, *view.shape))
+        and t.strides == contiguous_strides(t.static_shape)
+        and all(isinstance(o, ops.View) for o in users)
+    )
 
 
 def _parts(body: Block) -> Block:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilec.ir.errors import LaunchError
-from tilec.ir.types import TensorMapType
+from tilec.ir.types import TensorMapType, contiguous_strides
 from tilec.runtime.tensors import Tensor
 
 # CUtensorMapDataType and CUtensorMapSwizzle: the names' endings.
@@ -45,8 +45,11 @@ def map_arguments(kind: TensorMapType, tensor: Tensor) -> MapArguments:
 
     Raises LaunchError for an extent or stride above what a descriptor can hold.
     """
-    sizes = tuple(tensor.shape[d] for d in kind.dims)
-    strides = tuple(tensor.strides[d] * tensor.itemsize for d in kind.dims[1:])
+    shape, apart = kind.view or tensor.shape, tensor.strides
+    if kind.view:
+        apart = contiguous_strides(kind.view)
+    sizes = tuple(shape[d] for d in kind.dims)
+    strides = tuple(apart[d] * tensor.itemsize for d in kind.dims[1:])
     for d, size in zip(kind.dims, sizes):
         if size > _MAX_EXTENT:
             message = f"{kind.tensor}: dimension {d} has {size} elements, a tensor map holds 2**32"
