@@ -211,7 +211,7 @@ class _Inference:
                 widest = _widest(_narrowest(p), rows)
                 if p.coalesced_width:
                     widest = min(widest, p.coalesced_width)
-                vector = neighbours(rows, widest)
+                vector = neighbours(rows or self.coalescing.on_chip(p), widest)
                 held = bool(self.accesses[p])
                 folded = [a.buffer for a in self.accesses[p]]
                 layout = self._folded(p.extents, folded, rows, self.warps(p))
@@ -396,6 +396,18 @@ class Coalescing:
                     if away < 8 * SECTOR_BYTES:  # else a lane has its own wherever it is
                         rows[o] = [Row(away, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]
+
+    def on_chip(self, p: ops.Parallel) -> list[Row]:
+        """The same of shared memory, whose banks are a line of 128 bytes, for a loop of which some
+        accesses leave out elements that are others': a thread's part of a row, say."""
+        rows = []
+        for a in parallel_accesses(p):
+            o, t = a.op, a.buffer.buffer
+            if t.space == "shared" and isinstance(o, ops.ElementAccess):
+                step = usual_step(p, o, len(p.extents) - 1, self.known.facts) or 0
+                if 0 < step * t.dtype.bits < 8 * BANKS * BANK_BYTES:
+                    rows.append(Row(step * t.dtype.bits, 128 // t.dtype.bits if step == 1 else 1))
+        return rows if any(r.width == 1 for r in rows) else []
 
     def _copy(self, o: ops.Copy) -> None:
         for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):

@@ -16,7 +16,7 @@ before, as in
 
 or one that is written out, over what a thread has of a tile, or one that starts copies by cp.async
 from places that it loads, or one of few iterations in which warps load matrices from shared memory
-(`ldmatrix`) and multiply them.
+(`ldmatrix`) and multiply them, or one of few that load neighbours, as the bytes of a word.
 
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
@@ -42,6 +43,8 @@ from tilec.ir.ops import (
     Load,
     MemLoad,
     MemStore,
+    RegRead,
+    RegWrite,
     Store,
     WarpMma,
     WarpSync,
@@ -69,7 +72,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
     overlapping = bool(func.attrs.get("may_alias"))
-    roomy = is_roomy(func)
+    roomy, facts = is_roomy(func), facts_of(func)
     subst: Substitution = {}
 
     def visit(o: For) -> None | list[Op]:
@@ -77,7 +80,9 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return None
         if o.lo.dtype.kind != "int":
             return None
-        count = 1 if o.kind == "unroll" else _together(o, numbers, written)
+        count = 1
+        if o.kind == "serial":
+            count = _side_by_side(o, numbers, facts) or _together(o, numbers, written)
         if count > 1:
             return _unrolled(o, count, numbers, subst)
         ahead = None if overlapping else _Ahead(o, written, roomy)
@@ -99,6 +104,20 @@ def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> 
     if indices is not None:
         most = min(most, len(indices))
     return 1 << max(most, 1).bit_length() - 1
+
+
+def _side_by_side(o: For, numbers: Mapping[Value, Number], facts: Facts) -> int:
+    """How many iterations a loop has that only change registers, if what they load lies side by
+    side: LLVM makes one wide load of it. Else 0."""
+    trips, body = len(o.indices(numbers.get) or ()), o.body.statements
+    if not 1 < trips <= MOST_WITHIN or trips * len(body) > MOST_OPS:
+        return 0
+    loads = [x for x in body if isinstance(x, MemLoad)]
+    plain = all(x.pure and not x.regions or isinstance(x, MemLoad | RegRead | RegWrite) for x in body)
+    if not plain or any(x.guard is not None for x in loads):
+        return 0
+    index = o.body.args[0]
+    return trips if any(facts.slope(x.offset, index) == x.lanes for x in loads) else 0
 
 
 class _Work:
