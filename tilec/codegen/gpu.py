@@ -26,6 +26,7 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
 from tilec.ir.ops import Binary, Cast, Extract, Pack, Select, Unary
+from tilec.ir.short_loops import is_short
 from tilec.ir.types import BOOL, FLOAT32, INT32, BufferType, ScalarType, TensorMapType, VectorType
 from tilec.target import Target
 
@@ -36,10 +37,6 @@ _PACKED_CASTS = {
     ("float", "bfloat"): "fptrunc",
     ("half", "float"): "fpext",
 }
-
-
-_SHORT = 24  # ops of a loop's body
-_LOADING = (ops.MemLoad, ops.RegRead, ops.RegWrite, ops.CheckIndex, ops.Yield)
 
 
 class Emitter(Buffers):
@@ -303,7 +300,7 @@ class Emitter(Buffers):
 
     def loop_form(self, o: ops.For | ops.While) -> str:
         """LLVM is to unroll what is short, and nothing else."""
-        return "unroll" if isinstance(o, ops.For) and _is_short(o.body) else "keep"
+        return "unroll" if isinstance(o, ops.For) and is_short(o.body) else "keep"
 
     # --- scopes ---
 
@@ -395,17 +392,6 @@ def print_records(cls: type[Emitter], func: Func, target: Target) -> tuple[Emitt
     except CompileError as e:
         e.loc = e.loc or emitter.f.loc
         raise
-
-
-def _is_short(body: Block) -> bool:
-    """Whether a loop does little more than load and compute: several rounds of it should load at
-    the same time."""
-    acts = [o for o in body.ops if not isinstance(o, ops.Const)]
-    return (
-        len(acts) <= _SHORT
-        and any(isinstance(o, ops.MemLoad) for o in acts)
-        and all(o.pure or isinstance(o, _LOADING) for o in acts)
-    )
 
 
 # --- quotients whose last bits nobody sees --------------------------------------------------------

@@ -14,7 +14,8 @@ before, as in
         s = 0.9 * s + X[i, j]
         Y[i, j] = s
 
-or one that is written out, over what a thread has of a tile, or one that starts copies by cp.async
+or one that adds to registers, by what it loads on conditions or by long arithmetic, or one that is
+written out, over what a thread has of a tile, or one that starts copies by cp.async
 from places that it loads, or one of few iterations in which warps load matrices from shared memory
 (`ldmatrix`) and multiply them, or one of few that load neighbours, as the bytes of a word.
 
@@ -33,6 +34,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
+    Alloc,
     CheckIndex,
     Compare,
     Const,
@@ -52,6 +54,7 @@ from tilec.ir.ops import (
     constants,
     yielded,
 )
+from tilec.ir.short_loops import is_short
 from tilec.ir.types import BOOL
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.building import iteration, updated
@@ -113,7 +116,9 @@ def _side_by_side(o: For, numbers: Mapping[Value, Number], facts: Facts) -> int:
     if not 1 < trips <= MOST_WITHIN or trips * len(body) > MOST_OPS:
         return 0
     loads = [x for x in body if isinstance(x, MemLoad)]
-    plain = all(x.pure and not x.regions or isinstance(x, MemLoad | RegRead | RegWrite) for x in body)
+    plain = all(
+        x.pure and not x.regions or isinstance(x, MemLoad | RegRead | RegWrite) for x in body
+    )
     if not plain or any(x.guard is not None for x in loads):
         return 0
     index = o.body.args[0]
@@ -198,7 +203,8 @@ class _Ahead:
             _is_plain(x, numbers) or isinstance(x, starts) for x in inside
         ):
             return 1
-        if not self.copies and not any(isinstance(x, MemStore | If) for x in inside):
+        acts = self.copies or any(isinstance(x, MemStore | If) for x in inside)
+        if not acts and is_short(body):
             return 1  # LLVM does it
         places = {(x.source, x.offset): x for x in self.loads}.values()
         written_out = self.loop.kind == "unroll"
@@ -209,6 +215,8 @@ class _Ahead:
         indices = self.loop.indices(numbers.get)
         if indices is not None:
             most = min(most, len(indices))
+            if not acts and most == len(indices):
+                return most
         least = 2 if written_out else LEAST_AHEAD
         return 1 << most.bit_length() - 1 if most >= least else 1
 
@@ -237,10 +245,12 @@ class _Ahead:
 def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
     """Whether it is one thread's alone, and no loop but a short one."""
     match o:
-        case MemLoad() | MemStore() | If() | Yield() | CheckIndex():
+        case MemLoad() | MemStore() | RegRead() | RegWrite() | If() | Yield() | CheckIndex():
             return True
         case Load() | Store():
             return (o.source if isinstance(o, Load) else o.dest).buffer.space == "local"
+        case Alloc():
+            return o.type.space == "fragment"
         case For():
             return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields
@@ -265,6 +275,9 @@ def _unrolled(
         end = b.const(indices.stop - known, o.lo.dtype) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
+    all_of_them = indices is not None and len(indices) == count and o.kind == "serial"
+    if all_of_them:
+        first, values = o.lo, o.inits
     if ahead is None:
         for number in range(count):
             at = inner.binary("add", first, number) if number else first
@@ -273,6 +286,9 @@ def _unrolled(
     else:
         places = [inner.binary("add", first, n) if n else first for n in range(count)]
         values = ahead.iterations(inner, places, values)
+    if all_of_them:
+        subst.update(zip(o.results, values))
+        return inner.ops
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
     done = b.emit(For, o.kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)

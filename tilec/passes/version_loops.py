@@ -226,9 +226,7 @@ class _Guarded:
 
     # --- the two loops ----------------------------------------------------------------------------
 
-    def without(
-        self, guard: If | Select, left: Value | None = None, of: If | None = None
-    ) -> Block:
+    def without(self, guard: If | Select, left: Value | None = None, of: If | None = None) -> Block:
         """The loop for tiles where the condition always holds; or all of it that is not `left`.
         `guard` may be one that stands for the loop's own (`of`)."""
         if left is None and any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):

@@ -46,7 +46,9 @@ def offsets(
 
         for x in needed:
             number = None if len(x.results) != 1 or x.regions else fold(x, known)
-            if number is None and any(a in facts.origins.of(r) for r in x.results for a in p.body.args):
+            if number is None and any(
+                a in facts.origins.of(r) for r in x.results for a in p.body.args
+            ):
                 return None
             numbers |= dict.fromkeys(x.results, number or 0)
         found.append(sum(int(known(v)) * s for v, s in zip(o.indices, strides)))
