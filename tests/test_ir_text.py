@@ -359,6 +359,7 @@ def test_nan_literal() -> None:
         *(t.ScalarType(d) for d in t.DTYPES.values()),
         t.VectorType(t.FLOAT4_E2M1, 16),
         t.TensorMapType("A", (2, 0, 1), (64, 1, 16), 0, t.BFLOAT16),
+        t.TensorMapType("A", (1, 0), (64, 16), 0, t.BFLOAT16, (8, 64)),
         t.BufferType((), t.FLOAT32, "local"),
         t.BufferType((96, 176), t.INT4, "fragment"),
         t.BufferType(("x",), t.FLOAT16, "global"),

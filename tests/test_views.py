@@ -302,3 +302,76 @@ def test_words_on_views_of_another_rank(target):
     a, b, c = random(32, 64), random(64, 32), np.zeros((32, 32), np.float32)
     run_compiled(product_views, target, a.astype(np.float16), b.astype(np.float16), c)
     assert np.array_equal(c, a @ b)
+
+
+def planes(boxes: bool) -> tilec.Kernel:
+    """A product over the channels of each pixel: rows of 72 pixels, of 64 weights."""
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((4, 512, 6, 12), "float16"),
+        W: T.Tensor((64, 8, 8, 8), "float16"),
+        O: T.Tensor((4, 64, 6, 12), "float32"),
+    ):
+        with T.Kernel(2, 4, threads=128) as (b, n):
+            if boxes:
+                T.annotate_schedule(specialise=True)
+            pixels, weights = T.reshape(A, (4, 512, 72)), T.reshape(W, (64, 512))
+            w, s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            o = T.alloc_fragment((64, 64), "float32")
+            T.clear(o)
+            for k in T.Pipelined(16, num_stages=2):
+                T.copy(weights[0, k * 32], w)
+                T.copy(pixels[n, k * 32, b * 64], s)
+                T.gemm(w, s, o)
+            T.copy(o, T.reshape(O, (4, 64, 72))[n, 0, b * 64])
+
+    return product
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_tensor_has_the_shape_of_its_views(target):
+    """Each element's place was divided by the tensor's extents, and no row of 12 elements was
+    brought by TMA: TileOPs' conv2d of 1x1."""
+    a, w = random(4, 512, 6, 12, dtype="float16"), random(64, 8, 8, 8, dtype="float16")
+    o = np.zeros((4, 64, 6, 12), "float32")
+    kernel = planes(boxes=target == "cuda:sm_90a")
+    run_compiled(kernel, target, a, w, o)
+    want = w.reshape(64, 512).astype(float) @ a.reshape(4, 512, 72).astype(float)
+    assert np.array_equal(o.reshape(4, 64, 72), want)
+    if target == "cuda:sm_90a":
+        made = kernel.compile(a, w, o, target=target)
+        assert "%A: global<4x512x72xf16, strides=[36864, 72, 1]> = tensor A" in made.stages["tile"]
+        assert "view=4x512x72" in made.stages["lower_parallel"]  # of the descriptor
+        assert "ahead: s, by tma" in made.stages["plan"]
+        assert all(op not in made.stages["tile"] for op in ("floordiv", "mod"))
+
+
+def test_a_tensor_that_is_used_as_it_is_keeps_its_shape():
+    @tilec.kernel
+    def both(A: T.Tensor((64, 64), "float32"), B: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            T.copy(A, B[0, 0, 0])
+            T.copy(T.reshape(A, (32, 128)), T.reshape(B, (2, 32, 128))[1, 0, 0])
+
+    a, b = random(64, 64), np.zeros((2, 64, 64), "float32")
+    for target in TARGETS:
+        b[:] = 0
+        run_compiled(both, target, a, b)
+        assert np.array_equal(b, np.stack([a, a]))
+    assert "%A: global<64x64xf32" in both.compile(a, b, target="cuda:sm_90a").stages["tile"]
+
+
+def test_a_tensor_with_gaps_keeps_its_shape():
+    @tilec.kernel
+    def turned(A: T.StridedTensor((8, 16), (32, 1), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            v = T.reshape(A, (128,))
+            for i in T.Parallel(128):
+                B[i] = v[i]
+
+    a, b = random(8, 32)[:, :16], np.zeros(128, "float32")
+    for target in TARGETS:
+        b[:] = 0
+        run_compiled(turned, target, a, b)
+        assert np.array_equal(b, a.reshape(-1))

@@ -198,16 +198,17 @@ class _Ahead:
         """How many iterations are worth it."""
         body = self.loop.body
         inside = [*walk(body)]
+        written_out = self.loop.kind == "unroll"
         starts = (CpAsync, For, Load, Store, WarpSync) if self.copies else ()
+        others = starts if written_out else (*starts, Alloc, RegRead, RegWrite)
         if not self.loads or not all(
-            _is_plain(x, numbers) or isinstance(x, starts) for x in inside
+            _is_plain(x, numbers) or isinstance(x, others) for x in inside
         ):
             return 1
         acts = self.copies or any(isinstance(x, MemStore | If) for x in inside)
         if not acts and is_short(body):
             return 1  # LLVM does it
         places = {(x.source, x.offset): x for x in self.loads}.values()
-        written_out = self.loop.kind == "unroll"
         least = 1 if written_out else 4  # bytes: LLVM makes vectors of neighbours
         size = sum(max(x.lanes * x.source.dtype.bits // 8, least) for x in places)
         most = BYTES_WRITTEN_OUT if written_out else BYTES_AHEAD
@@ -245,12 +246,10 @@ class _Ahead:
 def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
     """Whether it is one thread's alone, and no loop but a short one."""
     match o:
-        case MemLoad() | MemStore() | RegRead() | RegWrite() | If() | Yield() | CheckIndex():
+        case MemLoad() | MemStore() | If() | Yield() | CheckIndex():
             return True
         case Load() | Store():
             return (o.source if isinstance(o, Load) else o.dest).buffer.space == "local"
-        case Alloc():
-            return o.type.space == "fragment"
         case For():
             return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Value, defining_ops, upstream
@@ -34,25 +35,29 @@ def offsets(
 ) -> list[int] | None:
     """Of which elements an access of a loop is at some of its iterations, where all that is the
     same for them is 0, unless it is known; None where that depends on what is in memory."""
-    made = defining_ops(p.body)
-    needed = [*upstream(o.indices, made)]
-    strides = _strides(o.buffer.buffer)
+    needed = [*upstream(o.indices, defining_ops(p.body))]
+    own = {r for x in needed for r in x.results if not facts.origins.of(r).isdisjoint(p.body.args)}
     found = []
     for place in places:
         numbers: dict[Value, Number] = dict(zip(p.body.args, place))
-
-        def known(v: Value) -> Number:
-            return numbers[v] if v in numbers else facts.constant(v) or 0
-
         for x in needed:
-            number = None if len(x.results) != 1 or x.regions else fold(x, known)
-            if number is None and any(
-                a in facts.origins.of(r) for r in x.results for a in p.body.args
-            ):
+            number = fold(x, _Known(numbers, facts)) if len(x.results) == 1 else None
+            if number is None and not own.isdisjoint(x.results):
                 return None
             numbers |= dict.fromkeys(x.results, number or 0)
-        found.append(sum(int(known(v)) * s for v, s in zip(o.indices, strides)))
+        at = map(_Known(numbers, facts), o.indices)
+        found.append(sum(int(n) * s for n, s in zip(at, _strides(o.buffer.buffer))))
     return found
+
+
+class _Known(NamedTuple):
+    """The number that a value has at one iteration."""
+
+    numbers: dict[Value, Number]
+    facts: Facts
+
+    def __call__(self, v: Value) -> Number:
+        return self.numbers[v] if v in self.numbers else self.facts.constant(v) or 0
 
 
 def _strides(t: BufferType) -> list[int]:
