@@ -10,8 +10,8 @@ until the tile is stored; then it shifts out of them what it wants:
 Two loads and some shifts stand for 8 loads and 8 stores of 2 bytes. The pieces hold neighbours of
 the wanted elements; those that do not lie in the memory of the tensor, as may be at its first and
 its last elements, are not loaded: what was wanted of them is stored element by element, over what
-the shift has made of nothing. What is out of bounds is set to zero behind the shift, also what lies in
-front of a row: a convolution's padding."""
+the shift has made of nothing. What is out of bounds is set to zero behind the shift, in front of a
+row too: a convolution's padding."""
 
 from __future__ import annotations
 
