@@ -158,3 +158,26 @@ def test_lanes_follow_what_lies_side_by_side() -> None:
         r"parallel \(64, 128\), layout=layout<([^>]*)>", made.stages["infer_layouts"]
     )
     assert loop == "blocked(64x128, 32, 4, 1)"
+
+
+@tilec.kernel
+def turned(A: T.Tensor((96, 200), "float16"), O: T.Tensor((200, 96), "float16")):
+    """Columns of one matrix, twice, are rows of another."""
+    with T.Kernel(T.ceildiv(200, 64), 3, threads=128) as (b, c):
+        s = T.alloc_shared((64, 32), "float16")
+        for i, j in T.Parallel(64, 32):
+            s[i, j] = A[c * 32 + j, b * 64 + i] * 2
+        T.copy(s, O[b * 64, c * 32])
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_lanes_run_along_another_dimension(target: str) -> None:
+    """Along the last one of the loop, lanes would be a row of the tensor apart."""
+    a, o = random(96, 200), np.zeros((200, 96), "float16")
+    report = tilec.simulate(turned, a, o, target=target)
+    assert report.ok, report
+    assert np.array_equal(o, a.T * 2)
+    made = turned.compile(a, o, target=target)
+    assert "padded(64x32, 32, 2)" in made.stages["infer_layouts"]  # columns in banks of their own
+    (line,) = [x for x in report.counts.lines if x.global_read]
+    assert line.sectors <= 1.25 * a.nbytes / 32

@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from math import gcd, prod
-from typing import NamedTuple
 
 import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
-from tilec.ir.copy_engines import contiguous
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
@@ -41,6 +39,13 @@ from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
+from tilec.passes.utils.coalescing import (
+    Coalescing,
+    Row,
+    narrowest,
+    neighbours,
+    widest_run,
+)
 from tilec.passes.utils.conversions import convert_operands
 from tilec.passes.utils.distribution import (
     covering,
@@ -55,9 +60,7 @@ from tilec.passes.utils.gemm_layouts import (
     operand_shared_layout,
 )
 from tilec.passes.utils.groups import fragment_warps, warps_of
-from tilec.passes.utils.memory_access import MemoryFacts
 from tilec.passes.utils.reductions import result_layout
-from tilec.passes.utils.touched import usual_step
 from tilec.target import Target
 
 
@@ -83,6 +86,7 @@ class _Inference:
         self.ops = list(walk(func.body))
         self.layouts: dict[Value, Layout] = {}
         self.loops: dict[ops.Parallel, Layout] = {}
+        self.along: dict[ops.Parallel, int] = {}  # which of their dimensions free loops' lanes run
         self.reasons: list[str] = []
         self.parallels = [o for o in self.ops if isinstance(o, ops.Parallel)]
         self.reductions = [o for o in self.ops if isinstance(o, ops.Reduce)]
@@ -207,15 +211,7 @@ class _Inference:
             if p not in self.loops and p in self.by_each:
                 self.loops[p] = each_thread(p.extents)
             elif p not in self.loops:
-                rows = self.coalescing.of_loop(p)
-                widest = _widest(_narrowest(p), rows)
-                if p.coalesced_width:
-                    widest = min(widest, p.coalesced_width)
-                vector = neighbours(rows or self.coalescing.on_chip(p), widest)
-                held = bool(self.accesses[p])
-                folded = [a.buffer for a in self.accesses[p]]
-                layout = self._folded(p.extents, folded, rows, self.warps(p))
-                self.loops[p] = layout or self._blocked(p.extents, vector, held, self.warps(p))
+                self.loops[p] = self._free_loop(p)
                 self.common()
         for r in self.reductions:  # what they leave follows
             self._free_fragment(r.source.buffer)
@@ -226,10 +222,29 @@ class _Inference:
                 if o.result not in self.layouts:
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
 
+    def _free_loop(self, p: ops.Parallel) -> Layout:
+        """Lanes run along the dimension along which most of what the loop touches in tensors lies
+        side by side: the last, but where it gathers."""
+        dim = self.along[p] = self.coalescing.lanes_along(p)
+        rows = self.coalescing.of_loop(p, dim)
+        widest = widest_run(narrowest(p), rows)
+        if p.coalesced_width:
+            widest = min(widest, p.coalesced_width)
+        vector = neighbours(rows or self.coalescing.on_chip(p, dim), widest)
+        held = bool(self.accesses[p])
+        folded = [a.buffer for a in self.accesses[p]]
+        layout = self._folded(p.extents, folded, rows, self.warps(p))
+        if layout is not None:
+            return layout
+        order = [d for d in range(len(p.extents)) if d != dim] + [dim]
+        extents = tuple(p.extents[d] for d in order)
+        layout = self._blocked(extents, vector, held, self.warps(p))
+        return layout.permute(tuple(map(order.index, range(len(order)))))
+
     def _free_fragment(self, v: Value) -> None:
         if v not in self.layouts:
             rows = self.coalescing.of_fragment(v)
-            vector = neighbours(rows, _widest(v.dtype.bits, rows))
+            vector = neighbours(rows, widest_run(v.dtype.bits, rows))
             warps = self.held_by.get(v, self.whole)
             shape = v.buffer.static_shape
             layout = self._folded(shape, [v], rows, warps)
@@ -276,7 +291,7 @@ class _Inference:
         ):
             return operand_shared_layout(shape, bits, "mma")
         for p in self.parallels:
-            last = p.body.args[-1]
+            last = p.body.args[self.along.get(p, -1)]
             for a in parallel_accesses(p):
                 if a.buffer is not buffer or len(shape) < 2:
                     continue
@@ -335,102 +350,6 @@ def _fragments_alike(statements: Sequence[Op]) -> Iterator[tuple[Op, Value, Valu
             for x, y in permutations(held, 2):
                 if x.buffer.shape == y.buffer.shape:
                     yield o, x, y
-
-
-def _widest(bits: int, rows: Sequence[Row]) -> int:
-    """Neighbours in a thread that fill its access to any of `rows`, or to elements of `bits`."""
-    return max(1, 128 // min([bits, *(r.bits for r in rows)]))
-
-
-def _narrowest(p: ops.Parallel) -> int:
-    """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
-    widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
-    return max(8, min(widths, default=32))
-
-
-# --- neighbours in a thread -----------------------------------------------------------------------
-
-
-SECTOR_BYTES = 32  # that memory gives at once
-
-
-class Row(NamedTuple):
-    """An access along rows of a tensor: bits from an element to its neighbour, elements that one
-    instruction may take."""
-
-    bits: int
-    width: int
-
-
-class Coalescing:
-    """The accesses of a function's loops and copies to global memory: how many neighbours of a row
-    a thread should hold, so that what a warp touches at once lies side by side there."""
-
-    def __init__(self, func: Func) -> None:
-        self.known = MemoryFacts(func)
-        self.copied: dict[Value, list[Row]] = {}
-        for o in func.body.every(ops.Copy):
-            self._copy(o)
-
-    def of_fragment(self, v: Value) -> list[Row]:
-        """The rows that copies bring to a fragment or take from it."""
-        return self.copied.get(v, [])
-
-    def of_loop(self, p: ops.Parallel) -> list[Row]:
-        """The rows that a loop runs along, itself or by what is copied to and from its
-        fragments."""
-        rows: dict[Op | Value, list[Row]] = {}
-        last, bits = p.body.args[-1], 128
-        for a in parallel_accesses(p):
-            o, t = a.op, a.buffer.buffer
-            if t.space == "fragment" and a.dims[-1:] == (len(p.extents) - 1,):
-                rows[a.buffer] = self.of_fragment(a.buffer)
-            elif t.space == "global" and self.known.facts.slope(a.indices[-1], last) == 1:
-                assert isinstance(o, ops.ElementAccess)
-                rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
-            elif t.space == "global" and isinstance(o, ops.ElementAccess):
-                if (width := self.known.apart(o, last, bits)) > 1:
-                    rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
-                elif step := usual_step(p, o, len(p.extents) - 1, self.known.facts):
-                    away = t.dtype.bits * step
-                    if away < 8 * SECTOR_BYTES:  # else a lane has its own wherever it is
-                        rows[o] = [Row(away, self.known.memory(o, last, bits).width)]
-        return [r for found in rows.values() for r in found]
-
-    def on_chip(self, p: ops.Parallel) -> list[Row]:
-        """The same of shared memory, whose banks are a line of 128 bytes, for a loop of which some
-        accesses leave out elements that are others': a thread's part of a row, say."""
-        rows = []
-        for a in parallel_accesses(p):
-            o, t = a.op, a.buffer.buffer
-            if t.space == "shared" and isinstance(o, ops.ElementAccess):
-                step = usual_step(p, o, len(p.extents) - 1, self.known.facts) or 0
-                if 0 < step * t.dtype.bits < 8 * BANKS * BANK_BYTES:
-                    rows.append(Row(step * t.dtype.bits, 128 // t.dtype.bits if step == 1 else 1))
-        return rows if any(r.width == 1 for r in rows) else []
-
-    def _copy(self, o: ops.Copy) -> None:
-        for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
-            t = r.type
-            if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:
-                width = contiguous(t, r.offsets, r.extents, self.known.facts)
-                self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))
-
-
-def neighbours(rows: Sequence[Row], widest: int) -> int:
-    """A power of two up to `widest`: the fewest transactions of 128 bytes for all rows together,
-    then the fewest instructions, then whole rows of a warp in one instruction.
-
-    A row whose instructions must be narrow pays for each neighbour that a thread holds beside it:
-    the lanes of one instruction lie that far apart (CUDA C++ Programming Guide, coalesced access).
-    """
-
-    def cost(count: int) -> tuple[float, float, int]:
-        taken = [(min(r.width, count), max(1.0, count * r.bits / 8 / BANK_BYTES)) for r in rows]
-        return sum(lines / n for n, lines in taken), sum(1 / n for n, _ in taken), count
-
-    counts = [1 << n for n in range(widest.bit_length())]
-    return min(counts, key=cost) if rows else widest
 
 
 def walk_price(memory: Layout, bits: int, lanes: int, held: Sequence[Layout], moved: int) -> float:

@@ -1,0 +1,194 @@
+"""How many neighbours of a row a thread holds, and along which dimension of a loop its lanes run:
+what a warp touches at once should lie side by side in memory.
+
+Where no formula says how far apart neighbours are, some iterations' places are computed: most of
+`x[q // 56, q % 56 + k]` count up with q."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median_low
+from typing import NamedTuple
+
+from tilec.ir import ops
+from tilec.ir.analysis import Facts
+from tilec.ir.copy_engines import contiguous
+from tilec.ir.core import Func, Op, Value, defining_ops, upstream
+from tilec.ir.fold import Number, fold
+from tilec.ir.layout.queries import BANK_BYTES, BANKS
+from tilec.ir.types import BufferType, Extent
+from tilec.passes.utils.accesses import parallel_accesses
+from tilec.passes.utils.memory_access import MemoryFacts
+
+SECTOR_BYTES = 32  # that memory gives at once
+MOST_SAMPLED = 32  # neighbours
+FAR = 1 << 20  # elements: a stride that is not known
+
+
+class Row(NamedTuple):
+    """An access along rows of a tensor: bits from an element to its neighbour, elements that one
+    instruction may take."""
+
+    bits: int
+    width: int
+
+
+class Coalescing:
+    """The accesses of a function's loops and copies to global memory: how many neighbours of a row
+    a thread should hold, so that what a warp touches at once lies side by side there."""
+
+    def __init__(self, func: Func) -> None:
+        self.known = MemoryFacts(func)
+        self.copied: dict[Value, list[Row]] = {}
+        for o in func.body.every(ops.Copy):
+            self._copy(o)
+
+    def of_fragment(self, v: Value) -> list[Row]:
+        """The rows that copies bring to a fragment or take from it."""
+        return self.copied.get(v, [])
+
+    def lanes_along(self, p: ops.Parallel) -> int:
+        """The dimension that a loop's lanes run along: the last, but where along another one what
+        it touches in tensors lies on less than half the lines, and no fragment says."""
+        facts, last = self.known.facts, len(p.extents) - 1
+        every = [a.op for a in parallel_accesses(p) if isinstance(a.op, ops.ElementAccess)]
+        touched = [o for o in every if o.buffer.buffer.space == "global"]
+        if any(o.buffer.buffer.space == "fragment" for o in every) or all(
+            facts.slope(o.indices[-1], p.body.args[-1]) == 1 for o in touched
+        ):
+            return last
+
+        def lines(dim: int) -> float:
+            """Lines of 128 bytes that an access of as many lanes as there are banks lies on."""
+            total = 0.0
+            for o in touched:
+                step = usual_step(p, o, dim, facts)
+                away = BANKS if step is None else step * o.buffer.dtype.bits / 8 / BANK_BYTES
+                total += min(BANKS, max(1.0, away))
+            return total
+
+        best = min(range(last + 1), key=lambda d: (lines(d), -d))
+        return best if 2 * lines(best) < lines(last) else last
+
+    def of_loop(self, p: ops.Parallel, dim: int = -1) -> list[Row]:
+        """The rows that a loop runs along by one of its dimensions (the last), itself or by what is
+        copied to and from its fragments."""
+        rows: dict[Op | Value, list[Row]] = {}
+        dim %= len(p.extents)
+        last, bits = p.body.args[dim], 128
+        for a in parallel_accesses(p):
+            o, t = a.op, a.buffer.buffer
+            if t.space == "fragment" and a.dims[-1:] == (dim,):
+                rows[a.buffer] = self.of_fragment(a.buffer)
+            elif t.space == "global" and self.known.facts.slope(a.indices[-1], last) == 1:
+                assert isinstance(o, ops.ElementAccess)
+                rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
+            elif t.space == "global" and isinstance(o, ops.ElementAccess):
+                if (width := self.known.apart(o, last, bits)) > 1:
+                    rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
+                elif step := usual_step(p, o, dim, self.known.facts):
+                    away = t.dtype.bits * step
+                    if away < 8 * SECTOR_BYTES:  # else a lane has its own wherever it is
+                        rows[o] = [Row(away, self.known.memory(o, last, bits).width)]
+        return [r for found in rows.values() for r in found]
+
+    def on_chip(self, p: ops.Parallel, dim: int) -> list[Row]:
+        """The same of shared memory, whose banks are a line of 128 bytes, for a loop of which some
+        accesses leave out elements that are others': a thread's part of a row, say."""
+        rows = []
+        for a in parallel_accesses(p):
+            o, t = a.op, a.buffer.buffer
+            if t.space == "shared" and isinstance(o, ops.ElementAccess):
+                step = usual_step(p, o, dim, self.known.facts) or 0
+                if 0 < step * t.dtype.bits < 8 * BANKS * BANK_BYTES:
+                    rows.append(Row(step * t.dtype.bits, 128 // t.dtype.bits if step == 1 else 1))
+        return rows if any(r.width == 1 for r in rows) else []
+
+    def _copy(self, o: ops.Copy) -> None:
+        for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
+            t = r.type
+            if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:
+                width = contiguous(t, r.offsets, r.extents, self.known.facts)
+                self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))
+
+
+def neighbours(rows: Sequence[Row], widest: int) -> int:
+    """A power of two up to `widest`: the fewest transactions of 128 bytes for all rows together,
+    then the fewest instructions, then whole rows of a warp in one instruction.
+
+    A row whose instructions must be narrow pays for each neighbour that a thread holds beside it:
+    the lanes of one instruction lie that far apart (CUDA C++ Programming Guide, coalesced access).
+    """
+
+    def cost(count: int) -> tuple[float, float, int]:
+        taken = [(min(r.width, count), max(1.0, count * r.bits / 8 / BANK_BYTES)) for r in rows]
+        return sum(lines / n for n, lines in taken), sum(1 / n for n, _ in taken), count
+
+    counts = [1 << n for n in range(widest.bit_length())]
+    return min(counts, key=cost) if rows else widest
+
+
+def widest_run(bits: int, rows: Sequence[Row]) -> int:
+    """Neighbours in a thread that fill its access to any of `rows`, or to elements of `bits`."""
+    return max(1, 128 // min([bits, *(r.bits for r in rows)]))
+
+
+def narrowest(p: ops.Parallel) -> int:
+    """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
+    widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
+    return max(8, min(widths, default=32))
+
+
+def usual_step(p: ops.Parallel, o: ops.ElementAccess, dim: int, facts: Facts) -> int | None:
+    """How many elements of a tensor most neighbours along a dimension of a loop are apart; None
+    where that depends on what is in memory. `x[q // 56, q % 56 + k]` counts up with q but at the
+    ends of rows."""
+    count = min(p.extents[dim], MOST_SAMPLED)
+    rank = len(p.extents)
+    places = [tuple(n * (d == dim) for d in range(rank)) for n in range(count)]
+    found = offsets(p, o, places, facts)
+    if found is None or count == 1:
+        return None
+    return abs(median_low([b - a for a, b in zip(found, found[1:])]))
+
+
+def offsets(
+    p: ops.Parallel, o: ops.ElementAccess, places: Iterable[Sequence[int]], facts: Facts
+) -> list[int] | None:
+    """Of which elements an access of a loop is at some of its iterations, where all that is the
+    same for them is 0, unless it is known; None where that depends on what is in memory."""
+    needed = [*upstream(o.indices, defining_ops(p.body))]
+    own = {r for x in needed for r in x.results if not facts.origins.of(r).isdisjoint(p.body.args)}
+    found = []
+    for place in places:
+        numbers: dict[Value, Number] = dict(zip(p.body.args, place))
+        for x in needed:
+            number = fold(x, _Known(numbers, facts)) if len(x.results) == 1 else None
+            if number is None and not own.isdisjoint(x.results):
+                return None
+            numbers |= dict.fromkeys(x.results, number or 0)
+        at = map(_Known(numbers, facts), o.indices)
+        found.append(sum(int(n) * s for n, s in zip(at, _strides(o.buffer.buffer))))
+    return found
+
+
+class _Known(NamedTuple):
+    """The number that a value has at one iteration."""
+
+    numbers: dict[Value, Number]
+    facts: Facts
+
+    def __call__(self, v: Value) -> Number:
+        return self.numbers[v] if v in self.numbers else self.facts.constant(v) or 0
+
+
+def _strides(t: BufferType) -> list[int]:
+    """In elements, of each dimension."""
+    strides: Sequence[Extent] | None = t.strides
+    if strides is None:
+        total, found = 1, list[int]()
+        for e in reversed(t.shape):
+            found.insert(0, total)
+            total = total * e if isinstance(e, int) else FAR
+        return found
+    return [s if isinstance(s, int) else FAR for s in strides]
