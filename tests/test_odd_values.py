@@ -178,6 +178,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "kernel out": lambda x: tilec.kernel(out=x)(scale.function),
     "kernel threads": lambda x: tilec.kernel(threads=x)(scale.function),
     "kernel pdl": lambda x: tilec.kernel(pdl=x)(scale.function),
+    "kernel enable_fp_fusion": lambda x: tilec.kernel(enable_fp_fusion=x)(scale.function),
     "macro": tilec.macro,
     "dynamic": T.dynamic,
     "dynamic dtype": lambda x: T.dynamic("M", x),

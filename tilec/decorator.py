@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tilec.builtins.annotations import check_function
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
-    *, out: Sequence[str] = ..., threads: int | None = ..., pdl: bool = ...
+    *,
+    out: Sequence[str] = ...,
+    threads: int | None = ...,
+    pdl: bool = ...,
+    enable_fp_fusion: bool = ...,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 def kernel(
     function: Callable[..., Any] | None = None,
@@ -30,6 +34,7 @@ def kernel(
     out: Sequence[str] = (),
     threads: int | None = None,
     pdl: bool = False,
+    enable_fp_fusion: bool = True,
     **unknown: object,
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Make a function a kernel.
@@ -39,10 +44,13 @@ def kernel(
     T.Kernel does not say. `pdl` (programmatic dependent launch): blocks start while the launch
     before this one on its stream still runs, and wait for its end before they do anything, as if
     the body said `T.pdl_trigger()` and `T.pdl_sync()`; it hides the start of short kernels, and
-    changes nothing but on cuda:sm_90a. Raises CompileError for other arguments.
+    changes nothing but on cuda:sm_90a. `enable_fp_fusion=False`: `a * b + c` of float32 or float64
+    is rounded twice, as by two operations of PyTorch's; else once, as by `T.fma`. Raises
+    CompileError for other arguments.
     """
+    flags = {"pdl": pdl, "enable_fp_fusion": enable_fp_fusion}
     try:
-        _check_decorator(more, out, threads, pdl, unknown)
+        _check_decorator(more, out, threads, flags, unknown)
         if function is not None:
             check_function(function, "kernel")
     except CompileError as e:
@@ -59,18 +67,26 @@ def kernel(
             end_at_caller(e)
             raise
         remember_surroundings(function, sys._getframe(1))
-        return make_kernel(function, tuple(out), threads, options=Options(pdl=pdl))
+        return make_kernel(function, tuple(out), threads, options=Options(**flags))
 
     return decorate
 
 
-def _check_decorator(more: Any, out: object, threads: object, pdl: object, unknown: Any) -> None:
+_FLAGS = {
+    "pdl": "write pdl=True: the launch may begin while the one before it ends",
+    "enable_fp_fusion": "write enable_fp_fusion=False: a * b + c is rounded twice",
+}
+
+
+def _check_decorator(
+    more: Any, out: object, threads: object, flags: Mapping[str, object], unknown: Any
+) -> None:
     """Raise CompileError, placed at the decorator, for what `kernel` does not take."""
     if more:
         message = f"tilec.kernel takes one function; there are {len(more)} arguments behind it"
         raise CompileError(message, caller_loc(), 'the rest has names: out=["C"], threads=128')
     for name in unknown:
-        near = did_you_mean(name, ("out", "threads", "pdl"))
+        near = did_you_mean(name, ("out", "threads", *flags))
         instead = {"outs": "", "num_warps": "write threads=32 * num_warps"}.get(name, "")
         hint = instead or 'it has: out=["C"], threads=128'
         raise CompileError(f"tilec.kernel has no keyword {name!r}{near}", caller_loc(), hint)
@@ -80,9 +96,10 @@ def _check_decorator(more: Any, out: object, threads: object, pdl: object, unkno
         hint = f"write the parameters' names: out={named!r}"
         raise CompileError(f"out of tilec.kernel is {shown(out)}", caller_loc(), hint)
     check_threads(threads, "threads of tilec.kernel", CompileError)
-    if not isinstance(pdl, bool):
-        hint = "write pdl=True: the launch may begin while the one before it ends"
-        raise CompileError(f"pdl of tilec.kernel is {shown(pdl)}, not a bool", caller_loc(), hint)
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            message = f"{name} of tilec.kernel is {shown(value)}, not a bool"
+            raise CompileError(message, caller_loc(), _FLAGS[name])
 
 
 @for_users

@@ -17,8 +17,6 @@ import tilec.tilelang.language as T
 
 # mypy: ignore-errors
 
-torch = pytest.importorskip("torch")
-
 
 def scaled(n: int, block: int, factor: float = 2.0, dtype: str = "float32") -> Any:
     @T.prim_func
@@ -206,7 +204,7 @@ def test_the_parameters_of_a_kernel() -> None:
     assert len(kernel.params) == 3 and kernel.params[2].dtype == "float32"
 
 
-def test_a_dtype_of_two_names_inside() -> None:
+def test_a_dtype_of_two_names_inside(torch: Any) -> None:
     @T.prim_func
     def main(A: T.Tensor((8,), torch.float8_e4m3fn), B: T.Tensor((8,), T.float32)):
         with T.Kernel(1, threads=32):
@@ -230,11 +228,14 @@ def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
     assert np.array_equal(tilelang.compile(main, out_idx=1)(a), np.arange(9) + 2.0)
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"])
+def test_dtypes_of_torch(name: str, torch: Any) -> None:
+    assert T.dtype(getattr(torch, name)) == getattr(T, name) == name
+
+
 def test_names_of_dtypes() -> None:
     assert T.dtype("half") == "float16" and T.dtype(np.float32).bits == 32
     assert T.float8_e8m0fnu == "float8_e8m0fnu" and T.float8_e8m0fnu.bits == 8
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"):
-        assert T.dtype(getattr(torch, name)) == getattr(T, name) == name
     assert T.float4_e2m1fn.bytes == 1 and T.float32.bytes == 4
     name = "float4_e2m1_unpacked"
     assert getattr(T, name) == name  # files name it in lists; tilec lacks it
@@ -300,8 +301,7 @@ def test_a_program_that_returns_no_kernel() -> None:
         program()
 
 
-def test_profiler_times_and_compares() -> None:
-    pytest.importorskip("torch")
+def test_profiler_times_and_compares(torch: Any) -> None:
     profiler = tilelang.compile(scaled(100, 32), out_idx=-1).get_profiler()
     try:
         inputs = profiler.inputs()
@@ -314,8 +314,7 @@ def test_profiler_times_and_compares() -> None:
         profiler.assert_allclose(lambda a: a * 2 + 1)
 
 
-def test_inputs_are_of_the_kind_that_is_asked_for() -> None:
-    torch = pytest.importorskip("torch")
+def test_inputs_are_of_the_kind_that_is_asked_for(torch: Any) -> None:
     kinds = tilelang.TensorSupplyType
     kernel = tilelang.compile(scaled(4000, 32), out_idx=-1)
 
@@ -653,8 +652,7 @@ def test_annotations_of_other_tools() -> None:
     assert np.array_equal(a, b)
 
 
-def test_inputs_of_parameters() -> None:
-    pytest.importorskip("torch")
+def test_inputs_of_parameters(torch: Any) -> None:
     supply = tilelang.profiler.get_tensor_supply(tilelang.TensorSupplyType.Auto)
     made = [supply(p) for p in scaled(9, 16, dtype="float16").parameters]
     assert [(tuple(x.shape), str(x.dtype)) for x in made] == [((9,), "torch.float16")] * 2
@@ -698,17 +696,13 @@ def test_a_size_is_a_variable() -> None:
     assert not isinstance(4, T.Var)
 
 
-@pytest.mark.torch
-def test_names_of_float8_in_torch() -> None:
-    torch = pytest.importorskip("torch")
+def test_names_of_float8_in_torch(torch: Any) -> None:
     assert T.float8_e4m3.as_torch() is T.float8_e4m3fn.as_torch() is torch.float8_e4m3fn
     assert T.float8_e5m2.as_torch() is torch.float8_e5m2
 
 
-@pytest.mark.torch
-def test_infinity_of_a_float8_that_has_one() -> None:
+def test_infinity_of_a_float8_that_has_one(torch: Any) -> None:
     """It stays infinity where it is written; a number that is cast to it saturates."""
-    torch = pytest.importorskip("torch")
 
     @tilelang.jit
     def kernel(A, B):

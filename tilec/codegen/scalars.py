@@ -3,8 +3,8 @@ on vectors.
 
 Floats that a target does not compute with as they are (everywhere bfloat16 and float8) are computed
 in float32 and rounded after every op, which is exact: float32 has more than twice their bits.
-Products and sums are never contracted; only `fma` fuses. What a target has an instruction or a
-library for is a method that its class overrides.
+Products and sums are not contracted here: `passes.fuse_multiply_adds` has made `fma` of them. What
+a target has an instruction or a library for is a method that its class overrides.
 """
 
 from __future__ import annotations

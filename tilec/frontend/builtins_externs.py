@@ -292,6 +292,11 @@ def _compute(t: Expressions, c: Call, found: Known, values: Sequence[Scalar]) ->
     word, x = found.word, values[0]
     if word == "fma":
         return t.emit_scalar(Fma, *(v.value for v in values))
+    if word in ("add_rn", "sub_rn", "mul_rn"):  # an op that becomes a part of no other
+        y = values[1]
+        one, none = (t.constant(n, x.dtype).value for n in (-1.0 if word[0] == "s" else 1.0, -0.0))
+        three = (x, y, none) if word == "mul_rn" else (y, one, x)
+        return t.emit_scalar(Fma, *(v.value if isinstance(v, Scalar) else v for v in three))
     if word in UNARY_KINDS and len(values) == 1:
         return t.unary(word, x)
     if word in BINARY_KINDS:

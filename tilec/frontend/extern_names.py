@@ -77,7 +77,8 @@ def _of_floats() -> dict[str, Known]:
     for name, word in _ROUNDED.items():
         count = 1 if name in ("sqrt", "rcp") else 2
         for letter, dtype in (("f", FLOAT32), ("d", FLOAT64)):
-            add(f"__{letter}{name}_rn", word, count, dtype)
+            alone = f"{word}_rn" if word in ("add", "sub", "mul") else word
+            add(f"__{letter}{name}_rn", alone, count, dtype)
         if count == 2:
             for prefix in ("__h", "h"):
                 add(f"{prefix}{name}", word, count, FLOAT16)

@@ -145,7 +145,7 @@ def round_away(x: Any) -> Any:
 def ieee_add(x: Any, y: Any, rounding_mode: Any) -> Any:
     a, b = T.cast(x, "float32"), T.cast(y, "float32")
     if rounding_mode == "rn":
-        return a + b
+        return T.fma(a, 1.0, b)  # part of no multiply-add, whatever `a` is
     found = _sum(T.cast(a, "float64"), T.cast(b, "float64"), rounding_mode)
     if rounding_mode == "rd":  # 1 - 1 is -0.0
         differ = copysign(1.0, a) != copysign(1.0, b)
@@ -160,7 +160,7 @@ def ieee_sub(x: Any, y: Any, rounding_mode: Any) -> Any:
 def ieee_mul(x: Any, y: Any, rounding_mode: Any) -> Any:
     a, b = T.cast(x, "float32"), T.cast(y, "float32")
     if rounding_mode == "rn":
-        return a * b
+        return T.fma(a, b, -0.0)
     return _rounded(T.cast(a, "float64") * T.cast(b, "float64"), 0.0, rounding_mode)
 
 

@@ -98,7 +98,8 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     - `attrs`: "threads" (int or None), "grid_from_launch" (bool), "outputs": (name, shape, dtype)
       of each tensor the call allocates; entries of a shape are ints, names of sizes, or arithmetic
       on them as text. "cluster_dims": the user's cluster, "min_blocks": the least number of blocks
-      that a multiprocessor should hold, "pdl": what of PDL threads do first, where there is one.
+      that a multiprocessor should hold, "pdl": what of PDL threads do first, where there is one,
+      "fp_fusion": False where `a * b + c` is rounded twice.
 
     Raises CompileError, at the user's line, for what tilec cannot compile, with all such lines
     that are found.
@@ -145,6 +146,8 @@ class _KernelTracer(WholeLoops):
         self.threads = known.threads if known.threads is not None else signature.threads
         if signature.options.pdl:
             self.attributes["pdl"] = PDL
+        if not signature.options.enable_fp_fusion:
+            self.attributes["fp_fusion"] = False
         self.block_shape = () if self.threads is None else (self.threads,)
 
     def run(self) -> Func:

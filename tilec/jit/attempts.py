@@ -26,7 +26,6 @@ from tilec.ir.ops import (
     AsmEffect,
     Extern,
     ExternEffect,
-    Fma,
     Mma,
     Realign,
     Scope,
@@ -42,7 +41,7 @@ from tilec.target import Target
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
 SPARED = 0.68  # of the registers that ptxas takes do, where there is something to wait for
 SPILLED_FOR_A_BLOCK = 64  # bytes of a thread: another block gains more
-_PRODUCTS = (Fma, Mma, Wgmma)
+_PRODUCTS = (Mma, Wgmma)
 
 
 class Settled(Exception):

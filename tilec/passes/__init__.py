@@ -39,6 +39,7 @@ from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
 from tilec.passes.forward_copies import forward_copies
 from tilec.passes.fuse_exponents import fuse_exponents
+from tilec.passes.fuse_multiply_adds import fuse_multiply_adds
 from tilec.passes.group_threads import group_threads
 from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.hold_operands import hold_operands
@@ -117,6 +118,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (two_level_accumulation, "TILE"),  # its fragments take registers, too
     (lower_prints, "TILE"),
     (recognise_gathers, "TILE"),  # tiles have their final extents: what is behind them is not 0
+    (fuse_multiply_adds, "TILE"),  # all that looks for sums or products has found them
 )
 
 THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)

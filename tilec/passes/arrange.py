@@ -45,7 +45,7 @@ from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Binary, Copy, For, Gemm, If, Parallel, Reduce, Unary
+from tilec.ir.ops import Binary, Copy, Fma, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import covered
@@ -427,9 +427,8 @@ def _sum(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _elementwise(o: Parallel) -> tuple[float, float]:
     """Of all iterations. What depends on some of the loop's indices only is done once for each of
-    these; a product that a sum takes up is a part of it (fma)."""
+    these."""
     along: dict[Value, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(o.body.args)}
-    fused = {v for x in o.body.every(Binary) if x.kind in ("add", "sub") for v in x.operands}
     issued = special = 0.0
     for x in walk(o.body):
         dims = frozenset[int]().union(*(along.get(v, frozenset()) for v in x.operands))
@@ -438,9 +437,9 @@ def _elementwise(o: Parallel) -> tuple[float, float]:
         if isinstance(x, Binary) and x.result.dtype.is_float:
             if x.kind == "div" and dims & along.get(x.rhs, frozenset()):
                 special += count
-            each = 2 if x.kind in HALF_RATE else 1
-            if not (x.kind == "mul" and x.result in fused):
-                issued += each * count
+            issued += (2 if x.kind in HALF_RATE else 1) * count
+        elif isinstance(x, Fma):
+            issued += count
         elif isinstance(x, Unary) and x.kind in SPECIAL:
             special += count
     return issued, special

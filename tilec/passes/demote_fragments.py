@@ -27,12 +27,9 @@ from tilec.passes.utils.accesses import (
     is_by_each_thread,
     parallel_accesses,
 )
-from tilec.passes.utils.building import with_types
+from tilec.passes.utils.building import is_short, with_types
 from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
-
-MOST_WRITTEN_OUT = 8
-"""Iterations of a loop along a fragment, each of which has code of its own."""
 
 
 def demote_fragments(func: Func, target: Target) -> Func:
@@ -146,13 +143,12 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
             along.update(x for a in found for v in a.indices for x in facts.form(v).terms)
         return made
 
-    def written_out(o: For) -> Op | None:
-        indices = o.indices(facts.constant) if o.kind == "serial" else None
-        short = indices is not None and len(indices) <= MOST_WRITTEN_OUT
-        return replace(o, kind="unroll") if short and o.body.args[0] in along else None
+    def unrolled(o: For) -> Op | None:
+        short = o.body.args[0] in along and is_short(o, facts.constant)
+        return replace(o, kind="unroll") if short else None
 
     func = func.rewrite(Parallel, visit)
-    return func.rewrite(For, written_out) if along else func
+    return func.rewrite(For, unrolled) if along else func
 
 
 class _Part(LoopRegions):

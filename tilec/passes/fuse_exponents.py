@@ -2,9 +2,8 @@
 whose last bits nobody sees are the hardware's.
 
 Before and after: TILE. `T.exp2(x[i, j] * s - m[i] * s)` with a constant `s`, the inner line of
-every softmax, is one multiply-add and one exponential for each element, not three instructions.
-It is the one place where tilec contracts: an exponential is not exact anyhow, and an argument with
-one rounding less brings it nearer to the true value. All targets get the same form.
+every softmax, is one multiply-add and one exponential for each element, not three instructions
+(`fuse_multiply_adds` leaves products with a factor in common apart). All targets get the same form.
 
 As it stands, a fused difference does not vanish where `x` is `m`: what is left is the rounding of
 `m * s`, 2^-24 of it. Among numbers that scores have it is below one part in a million; but where a

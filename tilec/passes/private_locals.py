@@ -15,10 +15,8 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.ops import Alloc, ElementAccess, For, Parallel
+from tilec.passes.utils.building import is_short
 from tilec.target import Target
-
-MOST_WRITTEN_OUT = 8
-"""Iterations of a loop over scratch, each of which has code of its own."""
 
 
 def private_locals(func: Func, target: Target) -> Func:
@@ -43,16 +41,15 @@ def private_locals(func: Func, target: Target) -> Func:
         own: Substitution = {}
         first = [clone(allocs[v], own) for v in inside[o]]
         body = rewrite(o.body, lambda x: None, dict(own))
-        body = rewrite(body, lambda x: _written_out(x, {*own.values()}, facts), kind=For)
+        body = rewrite(body, lambda x: _over_scratch(x, {*own.values()}, facts), kind=For)
         return replace(o, body=Block(body.args, (*first, *body.ops)))
 
     return func.with_body(rewrite(func.body, owned, kind=Parallel)).rewrite(Alloc, moved)
 
 
-def _written_out(o: For, scratch: Collection[Value], facts: Facts) -> Op | None:
+def _over_scratch(o: For, scratch: Collection[Value], facts: Facts) -> Op | None:
     """The loop as one that is written out, if it is a short one over scratch."""
-    indices = o.indices(facts.constant) if o.kind == "serial" else None
-    if indices is None or len(indices) > MOST_WRITTEN_OUT:
+    if not is_short(o, facts.constant):
         return None
     over = (x for x in walk(o.body) if isinstance(x, ElementAccess) and x.buffer in scratch)
     along = any(o.body.args[0] in facts.form(v).terms for x in over for v in x.indices)

@@ -31,11 +31,9 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.utils.accesses import is_by_each_thread
-from tilec.passes.utils.building import iteration
+from tilec.passes.utils.building import MOST_WRITTEN_OUT, is_short, iteration
 from tilec.target import Target
 
-MOST_INDICES = 8
-"""Indices of a dimension, each of which has a fragment of its own."""
 MOST_COPIES = 32
 """Times that a statement is written out."""
 
@@ -93,16 +91,14 @@ class _Split:
                     for index in o.indices:
                         for v in self.facts.form(index).terms:
                             self.indexed[v].add(o.buffer)
-                case For(kind="serial" | "unroll"):
-                    indices = o.indices(self.facts.constant)
-                    if indices is not None and len(indices) <= MOST_INDICES:
-                        self.short.add(o.body.args[0])
+                case For() if is_short(o, self.facts.constant):
+                    self.short.add(o.body.args[0])
                 case Parallel(layout=None, wanted=None) if not is_by_each_thread(
                     o, self.uniformity
                 ):
                     self.own.update(o.body.args)
                     pairs = zip(o.body.args, o.extents)
-                    self.short.update(a for a, e in pairs if e <= MOST_INDICES)
+                    self.short.update(a for a, e in pairs if e <= MOST_WRITTEN_OUT)
             if not isinstance(o, Alloc | ElementAccess):
                 self.others.update(o.operands)
             for region in o.regions:
@@ -141,7 +137,7 @@ class _Split:
             )
             if extent == 1 or (all(plain) and all(along.isdisjoint(f.terms) for f in forms)):
                 continue
-            if extent > MOST_INDICES or not all(self.short.issuperset(f.terms) for f in forms):
+            if extent > MOST_WRITTEN_OUT or not all(self.short.issuperset(f.terms) for f in forms):
                 return None
             found.add(d)
         return frozenset(found)

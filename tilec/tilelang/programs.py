@@ -24,7 +24,7 @@ from tilec import language as T
 from tilec.builtins.annotations import dtype_of
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
-from tilec.ir.options import Options
+from tilec.ir.options import TILELANG, Options
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import exact, remember_surroundings
 from tilec.jit.specialise import spec_in_memory
@@ -34,7 +34,8 @@ from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler, TensorSupplyType
 
 NOTES = logging.getLogger("tilec.tilelang")
-# Options that choose how TileLang compiles. tilec has one way, so they change nothing.
+# Options that choose how TileLang compiles. tilec has one way, so they change nothing but what
+# `_options` reads from them.
 WITHOUT_MEANING = frozenset(
     "compile_flags debug_root_path execution_backend pass_configs target_host verbose".split()
 )
@@ -56,7 +57,7 @@ class _PassConfigNames(type):
 
 class PassConfigKey(metaclass=_PassConfigNames):
     """Names of TileLang's pass options, each its own text: they are accepted, and change nothing
-    in tilec, but TL_DISABLE_THREAD_STORAGE_SYNC (see `_whole_syncs`)."""
+    in tilec but TL_DISABLE_THREAD_STORAGE_SYNC (see `_options`)."""
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:
@@ -65,15 +66,19 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
             known = ", ".join(("out_idx", "target", *sorted(WITHOUT_MEANING)))
             message = f"tilelang.{what} has no keyword {name!r}"
             raise CompileError(message, caller_loc(), f"it has: {known}")
-        if value:
+        if value and _options({name: value}) == TILELANG:
             NOTES.info("%s of tilelang.%s means nothing to tilec", name, what)
 
 
-def _whole_syncs(options: Mapping[str, Any]) -> bool:
-    """Whether T.sync_threads is of the whole block everywhere: TileLang makes it one of the threads
-    of a branch in the pass that looks for missing ones."""
-    configs = options.get("pass_configs") or {}
-    return any("disable_thread_storage_sync" in str(k).lower() and v for k, v in configs.items())
+def _options(given: Mapping[str, Any]) -> Options:
+    """What of a program's options means something here. T.sync_threads is of the whole block
+    everywhere where TileLang leaves out the pass that makes it one of a branch's threads, which
+    also looks for missing ones."""
+    configs, flags = given.get("pass_configs") or {}, given.get("compile_flags") or ()
+    whole = any("disable_thread_storage_sync" in str(k).lower() and v for k, v in configs.items())
+    words = flags.split() if isinstance(flags, str) else [w for f in flags for w in str(f).split()]
+    apart = any(w.lstrip("-") in ("fmad=false", "ffp-contract=off") for w in words)
+    return Options(tilelang=True, whole_syncs=whole, enable_fp_fusion=not apart)
 
 
 def _target(given: object) -> str | None:
@@ -143,15 +148,13 @@ class JITKernel:
         target: object = None,
         constants: Mapping[str, Any] | None = None,
         sizes: Mapping[str, int] | None = None,
-        whole_syncs: bool = False,
+        options: Options = TILELANG,
     ) -> None:
         out = _outputs(kernel, out_idx)
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        options = dataclasses.replace(kernel.options, tilelang=True)
-        if whole_syncs:
-            options = dataclasses.replace(options, whole_syncs=True)
+        options = dataclasses.replace(options, pdl=kernel.options.pdl)
         self.kernel = make_kernel(
             kernel.function, out or kernel.out, kernel.threads, options=options
         )
@@ -222,7 +225,7 @@ def compile(
     if not isinstance(func, Kernel):
         message = f"tilelang.compile takes a T.prim_func, not {shown(func)}"
         raise CompileError(message, caller_loc(), "give it what the program returns")
-    return JITKernel(func, out_idx, target, whole_syncs=_whole_syncs(options))
+    return JITKernel(func, out_idx, target, options=_options(options))
 
 
 class JITImpl:
@@ -245,11 +248,11 @@ class _Lazy(JITImpl):
     """A function that returns a T.prim_func: called with its arguments, it gives the kernel."""
 
     def __init__(
-        self, function: Callable[..., Any], out_idx: Any, target: object, whole_syncs: bool
+        self, function: Callable[..., Any], out_idx: Any, target: object, options: Options
     ) -> None:
         functools.update_wrapper(self, function)
         self.func, self.out_idx, self.target = function, out_idx, target
-        self.whole_syncs = whole_syncs
+        self.options = options
         self.signature = inspect.signature(function)
         # By its arguments: the kernel, and the arguments, some of which are told by which they are.
         self._made: dict[Any, tuple[JITKernel, Any]] = {}
@@ -267,7 +270,7 @@ class _Lazy(JITImpl):
         key = (*map(exact, args), *((n, exact(v)) for n, v in sorted(kwargs.items())))
         if key not in self._made:
             func = self.get_tir(*args, **kwargs)
-            made = JITKernel(func, self.out_idx, self.target, whole_syncs=self.whole_syncs)
+            made = JITKernel(func, self.out_idx, self.target, options=self.options)
             self._made[key] = made, (args, kwargs)
         return self._made[key][0]
 
@@ -303,7 +306,7 @@ class _Eager(JITImpl):
     values. A call launches it."""
 
     def __init__(
-        self, function: Callable[..., Any], target: object, whole_syncs: bool = False
+        self, function: Callable[..., Any], target: object, options: Options = TILELANG
     ) -> None:
         functools.update_wrapper(self, function)
         self.func = function
@@ -312,7 +315,6 @@ class _Eager(JITImpl):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        options = Options(tilelang=True, whole_syncs=whole_syncs)
         self.kernel, self.target = make_kernel(function, (), None, options=options), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -347,19 +349,19 @@ def jit(
     """A program of TileLang's: lazy (see `_Lazy`) or eager, which is a `tilec.Kernel`. `out_idx`
     belongs to lazy ones; eager ones return T.empty. Raises CompileError for other options."""
     check_options("jit", options)
-    whole = _whole_syncs(options)
+    said = _options(options)
     frame = sys._getframe(1)
 
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Kernel):  # above @T.prim_func
-            return JITKernel(function, out_idx, target, whole_syncs=whole)
+            return JITKernel(function, out_idx, target, options=said)
         if not _is_eager(function):
-            return _Lazy(function, out_idx, target, whole)
+            return _Lazy(function, out_idx, target, said)
         if out_idx is not None:
             message = f"out_idx of {function.__name__}, whose body is the kernel"
             raise CompileError(message, caller_loc(), "return T.empty(shape, dtype) instead")
         remember_surroundings(function, frame)
-        return _Eager(function, target, whole)
+        return _Eager(function, target, said)
 
     return decorate if func is None else decorate(func)
 

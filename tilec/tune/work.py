@@ -400,7 +400,7 @@ class _Reader:
                 moved = Transfer(r.buffer, (count,), loops, is_store, row, along, behind)
                 work.transfers.append(moved)
             match o:
-                case ops.Binary() if o.result.dtype.is_float:
+                case ops.Binary() | ops.Fma() if o.result.dtype.is_float:
                     quick += 1
                 case ops.Unary() if o.result.dtype.is_float:
                     quick += o.kind in _PLAIN_UNARY

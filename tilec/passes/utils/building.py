@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -87,6 +87,16 @@ def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op],
     own: Substitution = dict(zip(o.body.args, (index, *carried)))
     ops = [clone(x, own) for x in o.body.statements]
     return ops, tuple(own.get(v, v) for v in yielded(o.body))
+
+
+MOST_WRITTEN_OUT = 8
+"""Iterations of a loop along what registers hold, each of which has code of its own."""
+
+
+def is_short(o: For, known: Callable[[Value], Any]) -> bool:
+    """Whether a loop's iterations may be written out, each of which then names its registers."""
+    indices = o.indices(known) if o.kind in ("serial", "unroll") else None
+    return indices is not None and len(indices) <= MOST_WRITTEN_OUT
 
 
 def updated(o: AnyOp, **fields: Any) -> AnyOp:
