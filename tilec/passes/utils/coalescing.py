@@ -6,7 +6,8 @@ Where no formula says how far apart neighbours are, some iterations' places are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -162,24 +163,20 @@ def offsets(
     found = []
     for place in places:
         numbers: dict[Value, Number] = dict(zip(p.body.args, place))
+        known = functools.partial(_number, numbers, facts)
         for x in needed:
-            number = fold(x, _Known(numbers, facts)) if len(x.results) == 1 else None
+            number = fold(x, known) if len(x.results) == 1 else None
             if number is None and not own.isdisjoint(x.results):
                 return None
             numbers |= dict.fromkeys(x.results, number or 0)
-        at = map(_Known(numbers, facts), o.indices)
-        found.append(sum(int(n) * s for n, s in zip(at, _strides(o.buffer.buffer))))
+        pairs = zip(map(known, o.indices), _strides(o.buffer.buffer))
+        found.append(sum(int(n) * stride for n, stride in pairs))
     return found
 
 
-class _Known(NamedTuple):
+def _number(numbers: Mapping[Value, Number], facts: Facts, v: Value) -> Number:
     """The number that a value has at one iteration."""
-
-    numbers: dict[Value, Number]
-    facts: Facts
-
-    def __call__(self, v: Value) -> Number:
-        return self.numbers[v] if v in self.numbers else self.facts.constant(v) or 0
+    return numbers[v] if v in numbers else facts.constant(v) or 0
 
 
 def _strides(t: BufferType) -> list[int]:
