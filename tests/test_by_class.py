@@ -83,6 +83,7 @@ REASONS = {
     "passes/utils/accesses.py": LOWERING,
     "passes/rename_changed.py": SELECTION,
     "passes/resolve_views.py": LOWERING,
+    "passes/utils/coalescing.py": SELECTION,
     "passes/utils/column_parts.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
