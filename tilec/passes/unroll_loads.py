@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
@@ -75,7 +75,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
     overlapping = bool(func.attrs.get("may_alias"))
-    roomy, facts = is_roomy(func), facts_of(func)
+    roomy = is_roomy(func)
     subst: Substitution = {}
 
     def visit(o: For) -> None | list[Op]:
@@ -85,7 +85,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return None
         count = 1
         if o.kind == "serial":
-            count = _side_by_side(o, numbers, facts) or _together(o, numbers, written)
+            count = _side_by_side(o, numbers, func) or _together(o, numbers, written)
         if count > 1:
             return _unrolled(o, count, numbers, subst)
         ahead = None if overlapping else _Ahead(o, written, roomy)
@@ -109,7 +109,7 @@ def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> 
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _side_by_side(o: For, numbers: Mapping[Value, Number], facts: Facts) -> int:
+def _side_by_side(o: For, numbers: Mapping[Value, Number], func: Func) -> int:
     """How many iterations a loop has that only change registers, if what they load lies side by
     side: LLVM makes one wide load of it. Else 0."""
     trips, body = len(o.indices(numbers.get) or ()), o.body.statements
@@ -119,9 +119,9 @@ def _side_by_side(o: For, numbers: Mapping[Value, Number], facts: Facts) -> int:
     plain = all(
         x.pure and not x.regions or isinstance(x, MemLoad | RegRead | RegWrite) for x in body
     )
-    if not plain or any(x.guard is not None for x in loads):
+    if not plain or not loads or any(x.guard is not None for x in loads):
         return 0
-    index = o.body.args[0]
+    facts, index = facts_of(func), o.body.args[0]
     return trips if any(facts.slope(x.offset, index) == x.lanes for x in loads) else 0
 
 
@@ -206,8 +206,8 @@ class _Ahead:
         ):
             return 1
         acts = self.copies or any(isinstance(x, MemStore | If) for x in inside)
-        if not acts and is_short(body):
-            return 1  # LLVM does it
+        if not acts and (is_short(body) or not self.roomy):
+            return 1  # the former LLVM does
         places = {(x.source, x.offset): x for x in self.loads}.values()
         least = 1 if written_out else 4  # bytes: LLVM makes vectors of neighbours
         size = sum(max(x.lanes * x.source.dtype.bits // 8, least) for x in places)
