@@ -59,12 +59,85 @@ def test_numbers(target: str, shape: tuple[int, int], rng: np.random.Generator) 
     np.testing.assert_array_equal(B, wanted)
 
 
-def test_they_are_tiles_of_the_threads() -> None:
-    specs = [tilec.spec((64, 64), "float32")] * 2
-    func = trace_variant(whole.signature, whole.key_of(specs, "cuda:sm_90a", {}))
-    loops = [o.extents for o in walk(func.body) if isinstance(o, Parallel)]
-    assert loops == [(64,), (21, 3), (2, 32)]
-    assert len([o for o in walk(func.body) if isinstance(o, For)]) == 4
+def tiles_of(kernel: Any, shape: tuple[int, ...], target: str = "cuda:sm_90a") -> list[Any]:
+    specs = [tilec.spec(shape, "float32")] * 2
+    func = trace_variant(kernel.signature, kernel.key_of(specs, target, {}))
+    assert sum(isinstance(o, For) for o in walk(func.body)) == 4
+    return [o.extents for o in walk(func.body) if isinstance(o, Parallel)]
+
+
+def test_they_are_tiles_of_about_the_size() -> None:
+    assert tiles_of(whole, (64, 64)) == [(8, 8, 8), (8, 8, 3), (2, 64)]
+    assert tiles_of(whole, (5, 4100)) == [(128, 4), (8, 3), (2, 8)]  # 4 divides all
+    assert tiles_of(whole, (1 << 20, 63)) == [(8, 64), (16, 8, 3), (2, 256)]
+    assert tiles_of(whole, (3, 1)) == [(4, 1), (4, 3), (2, 4)]
+
+
+def test_nothing_is_known_of_the_size() -> None:
+    assert tiles_of(whole, (64, 64), "cpu") == [(64,), (21, 3), (2, 32)]
+
+    @tilec.kernel
+    def spans(A: T.Tensor((M,), "int32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(M - 1, threads=64) as r:
+            for i in T.Parallel(A[r + 1] - A[r]):
+                B[A[r] + i] += r
+
+    specs = tilec.spec((9,), "int32"), tilec.spec((9,), "float32")
+    func = trace_variant(spans.signature, spans.key_of(specs, "cuda:sm_90a", {}))
+    assert [o.extents for o in walk(func.body) if isinstance(o, Parallel)] == [(64,)]
+    assert not spans.signature.telling
+
+
+@tilec.kernel
+def moved(A: T.Tensor((M, N), "float16"), B: T.Tensor((N // 2, M), "float16")):
+    with T.Kernel(1, threads=32):
+        for i, j in T.Parallel(M, N // 2):
+            B[j, i] = A[i, 2 * j] + A[i, 2 * j + 1]
+
+
+@tilec.kernel
+def copied(A: T.Tensor((M, N), "float16"), B: T.Tensor((M, N), "float16")):
+    with T.Kernel(1, threads=64):
+        for i, j in T.Parallel(M, N):
+            B[i, j] = A[i, j]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(5, 48), (5, 42), (33, 14), (1, 2), (70, 1022), (3, 0), (0, 6)])
+def test_runs_that_are_inside_or_not(
+    target: str, shape: tuple[int, int], rng: np.random.Generator
+) -> None:
+    A = rng.standard_normal(shape).astype(np.float16)
+    B = np.full((shape[1] // 2, shape[0]), np.nan, np.float16)
+    run(moved, target, A, B)
+    np.testing.assert_array_equal(B, (A[:, ::2] + A[:, 1::2]).T)
+    C = np.full(shape, np.nan, np.float16)
+    run(copied, target, A, C)
+    np.testing.assert_array_equal(C, A)
+
+
+def test_runs_are_moved_together() -> None:
+    specs = [tilec.spec((5, 48), "float16")] * 2
+    for target, word in (
+        ("cuda:sm_90a", "ld.global.nc.v4.b32"),
+        ("hip:gfx942", "global_load_dwordx4"),
+    ):
+        assert word in copied.compile(*specs, target=target).asm
+
+
+def test_variants_are_told_apart_by_about_the_size() -> None:
+    def key(*shape: int) -> Any:
+        return copied.key_of([tilec.spec(shape, "float16")] * 2, "cuda:sm_90a", {})
+
+    assert key(56, 200) == key(64, 216) != key(72, 216)
+    assert key(56, 200) != key(56, 202)  # a run is 8, or 2
+    assert rows.signature.telling == {"N": "tiles"} and not tilec.kernel(plain).signature.telling
+
+
+def plain(A: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
+        for i in T.Parallel(128):
+            A[b * 128 + i] = 1
 
 
 def test_a_fragment_has_so_many_elements() -> None:

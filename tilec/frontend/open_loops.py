@@ -1,26 +1,30 @@
 """T.Parallel with extents that only a call gives: a tile of iterations after the other.
 
-    for i, j in T.Parallel(m, n):      for i in T.serial(m):
-        BODY                      ->       for tile in T.serial(T.ceildiv(n, 128)):
-                                               for x in T.Parallel(128):
-                                                   if tile * 128 + x < n:
-                                                       j = tile * 128 + x
-                                                       BODY
+    for i, j in T.Parallel(m, n):   for rows in T.serial(T.ceildiv(m, 16)):
+        BODY                            for tile in T.serial(T.ceildiv(n, 128)):
+                                    ->      for y, x, e in T.Parallel(16, 16, 8):
+                                                if rows * 16 + y < m and tile * 16 + x < n // 8:
+                                                    i, j = rows * 16 + y, (tile * 16 + x) * 8 + e
+                                                    BODY
 
-The last such extent is cut into tiles of as many iterations as the block has threads, those before
-it are loops of their own. The names of the loops are none that a program can have.
+The last two such extents are cut, those before them are loops of their own. A tile has up to eight
+iterations for each thread of the block, no more than about as many as there are (the variant knows
+about how large sizes are that are extents of T.Parallel, and whether eight divides them). Of what
+is not known so, a tile has as many iterations as the block has threads, and no rows. The names of
+the loops are none that a program can have.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.memory import Memory
-from tilec.frontend.values import LoopHeader, Scalar, as_syntax
+from tilec.frontend.values import LoopHeader, Number, Scalar, as_syntax
+from tilec.ir.types import RUN, next_power_of_2
 
 _USUAL_THREADS = 128
 
@@ -29,6 +33,13 @@ def is_open(extent: object) -> bool:
     """Whether an extent is an integer that only a call gives."""
     run_time = isinstance(extent, Scalar) and not extent.dtype.is_float
     return run_time and static_int(extent) is None
+
+
+class _Cut(NamedTuple):
+    """An extent in tiles of `size` iterations, in runs of `unit` that are all inside or none."""
+
+    size: int
+    unit: int = 1
 
 
 def loop_over_tiles(
@@ -40,20 +51,91 @@ def loop_over_tiles(
         hint = "loop over a compile-time tile, or leave it out"
         raise t.error(message, hint, header.place("loop_layout"))
     extents: Any = header.arguments["extents"]
-    *outer, last = (d for d, e in enumerate(extents) if is_open(e))
-    size = max(1, (t.threads or _USUAL_THREADS) // math.prod(static_int(e) or 1 for e in extents))
-    kept = [d for d in range(len(extents)) if d not in outer]
-    inner = {**header.arguments, "extents": tuple(size if d == last else extents[d] for d in kept)}
-    stop = t.to_index(extents[last])
-    tiles = header.counted(last, t.binary("ceildiv", stop, size))
-    tile = LoopHeader("Parallel", inner, header.loc, header.places)
-    number, inside = (ast.Name(f".{word}{id(node)}", ast.Load()) for word in ("number", "inside"))
-    index = ast.BinOp(ast.BinOp(number, ast.Mult(), ast.Constant(size)), ast.Add(), inside)
-    within = ast.Compare(index, [ast.Lt()], [as_syntax(stop)])
-    body = ast.If(within, [ast.Assign([targets[last]], index), *node.body], [])
-    variables = [inside if d == last else targets[d] for d in kept]
-    made = ast.For(ast.Tuple(variables, ast.Store()), as_syntax(tile), [body], [])
-    made = ast.For(number, as_syntax(tiles), [made], [])
-    for d in reversed(outer):
-        made = ast.For(targets[d], as_syntax(header.counted(d)), [made], [])
+    opened = [d for d, e in enumerate(extents) if is_open(e)]
+    cuts = _cuts(t, extents, opened, node.iter)
+    outside: list[tuple[ast.expr, LoopHeader]] = []
+    inside: list[tuple[ast.expr, Any]] = []
+    guards: list[ast.expr] = []
+    indices: list[ast.stmt] = []
+    for d, (target, extent) in enumerate(zip(targets, extents)):
+        if d not in opened:
+            inside.append((target, extent))
+            continue
+        if d not in cuts:
+            outside.append((target, header.counted(d)))
+            continue
+        size, unit = cuts[d]
+        number, within, element = (
+            ast.Name(f".{word}{d}_{id(node)}", ast.Load()) for word in ("number", "inside", "unit")
+        )
+        stop = t.to_index(extent)
+        outside.append((number, header.counted(d, t.binary("ceildiv", stop, size))))
+        index: ast.expr = _sum(number, size // unit, within)
+        guards.append(ast.Compare(index, [ast.Lt()], [as_syntax(_runs(t, stop, unit))]))
+        inside.append((within, size // unit))
+        if unit > 1:
+            inside.append((element, unit))
+            index = _sum(index, unit, element)
+        indices.append(ast.Assign([target], index))
+    variables, sizes = zip(*inside)
+    tile = LoopHeader("Parallel", {**header.arguments, "extents": sizes}, header.loc, header.places)
+    test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), guards)
+    body = ast.If(test, [*indices, *node.body], [])
+    made = ast.For(ast.Tuple([*variables], ast.Store()), as_syntax(tile), [body], [])
+    for variable, loop in reversed(outside):
+        made = ast.For(variable, as_syntax(loop), [made], [])
     return ast.fix_missing_locations(ast.copy_location(made, node.iter))
+
+
+def _sum(number: ast.expr, size: int, within: ast.expr) -> ast.BinOp:
+    return ast.BinOp(ast.BinOp(number, ast.Mult(), ast.Constant(size)), ast.Add(), within)
+
+
+def _runs(t: Memory, stop: Number, unit: int) -> Number:
+    return stop if unit == 1 else t.binary("floordiv", stop, unit)
+
+
+def _cuts(
+    t: Memory, extents: Sequence[Any], opened: Sequence[int], written: ast.expr
+) -> Mapping[int, _Cut]:
+    """How the last of the open extents, and maybe the one before it, are cut."""
+    *outer, last = opened
+    threads = t.threads or _USUAL_THREADS
+    others = math.prod(static_int(e) or 1 for e in extents)
+    args = written.args if isinstance(written, ast.Call) else []
+    places = [*args, *(None for _ in extents)]
+    about, unit = _about(t, extents[last], places[last])
+    if not about:
+        return {last: _Cut(max(1, threads // others))}
+    most = max(1, threads * RUN // others)
+    size = min(about, 1 << most.bit_length() - 1)
+    found = {last: _Cut(size, min(unit, size))}
+    if outer:
+        rows = _about(t, extents[outer[-1]], places[outer[-1]])[0]
+        size = min(rows, 1 << (most // size).bit_length() - 1) if most > size else 1
+        if size > 1:
+            found[outer[-1]] = _Cut(size)
+    return found
+
+
+def _about(t: Memory, extent: Number, written: ast.expr | None) -> tuple[int, int]:
+    """A power of two that is no smaller than an extent, and one up to `RUN` that divides it; (0, 1)
+    where nothing is known of it."""
+    if isinstance(written, ast.BinOp) and isinstance(written.op, ast.FloorDiv):
+        by = static_int(t.expression(written.right))
+        size, unit = _about(t, t.number_of(written.left, "an extent"), None)
+        if size and by and by & (by - 1) == 0:
+            return max(1, size // by), max(1, unit // by)
+    form = affine_of(extent)
+    total, unit = form.const, form.const
+    known = {
+        s.value: t.magnitudes[n]
+        for n, s in t.sizes.items()
+        if isinstance(s, Scalar) and n in t.magnitudes
+    }
+    for value, factor in form.terms.items():
+        if value not in known:
+            return 0, 1
+        total += known[value][0] * factor
+        unit = math.gcd(unit, known[value][1] * factor)
+    return next_power_of_2(max(1, total)), math.gcd(unit, RUN)

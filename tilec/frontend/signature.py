@@ -75,10 +75,10 @@ class Signature:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
-    the sizes that its form follows, and what they count. `kernels`: how many
-    launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant (`Parts` in
-    `tilec.jit`), the first of which gives what T.empty makes to the others. `options`: what else
-    its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
+    the sizes that its form follows, or the tiles of a T.Parallel, and what they count. `kernels`:
+    how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
+    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `options`:
+    what else its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
     """
 
     source: Source
@@ -212,7 +212,7 @@ def _read(
         tiles,
         max(1, kernels),
         part,
-        telling={} if tiles is None else reader.telling(),
+        telling=reader.telling_tiles() if tiles is None else reader.telling(),
     )
 
 
@@ -429,6 +429,15 @@ class _Reader(Launches):
             for n in name_nodes(*extents):
                 if isinstance(size := self._known(n), T.Size):
                     told[size.text] = what
+        return told
+
+    def telling_tiles(self) -> dict[str, nests.Tells]:
+        """The sizes that are extents of T.Parallel, or parts of such."""
+        told: dict[str, nests.Tells] = {}
+        for call in nests.every(ast.Call, *self.source.node.body):
+            if call.args and self._known(call.func) is T.Parallel:
+                sizes = (self._known(n) for n in name_nodes(*call.args))
+                told |= {size.text: "tiles" for size in sizes if isinstance(size, T.Size)}
         return told
 
     def _known(self, node: ast.expr) -> object:

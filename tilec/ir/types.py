@@ -114,6 +114,16 @@ def unit_of(extent: int) -> int:
     return math.gcd(extent, WIDEST_UNIT)
 
 
+RUN = 8
+"""Elements that a thread has together, at most: 16 bytes of half precision."""
+
+
+def tile_of(extent: int) -> tuple[int, int]:
+    """Of a loop that is cut into tiles: the next power of two up to 8192, and what divides it of
+    `RUN`."""
+    return next_power_of_2(min(extent, 8192)), math.gcd(extent, RUN)
+
+
 # All of them, in the order in which they stand above.
 DTYPES = {d.name: d for d in tuple(globals().values()) if isinstance(d, DType)}
 SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}

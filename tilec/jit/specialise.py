@@ -16,7 +16,7 @@ from tilec.builtins.annotations import dtype_of
 from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
-from tilec.ir.types import magnitude_of, narrow_of, unit_of
+from tilec.ir.types import magnitude_of, narrow_of, tile_of, unit_of
 from tilec.jit.fingerprint import describe
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index
 from tilec.runtime.expressions import evaluate, names_in
@@ -148,7 +148,7 @@ class SpecialisationKey:
     tensors that the launch copies so that their rows begin at cache lines. Under `only_ranked` a
     variant that would spill is not made. `debug`: T.device_assert looks (TILEC_DEBUG=1).
     `magnitudes`: about how large the sizes are that the form of a loop over whole tensors follows,
-    and which power of two divides them, of those that count columns.
+    or the tiles of a T.Parallel, and which power of two divides them, of those that count columns.
     """
 
     source: str
@@ -243,15 +243,23 @@ class Asked:
             only_ranked=known.only_ranked,
             debug=is_on("TILEC_DEBUG"),
             magnitudes=tuple(
-                (
-                    n,
-                    narrow_of(size) if counts == "rows" else magnitude_of(size),
-                    unit_of(size) if counts == "columns" else 1,
-                )
+                (n, *_about(size, counts))
                 for n, counts in self.signature.telling.items()
                 if (size := call.sizes.values.get(n)) is not None and self.target != "cpu"
             ),
         )
+
+
+def _about(size: int, counts: str) -> tuple[int, int]:
+    """About how large a size is, and what divides it, as far as code follows that."""
+    match counts:
+        case "rows":
+            return narrow_of(size), 1
+        case "columns":
+            return magnitude_of(size), unit_of(size)
+        case "tiles":
+            return tile_of(size)
+    return magnitude_of(size), 1
 
 
 def packed_fact(a: Argument) -> Argument:

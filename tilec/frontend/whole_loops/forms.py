@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
@@ -37,7 +36,6 @@ class WholeLoops(Statements):
     about how large they are, and a power of two that divides them."""
 
     row_lanes = 0
-    magnitudes: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks

@@ -16,7 +16,7 @@ from tilec.support.syntax import name_nodes, names_in, placed
 Named = Callable[[ast.expr], object]
 DtypeOf = Callable[[ast.expr], DType | None]
 Fresh = Callable[[str], str]
-Tells = Literal["loops", "columns", "rows"]
+Tells = Literal["loops", "columns", "rows", "tiles"]
 
 MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
