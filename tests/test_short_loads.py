@@ -181,3 +181,27 @@ def test_lanes_run_along_another_dimension(target: str) -> None:
     assert "padded(64x32, 32, 2)" in made.stages["infer_layouts"]  # columns in banks of their own
     (line,) = [x for x in report.counts.lines if x.global_read]
     assert line.sectors <= 1.25 * a.nbytes / 32
+
+
+def test_a_rest_of_multiples_ends_before_the_last_of_them() -> None:
+    """`flat % 128` of a multiple of 4, and what is added, is below 128: no load is guarded."""
+
+    @tilec.kernel
+    def repeated(
+        A: T.Tensor((8192,), "float16"),
+        B: T.Tensor((128,), "float16"),
+        C: T.Tensor((8192,), "float16"),
+    ):
+        with T.Kernel(8, threads=256) as b:
+            for i, j in T.Parallel(256, 4):
+                at = (b * 256 + i) * 4 + j
+                C[at] = A[at] + B[at % 128]
+
+    a, b, c = random(8192), random(128), np.zeros(8192, "float16")
+    for target in TARGETS:
+        c[:] = 0
+        run_compiled(repeated, target, a, b, c)
+        assert np.array_equal(c, a + np.tile(b, 64))
+    made = repeated.compile(a, b, c, target="cuda:sm_90a")
+    assert "guard" not in made.stages["pair_halves"]
+    assert len(re.findall(r"ld\.global\.nc\.v[24]", made.asm)) == 2

@@ -61,11 +61,11 @@ class Coalescing:
 
         def lines(dim: int) -> float:
             """Lines of 128 bytes that an access of as many lanes as there are banks lies on."""
-            total = 0.0
+            total, runs = 0.0, max(1.0, BANKS / p.extents[dim])
             for o in touched:
                 step = usual_step(p, o, dim, facts)
                 away = BANKS if step is None else step * o.buffer.dtype.bits / 8 / BANK_BYTES
-                total += min(BANKS, max(1.0, away))
+                total += min(BANKS, runs * max(1.0, away / runs))
             return total
 
         best = min(range(last + 1), key=lambda d: (lines(d), -d))
