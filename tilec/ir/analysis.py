@@ -242,8 +242,9 @@ class Facts(Forms):
             found = limits  # it may wrap
         elif lo is None and dtype.kind != "int":
             found = limits  # below zero an unsigned value wraps
-        elif lo is not None and hi is not None and -lo % divisor + hi % divisor <= hi - lo:
-            found = lo + -lo % divisor, hi - hi % divisor
+        elif lo is not None and hi is not None and found != limits:  # which say that it may wrap
+            whole = lo + -lo % divisor, hi - hi % divisor
+            found = whole if whole[0] <= whole[1] else found
         self._ranges[value] = found
         if found[0] is not None and found[0] == found[1]:
             divisor = low_bit(found[0])
