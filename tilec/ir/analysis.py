@@ -55,7 +55,7 @@ class Facts(Forms):
         self._grid: tuple[Value, ...] = ()
         self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
         self._blocks: dict[int, Value] = {}
-        self._stops: dict[Value, Value] = {}  # of loops and the grid, by their indices
+        self._stops: dict[Value, Value] = {}  # of loops, by their indices
         self._func = func
         threads = func.attrs.get("threads")
         self._threads = threads if isinstance(threads, int) and threads > 0 else _BLOCK_THREADS
@@ -123,8 +123,8 @@ class Facts(Forms):
         return above, below
 
     def _at_ends(self, a: Affine, sign: int) -> Affine:
-        """A sum where the indices of loops and blocks that it grows with (`sign` 1), or falls with
-        (-1), are the last ones: n - 1 - i, of i below n, is 0 there."""
+        """A sum where the indices of loops that it grows with (`sign` 1), or falls with (-1), are
+        the last ones: n - 1 - i, of i below n, is 0 there."""
         for v, c in a.terms.items():
             if c * sign > 0 and v in self._stops:
                 last = self.form(self._stops[v]) + Affine(-1)
@@ -415,8 +415,6 @@ class Facts(Forms):
                 self._forms[result] = Affine.of(self._blocks.setdefault(dim, result))
                 hi = self.range(self._grid[dim])[1] if dim < len(self._grid) else None
                 self._set(result, (0, None if hi is None else max(hi - 1, 0)))
-                if dim < len(self._grid):
-                    self._stops[self._blocks[dim]] = self._grid[dim]
                 if dim < len(self._grid) and self._multiples:
                     self._whole_blocks(self._forms[result], self._grid[dim])
             case ops.GridSize(dim=dim):
