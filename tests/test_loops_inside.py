@@ -169,3 +169,29 @@ def test_rows_of_a_sparse_matrix(target: str, rng: np.random.Generator) -> None:
     if target == "cuda:sm_90a":
         asm = tilec.kernel(rows_of).compile(a, p, v, x, y, target=target).asm
         assert "ld.global.nc.v4.b32" in asm  # eight neighbours
+
+
+@tilec.kernel
+def taps_in_front(
+    X: T.Tensor((L, WIDE), "float16"),
+    W: T.Tensor((4, WIDE), "float16"),
+    Y: T.Tensor((L, WIDE), "float16"),
+):
+    with T.Kernel(L // 8, threads=64) as b:
+        for i, j in T.Parallel(8, WIDE):
+            total = T.alloc_var("float32", init=0.0)
+            for w in T.serial(4):
+                at = b * 8 + i + w - 3
+                if at >= 0:
+                    total += T.cast(X[at, j], "float32") * W[w, j]
+            Y[b * 8 + i, j] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_neighbours_take_a_branch_that_gives_a_value(target: str, rng: np.random.Generator) -> None:
+    x, w = (rng.random((n, WIDE)).astype(np.float16) for n in (L, 4))
+    y = np.full((L, WIDE), np.nan, np.float16)
+    run(taps_in_front, target, x, w, y)
+    padded = np.pad(x.astype(float), ((3, 0), (0, 0)))
+    want = sum(padded[n : n + L] * w[n].astype(float) for n in range(4))
+    np.testing.assert_allclose(y, want, rtol=2e-3)

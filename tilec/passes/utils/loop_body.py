@@ -174,6 +174,8 @@ class LoopBody:
         self.b = outer
         if isinstance(o, ops.For | ops.While):
             made["inits"] = self._of_each(o.inits, envs)
+        if isinstance(o, ops.If):
+            made["types"] = o.types * len(envs)
         for env in envs:
             env.update((r, Value(r.type, r.name)) for r in o.results)
         made["results"] = self._of_each(o.results, envs)
