@@ -322,18 +322,24 @@ def test_carried_values_are_as_uniform_as_what_flows_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "above"),
+    ("index", "above", "below"),
     [
-        ("%x = binary.sub %M, %one %r = binary.sub %x, %i", True),  # M - 1 - i
-        ("%r = binary.sub %M, %i", True),
-        ("%x = binary.sub %M, %two %r = binary.sub %x, %i", False),
-        ("%x = binary.sub %K, %one %r = binary.sub %x, %i", False),  # of another loop's extent
-        ("%x = binary.mul %i, %two %y = binary.mul %M, %two %r = binary.sub %y, %x", True),
-        ("%x = binary.mul %i, %two %r = binary.sub %M, %x", False),
+        ("%x = binary.sub %M, %one %r = binary.sub %x, %i", True, False),  # M - 1 - i
+        ("%r = binary.sub %M, %i", True, False),
+        ("%x = binary.sub %M, %two %r = binary.sub %x, %i", False, False),
+        (
+            "%x = binary.sub %K, %one %r = binary.sub %x, %i",
+            False,
+            True,
+        ),  # of another loop's extent
+        ("%x = binary.mul %i, %two %y = binary.mul %M, %two %r = binary.sub %y, %x", True, False),
+        ("%x = binary.mul %i, %two %r = binary.sub %M, %x", False, False),
+        ("%x = binary.sub %K, %M %r = binary.add %x, %i", False, True),  # K - M + i
+        ("%x = binary.add %i, %one %y = binary.sub %K, %M %r = binary.add %x, %y", False, False),
     ],
 )
-def test_indices_that_count_down_to_0(index: str, above: bool) -> None:
+def test_indices_at_the_ends_of_loops(index: str, above: bool, below: bool) -> None:
     consts = " ".join(f"%{name} = const {n}, i32" for n, name in enumerate(("zero", "one", "two")))
     loop = f"for.serial %zero, %M, %one body(%i: i32) {{ {index} yield }}"
     facts, named = facts_of(f"{consts} {loop}")
-    assert facts.inside(named["r"], "K") == (above, False)
+    assert facts.inside(named["r"], "K") == (above, below)

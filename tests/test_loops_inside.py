@@ -15,6 +15,7 @@ import tilec.language as T
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 N, L, TAPS, F = 8, 64, 12, 32
+WIDE = 256
 
 
 def convolution(how: str) -> Any:
@@ -83,10 +84,114 @@ def test_numbers(how: str, target: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("how", ["known", "run time", "nested"])
 def test_what_elements_share_is_loaded_once(how: str) -> None:
-    """A thread's 32 elements are four groups of eight neighbours: eight weights at once for all."""
+    """A thread's 32 elements are four groups of eight neighbours: eight weights at once for all. A
+    loop whose ends are known is written out."""
     specs = [tilec.spec((N, L), "float16"), tilec.spec((TAPS, F), "float16")]
     made = convolution(how).compile(
         *specs, tilec.spec((N, L, F), "float32"), 4, target="cuda:sm_90a"
     )
     loads = re.findall(r"ld\.shared(\.v4)?\.b(?:16|32)", made.asm)
-    assert loads.count(".v4") <= 3 and 0 < len(loads) <= 16
+    times = 1 if how == "run time" else TAPS
+    assert loads.count(".v4") <= 3 * times and 0 < len(loads) <= 16 * times
+
+
+def stencil(how: str) -> Any:
+    """Each element is the sum of its neighbours', those beyond the edges 0."""
+    B, H, W = T.dynamic("B, H, W")
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((B, H, W), "float16"),
+        K: T.Tensor((B, 9), "float16"),
+        Y: T.Tensor((B, H, W), "float16"),
+        taps: T.int32,
+    ):
+        with T.Kernel(T.ceildiv(H, 4), B, threads=64) as (bh, b):
+            for i, j in T.Parallel(4, W):
+                total = T.alloc_var("float32", init=0.0)
+                for k in T.serial(9 if how == "known" else taps):
+                    y, x = bh * 4 + i + k // 3 - 1, j + k % 3 - 1
+                    inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+                    total += T.if_then_else(inside, T.cast(X[b, y, x], "float32"), 0.0) * K[b, k]
+                if bh * 4 + i < H:
+                    Y[b, bh * 4 + i, j] = total
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("how", ["known", "run time"])
+@pytest.mark.parametrize("shape", [(2, 9, 40), (1, 4, 33), (3, 1, 1)])
+def test_neighbours_carry_a_sum_each(
+    how: str, shape: tuple[int, int, int], target: str, rng: np.random.Generator
+) -> None:
+    x = rng.random(shape).astype(np.float16)
+    k = rng.random((shape[0], 9)).astype(np.float16)
+    y = np.full(shape, np.nan, np.float16)
+    run(stencil(how), target, x, k, y, 9)
+    padded = np.pad(x.astype(float), ((0, 0), (1, 1), (1, 1)))
+    h, w = shape[1:]
+    parts = [
+        padded[:, n // 3 : n // 3 + h, n % 3 : n % 3 + w] * k[:, n, None, None].astype(float)
+        for n in range(9)
+    ]
+    np.testing.assert_allclose(y, sum(parts), rtol=2e-3)
+
+
+def rows_of(
+    A: T.Tensor((N,), "int32"),
+    P: T.Tensor((L,), "int32"),
+    V: T.Tensor((L,), "float32"),
+    X: T.Tensor((TAPS, WIDE), "float16"),
+    Y: T.Tensor((N - 1, WIDE), "float16"),
+):
+    with T.Kernel(N - 1, threads=32) as r:
+        for j in T.Parallel(WIDE):
+            total = T.alloc_var("float32", init=0.0)
+            for p in T.serial(A[r], A[r + 1]):
+                total += V[p] * X[P[p], j]
+            Y[r, j] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_a_sparse_matrix(target: str, rng: np.random.Generator) -> None:
+    """Neighbours run a loop together whose ends, and whose places, all of them have loaded once."""
+    counts = rng.integers(0, 5, N - 1)
+    a = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    p, v = rng.integers(0, TAPS, L).astype(np.int32), rng.random(L).astype(np.float32)
+    x, y = rng.random((TAPS, WIDE)).astype(np.float16), np.full((N - 1, WIDE), np.nan, np.float16)
+    run(tilec.kernel(rows_of), target, a, p, v, x, y)
+    want = [
+        sum((v[q] * x[p[q]].astype(float) for q in range(a[r], a[r + 1])), np.zeros(WIDE))
+        for r in range(N - 1)
+    ]
+    np.testing.assert_allclose(y, want, rtol=2e-3)
+    if target == "cuda:sm_90a":
+        asm = tilec.kernel(rows_of).compile(a, p, v, x, y, target=target).asm
+        assert "ld.global.nc.v4.b32" in asm  # eight neighbours
+
+
+@tilec.kernel
+def taps_in_front(
+    X: T.Tensor((L, WIDE), "float16"),
+    W: T.Tensor((4, WIDE), "float16"),
+    Y: T.Tensor((L, WIDE), "float16"),
+):
+    with T.Kernel(L // 8, threads=64) as b:
+        for i, j in T.Parallel(8, WIDE):
+            total = T.alloc_var("float32", init=0.0)
+            for w in T.serial(4):
+                at = b * 8 + i + w - 3
+                if at >= 0:
+                    total += T.cast(X[at, j], "float32") * W[w, j]
+            Y[b * 8 + i, j] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_neighbours_take_a_branch_that_gives_a_value(target: str, rng: np.random.Generator) -> None:
+    x, w = (rng.random((n, WIDE)).astype(np.float16) for n in (L, 4))
+    y = np.full((L, WIDE), np.nan, np.float16)
+    run(taps_in_front, target, x, w, y)
+    padded = np.pad(x.astype(float), ((3, 0), (0, 0)))
+    want = sum(padded[n : n + L] * w[n].astype(float) for n in range(4))
+    np.testing.assert_allclose(y, want, rtol=2e-3)

@@ -159,7 +159,8 @@ def scattered(each: int, width: int, guarded: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("each", "width", "found"), [(4, 64, "v4"), (2, 64, "v2"), (3, 63, ""), (4, 66, "v2")]
+    ("each", "width", "found"),
+    [(4, 64, "v4"), (2, 64, "v4"), (2, 66, "v2"), (3, 63, ""), (4, 66, "v2")],
 )
 @pytest.mark.parametrize("target", TARGETS)
 def test_neighbours_of_one_statement(each: int, width: int, found: str, target: str) -> None:

@@ -114,18 +114,22 @@ class Facts(Forms):
             most = self.reach(form - size)[1]
             below = below or (most is not None and most < 0)
         if not above and self._stops:
-            least = self._least_at_ends(self.form(index))
+            least = self.reach(self._at_ends(self.form(index), -1))[0]
             above = least is not None and least >= 0
+        if not below and not isinstance(extent, int):
+            end = self._at_ends(self.form(index), 1) - self.form(self._sizes[extent])
+            most = self.reach(end)[1]
+            below = most is not None and most < 0
         return above, below
 
-    def _least_at_ends(self, a: Affine) -> int | None:
-        """The least that a sum is which falls with indices of loops: n - 1 - i, of i below n, is 0
-        at the last one. None of one that falls with none."""
-        falls = [(v, c) for v, c in a.terms.items() if c < 0 and v in self._stops]
-        for v, c in falls:
-            last = self.form(self._stops[v]) + Affine(-1)
-            a = a + (last - Affine.of(v)).scaled(c)
-        return self.reach(a)[0] if falls else None
+    def _at_ends(self, a: Affine, sign: int) -> Affine:
+        """A sum where the indices of loops that it grows with (`sign` 1), or falls with (-1), are
+        the last ones: n - 1 - i, of i below n, is 0 there."""
+        for v, c in a.terms.items():
+            if c * sign > 0 and v in self._stops:
+                last = self.form(self._stops[v]) + Affine(-1)
+                a = a + (last - Affine.of(v)).scaled(c)
+        return a
 
     def reach(self, a: Affine) -> Range:
         """As of `Forms`; what the author says of a part of the sum counts, too."""
@@ -242,9 +246,6 @@ class Facts(Forms):
             found = limits  # it may wrap
         elif lo is None and dtype.kind != "int":
             found = limits  # below zero an unsigned value wraps
-        elif lo is not None and hi is not None and found != limits:  # which say that it may wrap
-            whole = lo + -lo % divisor, hi - hi % divisor
-            found = whole if whole[0] <= whole[1] else found
         self._ranges[value] = found
         if found[0] is not None and found[0] == found[1]:
             divisor = low_bit(found[0])

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
@@ -53,6 +54,9 @@ MOST_TOGETHER = 8
 BYTES_TOGETHER = 128
 """What these take at the most where they come from tensors."""
 
+MOST_INSIDE = 256
+"""Operations of a loop inside that is written out."""
+
 MOST_JAMMED = 4
 """Groups of elements that run a loop inside together."""
 
@@ -64,7 +68,7 @@ def lower_parallel(func: Func, target: Target) -> Func:
     def loops(o: Op) -> None | list[Op]:
         match o:
             case ops.Parallel():
-                return lowering.parallel(o)
+                return lowering.parallel(lowering.written_out(o))
             case ops.For(kind="vectorized", inits=()):
                 return lowering.vectorized(o)
         return None
@@ -213,6 +217,24 @@ class Lowering:
 
     # --- parallel loops ---
 
+    def written_out(self, p: ops.Parallel) -> ops.Parallel:
+        """The loop with short ones inside unrolled, so that their loads are under way together."""
+
+        def visit(o: ops.For) -> Op | None:
+            made = replace(o, kind="unroll") if o.kind == "serial" else None
+            return made if made and 0 < self._written(made) <= MOST_INSIDE else None
+
+        body = rewrite(p.body, visit, kind=ops.For)
+        return p if body is p.body else replace(p, body=body)
+
+    def _written(self, o: Op) -> int:
+        """The operations that come of an op where loops are written out; none of those that never
+        run or whose ends are open."""
+        inside = sum(self._written(x) for region in o.regions for x in region.ops)
+        if not isinstance(o, ops.For) or o.kind != "unroll":
+            return 1 + inside
+        return len(o.indices(self.known.facts.constant) or ()) * inside
+
     def parallel(self, p: ops.Parallel) -> list[Op]:
         layout = p.laid_out
         b = Builder(p.loc)
@@ -239,10 +261,7 @@ class Lowering:
         accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
         regions = [o for o in p.body.ops if o.regions]
         flat = all(self.known.one_branch(o, arg) for o in regions)
-        # Where a guard is needed, each iteration of a loop inside has its own.
-        whole = flat or (
-            not self.known.needs(p) and all(self.known.together(o, arg) for o in regions)
-        )
+        whole = flat or all(self.known.together(o, arg) for o in regions)
         limit = run if whole else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
@@ -254,7 +273,7 @@ class Lowering:
             inner = {r: o for o in walk(p.body) for r in o.results}
             conds = self.known.inside_at_corners(b, p, inner, {})
         if conds is None:
-            self._emit(b, p, place, replica, width if flat else 1, dim, guarded=True)
+            self._emit(b, p, place, replica, width, dim, guarded=True)
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
         self._emit(fast, p, place, replica, width, dim, guarded=False)

@@ -213,10 +213,7 @@ class _Forward:
             if hi < step and o.kind == "floordiv":
                 return replace(o, lhs=x)
             if hi < step < n:
-                first = Value(o.result.type)
-                self.scalar(replace(o, lhs=x, results=(first,)))
-                lhs = self.subst.get(first, first)
-                return Binary("add", lhs, y, results=o.results, loc=o.loc)
+                return replace(o, kind="add", lhs=self.rest(o, x, int(n), step), rhs=y)
             if step != n:
                 continue
             if o.kind == "mod":
@@ -227,6 +224,15 @@ class _Forward:
             lhs, rhs = (self.subst.get(v, v) for v in parts)
             return Binary("add", lhs, rhs, results=o.results, loc=o.loc)
         return None
+
+    def rest(self, o: Binary, x: Value, n: int, step: int) -> Value:
+        """`x % n` as `x // step % (n // step) * step`, where `step` divides both: from its operands
+        alone it is known that `step` numbers from it on are below n, too."""
+        for kind, by in (("floordiv", step), ("mod", n // step), ("mul", step)):
+            made, number = Value(x.type), self.constant(by, x.dtype)
+            self.scalar(Binary(kind, x, number, results=(made,), loc=o.loc))
+            x = self.subst.get(made, made)
+        return x
 
     # --- control flow -----------------------------------------------------------------------------
 

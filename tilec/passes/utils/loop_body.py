@@ -72,7 +72,7 @@ class LoopBody:
                     env[o.result] = env[o.on_true]
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
-            case ops.If() | ops.For() if not o.results and self._together(o, envs):
+            case ops.If() | ops.For() if self._together(o, envs):
                 for run in self._together(o, envs):  # elements that go the same way
                     self._inside(o, run, first)
                     first += len(run)
@@ -152,26 +152,38 @@ class LoopBody:
         b.emit(ops.If, whole, together.block(), apart.block())
 
     def _inside(self, o: Op, envs: list[Substitution], first: int) -> None:
-        """An op with regions, for elements that run them together: what is inside is lowered in
-        turn."""
-        outer, own = self.b, envs[0]
-        inner: dict[str, Any] = {}
+        """An op with regions, for elements that run them together, each with its own carried
+        values: what is inside is lowered in turn."""
+        outer = self.b
+        made: dict[str, Any] = {}
+        alike = 1 if isinstance(o, ops.For) else 0  # arguments: the index
         for name in o.region_fields:
             region: Block = getattr(o, name)
-            args = {a: Value(a.type, a.name) for a in region.args}
+            index = {a: Value(a.type, a.name) for a in region.args[:alike]}
             for env in envs:
-                env.update(args)
+                env.update(index)
+                env.update((a, Value(a.type, a.name)) for a in region.args[alike:])
             self.b = Builder(o.loc)
             for x in region.ops:
                 if isinstance(x, ops.Yield):
-                    self.b.ops.append(substitute(x, own))
+                    self.b.emit(ops.Yield, self._of_each(x.values, envs))
                 else:
                     self.op(x, envs, first)
-            inner[name] = self.b.block(own[a] for a in region.args)
+            carried = self._of_each(region.args[alike:], envs)
+            made[name] = self.b.block((*index.values(), *carried))
         self.b = outer
-        own.update((r, Value(r.type, r.name)) for r in o.results)
-        results = tuple(own[r] for r in o.results)
-        outer.ops.append(replace(substitute(o, own), results=results, **inner))
+        if isinstance(o, ops.For | ops.While):
+            made["inits"] = self._of_each(o.inits, envs)
+        if isinstance(o, ops.If):
+            made["types"] = o.types * len(envs)
+        for env in envs:
+            env.update((r, Value(r.type, r.name)) for r in o.results)
+        made["results"] = self._of_each(o.results, envs)
+        outer.ops.append(replace(substitute(o, envs[0]), **made))
+
+    @staticmethod
+    def _of_each(values: Sequence[Value], envs: Sequence[Substitution]) -> tuple[Value, ...]:
+        return tuple(env.get(v, v) for env in envs for v in values)
 
     # --- fragments ---
 
@@ -223,8 +235,15 @@ class LoopBody:
         known = self.known.memory(o, arg, limit)
         width = known.width
         apart = arg is not None and width == 1 and self.known.stride(o, arg) > 1
+        loaded: dict[tuple[Value, ...], Substitution] = {}
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
+            if isinstance(o, ops.Load) and o not in self.past and width == 1:
+                (env,) = group
+                alike = loaded.setdefault(self._of_each(o.indices, group), env)
+                if alike is not env:  # several elements read one
+                    env[o.result] = alike[o.result]
+                    continue
             if apart and arg is not None:
                 found = self.known.aligned(o, arg, self.width, start % self.width)
                 known = replace(known, bytes=found)

@@ -16,7 +16,7 @@ from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
-from tilec.ir.ops import Atomic, ElementAccess, For, If, Parallel
+from tilec.ir.ops import Atomic, ElementAccess, For, If, Parallel, decides
 from tilec.ir.types import BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
@@ -81,11 +81,11 @@ class MemoryFacts:
     def together(self, o: Op, arg: Value | None) -> bool:
         """Whether vectors of neighbours along `arg` may run a loop, and the loops and branches in
         it, together."""
-        if not isinstance(o, For):
+        same = arg is None or not any(self.moves(v, arg) for v in decides(o))
+        if not same or not isinstance(o, For | If):
             return self.one_branch(o, arg)
-        same = arg is None or not any(self.moves(v, arg) for v in (o.lo, o.hi, o.step))
-        inside = (x for x in o.body.ops if x.regions)
-        return same and not o.results and all(self.together(x, arg) for x in inside)
+        inside = (x for region in o.regions for x in region.ops if x.regions)
+        return all(self.together(x, arg) for x in inside)
 
     def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
         """What is known of an access; `arg` is the loop index along which registers are
