@@ -492,7 +492,7 @@ def test_ranges_do_not_decide_what_may_wrap() -> None:
         ("%n1 = const 128, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%base, "]}),
         ("%n1 = const 32, i32 %r = binary.mod %at, %n1", {"mod": ["%j, "]}),
         ("%n1 = const 64, i32 %r = binary.mod %at, %n1", {}),
-        ("%n1 = const 128, i32 %r = binary.mod %at, %n1", {"mod": ["%k, "]}),
+        ("%n1 = const 128, i32 %r = binary.mod %at, %n1", {"floordiv": ["%base, "], "mod": ["%0, "]}),
         ("%n1 = const 24, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%at, "]}),
         ("%n1 = const -64, i32 %r = binary.floordiv %at, %n1", {"floordiv": ["%at, "]}),
         ("%n1 = const -64, i32 %r = binary.mod %at, %n1", {"mod": ["%at, "]}),

@@ -213,7 +213,8 @@ class _Forward:
             if hi < step and o.kind == "floordiv":
                 return replace(o, lhs=x)
             if hi < step < n:
-                return replace(o, kind="add", lhs=self.rest(o, x, int(n), step), rhs=y)
+                first = self.rest(o, x, int(n), step)
+                return Binary("add", first, y, results=o.results, loc=o.loc)
             if step != n:
                 continue
             if o.kind == "mod":
