@@ -112,3 +112,37 @@ def test_quotients_on_a_gpu(odd):
     b = torch.full((n, 64), float("nan"), device="cuda")
     rows()(torch.from_numpy(a).cuda(), torch.from_numpy(d).cuda(), b)
     same(b.cpu().numpy(), a, d)
+
+
+def by_a_number(threads: int = 128):
+    @tilec.kernel
+    def divided(A: T.Tensor((N, 2048), "float32"), D: T.Tensor((N,), "float32"),
+                B: T.Tensor((N, 2048), "float32")):  # fmt: skip
+        with T.Kernel(N, threads=threads) as r:
+            a = T.alloc_fragment((2048,), "float32")
+            T.copy(A[r, 0:2048], a)
+            step = D[r] * 1.0
+            for j in T.Parallel(2048):
+                B[r, j] = T.round(a[j] / step)
+
+    return divided
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("odd", [False, True])
+def test_one_reciprocal_of_a_number(target, odd):
+    a, d = operands(96, 3, odd)
+    a, d = a.reshape(3, 2048), d[:3]
+    b = np.full_like(a, np.nan)
+    report = tilec.simulate(by_a_number(), a, d, b, target=target)
+    assert report.ok, report
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(b, np.rint(a / d[:, None]))
+    stages = by_a_number().compile(a, d, b, target=target).stages
+    body = parse_func(stages["share_reciprocals"]).body
+    found = [o for o in walk(body) if isinstance(o, Binary) and o.kind == "div"]
+    multiplied = sum(isinstance(o, Fma) for o in walk(body))
+    # Of a loop with a test of the row, and of one without: four neighbours at once, or a register.
+    assert len(found) in (2 * (1 + 4), 2 * (1 + 1)) and multiplied == 2 * (
+        1 + len(found) // 2 * 4 - 4
+    )

@@ -1,20 +1,21 @@
 """lower_scans: running sums and maxima become loops over elements in shared memory.
 
-Before: TILE. After: TILE without `scan`. A row is cut into pieces, about as many as a piece has
-elements; each is a thread's work, twice: first what its elements make together, then, from what the
-pieces before it make, the running values:
+Before: TILE. After: TILE without `scan`. A row is cut into pieces, each a thread's work, twice:
+first what its elements make together, then, from what the pieces before it make, the running
+values. What pieces make is a row, too, with a scan of its own:
 
     scan x, y            parallel (rows, pieces)   totals[row, piece] = combined elements
-                   ->    parallel (rows)           totals[row, :] = of the pieces before each
-                         parallel (rows, pieces)   y[…] = running values from totals[row, piece] on
+                   ->    scan totals, totals
+                         parallel (rows, pieces)   y[…] = running values from totals[row, piece - 1]
 
-A thread reads an element before it writes that place, so `y` may be `x`. Fragments are copied to
-shared memory and back, but on a target whose blocks are one thread."""
+The elements of a piece are an odd number, so that threads find theirs in other banks. A thread
+reads an element before it writes that place, so `y` may be `x`. Fragments are copied to shared
+memory and back, but on a target whose blocks are one thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
+from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
@@ -25,6 +26,7 @@ from tilec.passes.utils.building import whole
 from tilec.target import Target
 
 SHORT = 16  # a row of so many elements is not cut
+PIECE = 17  # elements
 
 
 def lower_scans(func: Func, target: Target) -> Func:
@@ -65,71 +67,54 @@ class _Rows:
         self.source = source
         self.dest = dest
         self.count = o.source.extents[o.dim]
-        self.kept = tuple(e for d, e in enumerate(o.source.extents) if d != o.dim)
-        length = self.count if self.count <= SHORT else isqrt(self.count - 1) + 1
-        self.pieces = -(-self.count // length)
-        self.length = length
+        self.pieces = 1 if self.count <= SHORT else -(-self.count // PIECE)
 
     def loops(self) -> None:
-        rows, shape = self.kept or (1,), (*self.kept, self.pieces)
+        o, dim = self.o, self.o.dim
+        shape = tuple(self.pieces if d == dim else e for d, e in enumerate(o.source.extents))
         if self.pieces == 1:
-            with each_element(self.b, rows) as (inner, at):
-                self._run(inner, at, None, None)
+            with each_element(self.b, shape) as (inner, at):
+                self._run(inner, at, None)
             return
-        made = BufferType(shape, self.o.accumulator, "shared")
-        totals = self.b.value(Alloc, made, name=f"{self.o.source.buffer.name}_totals")
+        made = BufferType(shape, o.accumulator, "shared")
+        totals = self.b.value(Alloc, made, name=f"{o.source.buffer.name}_totals")
         with each_element(self.b, shape) as (inner, at):
-            self._total(inner, at[:-1], at[-1], totals)
-        with each_element(self.b, rows) as (inner, at):
-            self._before(inner, at, totals)
+            self._total(inner, at, totals)
+        of_totals = whole(self.b, totals)
+        again = replace(o, source=of_totals, dest=of_totals, reverse=False)
+        _Rows(self.b, again, of_totals, of_totals).loops()
         with each_element(self.b, shape) as (inner, at):
-            self._run(inner, at[:-1], at[-1], totals)
+            self._run(inner, at, totals)
 
-    def _total(self, b: Builder, row: Sequence[Value], piece: Value, totals: Value) -> None:
+    def _total(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
         """What the elements of a piece make together."""
-        begin, end = self._bounds(b, piece)
+        begin, end = self._bounds(b, at[self.o.dim])
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            return self._combined(inner, so_far, self._element(inner, row, k))
+            return self._combined(inner, so_far, self._element(inner, at, k))
 
-        first = self._element(b, row, begin)
+        first = self._element(b, at, begin)
         after = b.binary("add", begin, 1)
-        b.emit(Store, totals, (*row, piece), carried(b, after, end, first, step))
+        b.emit(Store, totals, tuple(at), carried(b, after, end, first, step))
 
-    def _before(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
-        """Turn the pieces' totals into what those before each make; that of the first is never
-        read."""
-        row = at[: len(self.kept)]
-
-        def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            own = inner.value(Load, totals, (*row, k))
-            inner.emit(Store, totals, (*row, k), so_far)
-            return self._combined(inner, so_far, own)
-
-        first = b.value(Load, totals, (*row, b.const(0)))
-        start, end = b.const(1), b.const(self.pieces)
-        carried(b, start, end, first, step)
-
-    def _run(
-        self, b: Builder, at: Sequence[Value], piece: Value | None, totals: Value | None
-    ) -> None:
+    def _run(self, b: Builder, at: Sequence[Value], totals: Value | None) -> None:
         """The running values of a piece."""
-        row = at[: len(self.kept)]
-        begin = b.const(0)
-        end = b.const(self.count)
-        if piece is not None:
-            begin, end = self._bounds(b, piece)
-        first = self._element(b, row, begin)
-        if piece is not None and totals is not None:
+        dim = self.o.dim
+        begin, end = b.const(0), b.const(self.count)
+        if totals is not None:
+            begin, end = self._bounds(b, at[dim])
+        first = self._element(b, at, begin)
+        if totals is not None:
             zero = b.const(0)
-            earlier = b.value(Load, totals, (*row, piece))
-            is_first = b.compare("eq", piece, zero)
+            before = b.binary("max", b.binary("sub", at[dim], 1), zero)
+            earlier = b.value(Load, totals, (*at[:dim], before, *at[dim + 1 :]))
+            is_first = b.compare("eq", at[dim], zero)
             first = b.select(is_first, first, self._combined(b, earlier, first))
-        self._store(b, row, begin, first)
+        self._store(b, at, begin, first)
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            value = self._combined(inner, so_far, self._element(inner, row, k))
-            self._store(inner, row, k, value)
+            value = self._combined(inner, so_far, self._element(inner, at, k))
+            self._store(inner, at, k, value)
             return value
 
         after = b.binary("add", begin, 1)
@@ -137,24 +122,24 @@ class _Rows:
 
     def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
         """The first element of a piece, and the one behind its last: no piece is empty."""
-        begin = b.binary("mul", piece, self.length)
-        end = b.binary("add", begin, self.length)
+        begin = b.binary("mul", piece, PIECE)
+        end = b.binary("add", begin, PIECE)
         return begin, b.binary("min", end, self.count)
 
     def _combined(self, b: Builder, x: Value, y: Value) -> Value:
         return b.binary(self.o.combine, x, y)
 
-    def _element(self, b: Builder, row: Sequence[Value], k: Value) -> Value:
-        value = b.value(Load, self.source.buffer, self._place(b, self.source, row, k))
+    def _element(self, b: Builder, at: Sequence[Value], k: Value) -> Value:
+        value = b.value(Load, self.source.buffer, self._place(b, self.source, at, k))
         return b.cast(value, self.o.accumulator)
 
-    def _store(self, b: Builder, row: Sequence[Value], k: Value, value: Value) -> None:
-        place = self._place(b, self.dest, row, k)
+    def _store(self, b: Builder, at: Sequence[Value], k: Value, value: Value) -> None:
+        place = self._place(b, self.dest, at, k)
         b.emit(Store, self.dest.buffer, place, b.cast(value, self.dest.dtype))
 
-    def _place(self, b: Builder, r: Region, row: Sequence[Value], k: Value) -> tuple[Value, ...]:
+    def _place(self, b: Builder, r: Region, at: Sequence[Value], k: Value) -> tuple[Value, ...]:
         """The indices of the row's element number `k` in the scan's order."""
         if self.o.reverse:
             k = b.binary("sub", b.const(self.count - 1), k)
-        own = (*row[: self.o.dim], k, *row[self.o.dim :])
+        own = (*at[: self.o.dim], k, *at[self.o.dim + 1 :])
         return tuple(shifted(b, offset, arg) for offset, arg in zip(r.offsets, own))

@@ -1,7 +1,8 @@
 """share_reciprocals: a tile that is divided by a few numbers is multiplied by their reciprocals,
 and every quotient is what a division gives.
 
-Before: LOWERED, a loop over a thread's registers divides each of them by one of a few others, as in
+Before: LOWERED, a loop over a thread's registers divides each of them by one of a few others, or by
+a number that is there before it, as in
 
     for i, j in T.Parallel(M, N): o[i, j] /= total[i]
 
@@ -43,7 +44,7 @@ from tilec.ir.ops import (
     Wgmma,
     constants,
 )
-from tilec.ir.types import FLOAT32, BufferType, DType
+from tilec.ir.types import FLOAT32, BufferType, DType, ScalarType
 from tilec.passes.utils.building import counted
 from tilec.target import Target
 
@@ -51,6 +52,7 @@ LEAST_DIVISIONS = 8
 LEAST_SHARED = 4  # divisions by the same number
 SMALL, LARGE = 2.0**-24, 2.0**24  # of divisors, which are positive
 SMALLEST, LARGEST = 2.0**-100, 2.0**64  # of what is divided
+FLOAT32_NUMBER = ScalarType(FLOAT32)
 APART = 4  # comparisons that do not wait for one another
 _SIMPLE = (RegRead, Lookup, Const, Cast)
 
@@ -79,7 +81,8 @@ def _in_flight(func: Func) -> set[Op]:
 
 @dataclass(frozen=True)
 class _Divisions:
-    """`loop` divides by the registers `used` of the fragment `by`: `ops` are its divisions."""
+    """`loop` divides by the registers `used` of the fragment `by`, or by the number `by` (which
+    counts as register 0): `ops` are its divisions."""
 
     loop: For
     trips: int
@@ -95,7 +98,7 @@ class _Divisions:
         one = b.const(1.0, FLOAT32)
         for k in self.used:
             at = b.const(k)
-            d = b.value(RegRead, self.by, at)
+            d = b.value(RegRead, self.by, at) if self.by.type != FLOAT32_NUMBER else self.by
             r = b.binary("div", one, d)
             rest = b.value(Fma, b.value(Unary, "neg", r), d, one)
             b.emit(Store, near, (at,), r)
@@ -145,15 +148,20 @@ class _Divisions:
             if o not in self.ops:
                 return None
             assert isinstance(o, Binary)
-            b, (x, d), divisor = Builder(o.loc), (o.lhs, o.rhs), made[o.rhs]
-            assert isinstance(divisor, RegRead)
-            r, less = (b.value(Load, v, (divisor.index,)) for v in (near, lacking))
+            b, (x, d), divisor = Builder(o.loc), (o.lhs, o.rhs), made.get(o.rhs)
+            at = divisor.index if isinstance(divisor, RegRead) else b.const(0)
+            r, less = (b.value(Load, v, (at,)) for v in (near, lacking))
             q = b.value(Fma, x, r, b.binary("mul", x, less))
             e = b.value(Fma, b.value(Unary, "neg", q), d, x)
             subst[o.result] = b.value(Fma, e, r, q)
             return b.ops
 
         return clone(replace(self.loop, body=rewrite(self.loop.body, visit, subst)), {})
+
+
+def _is_simple(o: Op) -> bool:
+    """Whether an op only reads a register, or says which."""
+    return isinstance(o, _SIMPLE) or (isinstance(o, Binary) and o.lhs.is_integer)
 
 
 def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
@@ -173,18 +181,22 @@ def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
         if not isinstance(p, Binary) or p.kind != "div" or p.result.dtype != FLOAT32:
             continue
         divisor = defs.get(p.rhs)
-        if not isinstance(divisor, RegRead) or divisor.fragment in written:
+        if p.rhs not in defs and p.rhs not in numbers:
+            used.add(0)
+            by.add(p.rhs)
+        elif not isinstance(divisor, RegRead) or divisor.fragment in written:
             return None
-        at = defs.get(divisor.index)
-        if isinstance(at, Lookup) and at.index is o.body.args[0]:
-            used |= set(at.table[:trips])
-        elif divisor.index in numbers:
-            used.add(int(numbers[divisor.index]))
         else:
+            by.add(divisor.fragment)
+            at = defs.get(divisor.index)
+            if isinstance(at, Lookup) and at.index is o.body.args[0]:
+                used |= set(at.table[:trips])
+            elif divisor.index in numbers:
+                used.add(int(numbers[divisor.index]))
+            else:
+                return None
+        if not all(map(_is_simple, upstream((p.lhs,), defs))):
             return None
-        if not all(isinstance(q, _SIMPLE) for q in upstream((p.lhs,), defs)):
-            return None
-        by.add(divisor.fragment)
         ops.append(p)
     count = trips * len(ops)
     if len(by) != 1 or count < max(LEAST_DIVISIONS, LEAST_SHARED * len(used)):
