@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
+from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute, upstream
 from tilec.ir.fold import Number, fold
 from tilec.ir.intervals import dtype_range
 from tilec.ir.loc import UNKNOWN
@@ -194,8 +194,8 @@ class _Forward:
     def divided(self, o: Op) -> Binary | None:
         """`(x + y) // n`, where n divides x, as `x // n + y // n`, and `(x + y) % n` as `y % n`: of
         the place of an element in a row, what all elements of a tile share is apart from what tells
-        which of them have the same quotient. `x // n` and `x % n + y`, where y is less than what
-        divides both."""
+        which of them have the same quotient. `x // n`, where y is less than what divides both;
+        and `x % n + y`, where x is the same for a whole tile."""
         if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod") or o.lhs.dtype.is_float:
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
@@ -212,7 +212,8 @@ class _Forward:
                 continue
             if hi < step and o.kind == "floordiv":
                 return replace(o, lhs=x)
-            if hi < step < n:
+            behind = (v for made in upstream([x], self.makers) for v in made.operands)
+            if hi < step < n and self.indices.isdisjoint({x, *behind}):
                 first = self.rest(o, x, int(n), step)
                 return Binary("add", first, y, results=o.results, loc=o.loc)
             if step != n:

@@ -89,8 +89,13 @@ class Coalescing:
                     rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
                 elif step := usual_step(p, o, dim, self.known.facts):
                     away = t.dtype.bits * step
-                    if away < 8 * SECTOR_BYTES:  # else a lane has its own wherever it is
-                        rows[o] = [Row(away, self.known.memory(o, last, bits).width)]
+                    found = Row(away, self.known.memory(o, last, bits).width)
+                    # Else a lane has a sector of its own wherever it is; and what others want of
+                    # the same row is with what the widest access brings.
+                    if away < 8 * SECTOR_BYTES:
+                        rows[a.buffer] = [
+                            max([found, *rows.get(a.buffer, ())], key=lambda r: r.width)
+                        ]
         return [r for found in rows.values() for r in found]
 
     def on_chip(self, p: ops.Parallel, dim: int) -> list[Row]:
