@@ -65,6 +65,7 @@ REASONS = {
     "passes/lower_copies.py": LOWERING,
     "passes/lower_parallel.py": LOWERING,
     "passes/lower_stores.py": LOWERING,
+    "passes/utils/copies_past_registers.py": LOWERING,
     "passes/mem2reg.py": VALUES,
     "passes/pad_tiles.py": LOWERING,
     "passes/recognise_gathers.py": LOWERING,

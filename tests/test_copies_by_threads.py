@@ -17,6 +17,7 @@ from tilec.ir.schedule import Plan
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 ROWS, STAGES = 12, 3
+N = T.dynamic("N")
 
 
 @tilec.kernel
@@ -119,6 +120,93 @@ def test_bytes_of_a_copy(
     np.testing.assert_array_equal(b, np.where(copied_there, a, 0))
     made = copied.compile(a, b, target="cuda:sm_90a")
     assert {o.bytes for o in walk(made.lowered.body) if isinstance(o, CpAsync)} == ({bytes} - {0})
+
+
+def scoped(asynchronous: int) -> Any:
+    """Two tiles of rows, both halves of each in one loop over neighbours, one tile ahead."""
+
+    @tilec.kernel
+    def halves(
+        A: T.Tensor((N, 128), "float16"),
+        B: T.Tensor((N, 64), "float32"),
+        C: T.Tensor((N, 64), "float16"),
+        D: T.Tensor((N, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            left = T.alloc_shared((2, 16, 64), "float16")
+            right = T.alloc_shared((2, 16, 64), "float16")
+            sums = T.alloc_shared((2, 16, 64), "float32")
+            full, free = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+            tx = T.get_thread_binding(0)
+            if tx < 128:
+                for k in T.serial(T.ceildiv(N, 16)):
+                    T.barrier_wait(free[k % 2], k // 2 ^ 1)
+                    row, column = tx // 8, tx % 8 * 8
+                    with T.attr("default", "async_scope", asynchronous):
+                        for v in T.vectorized(8):
+                            left[k % 2, row, column + v] = A[k * 16 + row, column + v]
+                            right[k % 2, row, column + v] = A[k * 16 + row, 64 + column + v]
+                        for v in T.vectorized(8):
+                            sums[k % 2, row, column + v] = B[k * 16 + row, column + v]
+                    if asynchronous:
+                        T.cp_async_barrier_noinc(full[k % 2])
+                    else:
+                        T.barrier_arrive(full[k % 2])
+            else:
+                for k in T.serial(T.ceildiv(N, 16)):
+                    T.barrier_wait(full[k % 2], k // 2)
+                    for i, j in T.Parallel(16, 64):
+                        C[k * 16 + i, j] = left[k % 2, i, j] + right[k % 2, i, 63 - j]
+                    for i, j in T.Parallel(16, 64):
+                        D[k * 16 + i, j] = sums[k % 2, i, 63 - j] * 2.0
+                    T.barrier_arrive(free[k % 2])
+
+    return halves
+
+
+@pytest.mark.parametrize("rows", [0, 16, 32, 70])
+def test_copies_in_an_async_scope(rows: int, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((rows, 128)).astype(np.float16)
+    b = rng.standard_normal((rows, 64)).astype(np.float32)
+    c, d = np.full((rows, 64), np.nan, np.float16), np.full((rows, 64), np.nan, np.float32)
+    report = tilec.simulate(scoped(1), a, b, c, d, target="cuda:sm_90a")
+    assert report.ok, report
+    np.testing.assert_array_equal(c, a[:, :64] + a[:, :63:-1])
+    np.testing.assert_array_equal(d, b[:, ::-1] * 2)
+
+
+def test_each_copy_in_an_async_scope_goes_past_registers() -> None:
+    halves, words = ("float16", 128), ("float32", 64)
+    specs = [tilec.spec((640, n), t) for t, n in (halves, words, ("float16", 64), words)]
+    for asynchronous in (0, 1):
+        plain = Plan("plain")
+        made = scoped(asynchronous).compile_with_plan(plain, *specs, target="cuda:sm_90a")
+        copies = [o.bytes for o in walk(made.lowered.body) if isinstance(o, CpAsync)]
+        assert copies == asynchronous * [16, 16, 16, 16]  # eight float32 are two
+        loads = (o for o in walk(made.lowered.body) if isinstance(o, MemLoad))
+        assert any(o.source.name in "AB" for o in loads) == (not asynchronous)
+
+
+def test_what_is_no_copy_in_an_async_scope_is_done_at_once(rng: np.random.Generator) -> None:
+    """Numbers that are computed, elements that another thread's iteration stores, a tensor."""
+
+    @tilec.kernel
+    def twice(A: T.Tensor((128,), "float16"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            S = T.alloc_shared((128,), "float32")
+            tx = T.get_thread_binding(0)
+            with T.attr("default", "async_scope", 1):
+                S[tx] = A[tx]
+                for i in T.Parallel(128):
+                    S[i] = S[i] * 2.0
+                B[tx] = S[tx]
+
+    a, b = rng.standard_normal(128).astype(np.float16), np.zeros(128, np.float32)
+    for target in TARGETS:
+        run(twice, target, a, b)
+        np.testing.assert_array_equal(b, a.astype(np.float32) * 2)
+    made = twice.compile(a, b, target="cuda:sm_90a")
+    assert not any(isinstance(o, CpAsync) for o in walk(made.lowered.body))
 
 
 def gathered(told: str) -> Any:

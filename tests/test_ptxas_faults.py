@@ -14,7 +14,7 @@ import pytest
 import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
-from tilec.codegen.ptxas_faults import without_faults
+from tilec.codegen.ptxas_faults import with_pairs_of_sums, without_faults
 from tilec.support.tools import find_ptxas
 
 N = T.dynamic("N")
@@ -301,3 +301,87 @@ def test_a_float8_product_on_the_gpu(rng: np.random.Generator, torch: Any) -> No
     D = torch.zeros((8, 96), dtype=torch.int16, device="cuda")
     product_of_shuffled_zeros(a, b, C, D)
     np.testing.assert_array_equal(C.cpu().numpy(), wanted)
+
+
+@tilec.kernel
+def in_flight(
+    A: T.Tensor((256, 512), "float16"),
+    B: T.Tensor((256, 512), "float16"),
+    rows: T.Tensor((4,), "int32"),
+    C: T.Tensor((256, 256), "float16"),
+    tiles: T.int32,
+):
+    """A product by hand, one step of which is in flight as an iteration ends; its sums leave in 16
+    bits by one of two ways. Tiles without rows are left out."""
+    with T.Kernel(1, threads=256):
+        a = T.alloc_shared((3, 64, 64), "float16")
+        b = T.alloc_shared((3, 256, 64), "float16")
+        c = T.alloc_shared((64, 256), "float16")
+        acc = T.alloc_fragment((64, 256), "float32")
+        half = T.alloc_fragment((64, 256), "float16")
+        full, free = T.alloc_barrier([128] * 3), T.alloc_barrier([128] * 3)
+        brought, used = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
+        tx = T.get_thread_binding(0)
+        if tx < 128:
+            T.dec_max_nreg(24)
+            for w in T.serial(tiles):
+                if rows[w] > 0:
+                    for k in T.serial(8):
+                        T.barrier_wait(free[brought % 3], brought // 3 % 2 ^ 1)
+                        T.tma_copy(A[w * 64, k * 64], a[brought % 3, :, :], full[brought % 3])
+                        T.tma_copy(B[0, k * 64], b[brought % 3, :, :], full[brought % 3])
+                        T.barrier_arrive(full[brought % 3])
+                        brought += 1
+        else:
+            T.inc_max_nreg(240)
+            for w in T.serial(tiles):
+                if rows[w] > 0:
+                    for k in T.serial(8):
+                        at = used % 3
+                        T.barrier_wait(full[at], used // 3 % 2)
+                        first = k == 0
+                        T.wgmma_gemm(
+                            a[at, :, :], b[at, :, :], acc, transpose_B=True, clear_accum=first
+                        )
+                        if k > 0:
+                            T.wait_wgmma(1)
+                            T.barrier_arrive(free[(used + 2) % 3])
+                        used += 1
+                    T.wait_wgmma(0)
+                    T.barrier_arrive(free[(used + 2) % 3])
+                    T.copy(acc, half)
+                    if rows[w] == 64:
+                        T.copy(half, c)
+                        T.copy(c, C[w * 64, 0])
+                    else:
+                        for i, j in T.Parallel(64, 256):
+                            if i < rows[w]:
+                                C[w * 64 + i, j] = half[i, j]
+
+
+@pytest.mark.parametrize("tiles", [0, 1, 4])
+def test_sums_of_products_in_flight(tiles: int) -> None:
+    rng = np.random.default_rng(3)
+    a, b = ((rng.standard_normal((256, 512)) / 8).astype(np.float16) for _ in range(2))
+    rows, c = np.array([64, 0, 63, 64], np.int32), np.zeros((256, 256), np.float16)
+    report = tilec.simulate(in_flight, a, b, rows, c, tiles, target="cuda:sm_90a")
+    assert report.ok, report
+    there = np.arange(64) < (rows * (np.arange(4) < tiles))[:, None]
+    want = np.where(there.reshape(256, 1), a.astype(float) @ b.astype(float).T, 0)
+    np.testing.assert_allclose(c, want, rtol=2e-3, atol=2e-3)
+
+
+def test_sums_of_products_in_flight_are_converted_two_by_two() -> None:
+    half = [tilec.spec(s, "float16") for s in ((256, 512), (256, 512), (256, 256))]
+    given = *half[:2], tilec.spec((4,), "int32"), half[2], 4
+    ptx = in_flight.compile(*given, target="cuda:sm_90a").stages["ptx"]
+    assert "wait_group.sync.aligned 1" in ptx
+    if (ptxas := find_ptxas()) is not None:
+        assert not run_ptxas(ptxas, ptx, "sm_90a").advisories
+        apart = re.sub(
+            r"\{ \.reg \.b32 both; .*? both, (%\w+), (%\w+); mov\.b32 \{(%\w+), (%\w+)\}, both; \}",
+            r"cvt.rn.f16.f32 \t\3, \2;\n\tcvt.rn.f16.f32 \t\4, \1;",
+            ptx,
+        )
+        assert apart.count("cvt.rn.f16.f32") == 128 and with_pairs_of_sums(apart) == ptx
+        assert "C7514" in " ".join(run_ptxas(ptxas, apart, "sm_90a").advisories)

@@ -11,8 +11,9 @@ def comm_reducer(combine: Any, identity: Any) -> Any:
 
 
 def attr(node: Any, key: str, value: Any = None) -> Any:
-    """`with T.attr(T.comm_reducer(…), "reduce_scope", …):` the reducer of what stands inside; other
-    keys have no effect."""
+    """`with T.attr(T.comm_reducer(…), "reduce_scope", …):` the reducer of what stands inside. In
+    `with T.attr(…, "async_scope", 1):` a thread's own copies `S[i] = A[j]` of a tensor's elements
+    to shared memory are started as by `T.ptx_cp_async`. Other keys have no effect."""
 
 
 def tvm_thread_allreduce(

@@ -30,7 +30,7 @@ from tilec.codegen.amd_metadata import read_kernel_metadata
 from tilec.codegen.foreign import parted, with_functions
 from tilec.codegen.isolated import Ended, run_isolated
 from tilec.codegen.ptxas import run_ptxas
-from tilec.codegen.ptxas_faults import without_faults
+from tilec.codegen.ptxas_faults import with_pairs_of_sums, without_faults
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import PTX_FOR
@@ -197,6 +197,10 @@ def _finish_cuda(made: Assembled, ptx: str) -> None:
         return
     with _timed(made.seconds, "ptxas"):
         result = run_ptxas(ptxas, ptx, made.target.arch)
+        if "C7514" in result.log and (paired := with_pairs_of_sums(ptx)) != ptx:
+            again = run_ptxas(ptxas, paired, made.target.arch)
+            if len(again.advisories) < len(result.advisories):
+                made.asm, result = paired, again
     made.binary, made.log, made.advisories = result.cubin, result.log, result.advisories
     made.registers, made.spilled_bytes = result.registers, result.spilled_bytes
     made.stack_bytes = result.stack_bytes

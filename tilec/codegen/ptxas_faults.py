@@ -9,6 +9,10 @@ Three faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found
   (a shuffled 0), is converted from a number of no meaning. From a register of its own it is not.
 - So are the operands of a float8 mma, which sm_90a does by such conversions and two mma of float16.
   Where an operand is shuffled these stand in the PTX, and the conversions are the ones of before.
+
+And one by which code is slow: of a loop whose products (wgmma) are in flight at an iteration's end
+it may wait for each instruction, if sums are converted to 16 bits one by one behind it (C7514). Two
+by two it does not.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ _HALVES = re.compile(r"^\tmov\.b32 \t(?:\{[^}]*\}, (%\w+)|(%\w+), \{[^}]*\});$",
 _CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$", re.M)
 _SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
 _FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
+_SINGLE = re.compile(
+    r"^\tcvt\.rn\.(b?f16)\.f32 \t(%\w+), (%\w+);\n\tcvt\.rn\.\1\.f32 \t(%\w+), (%\w+);$", re.M
+)
+_FLYING = re.compile(r"\bwgmma\.wait_group\.sync\.aligned [1-9]")
+_SUMS = re.compile(r"\bwgmma\.mma_async[\w.]* \{([^}]*)\}")
 _LINE = re.compile(r"^\t(?:@!?%\w+ )?([\w.]+) +\t?(\{.*?\}|[^,;]*), (.*);$", re.M)
 _MMA = re.compile(
     r"^\tmma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.(e4m3|e5m2)\.(e4m3|e5m2)\.f32 "
@@ -67,6 +76,20 @@ def without_faults(ptx: str) -> str:
         return "\n".join("\t" + line for line in lines)
 
     return _SELECT.sub(masked, ptx)
+
+
+def with_pairs_of_sums(ptx: str) -> str:
+    """`ptx` with products' sums converted to 16 bits two by two, where some are in flight."""
+    if not _FLYING.search(ptx):
+        return ptx
+    sums = {r for given in {*_SUMS.findall(ptx)} for r in _REGISTER.findall(given)}
+    return _SINGLE.sub(lambda m: _by_two(m) if {m[3], m[5]} <= sums else m[0], ptx)
+
+
+def _by_two(m: re.Match[str]) -> str:
+    kind, low, x, high, y = m.groups()
+    convert = f"cvt.rn.{kind}x2.f32 both, {y}, {x};"
+    return f"\t{{ .reg .b32 both; {convert} mov.b32 {{{low}, {high}}}, both; }}"
 
 
 def _from_own_register(m: re.Match[str]) -> str:

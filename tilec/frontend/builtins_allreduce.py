@@ -25,7 +25,10 @@ def comm_reducer(t: Expressions, c: Call) -> Reducer:
     return Reducer(c["combine"], t.number(values[0], "the identity"))
 
 
-builtin(T.attr)(lambda t, c: AttrHeader(c["node"] if isinstance(c["node"], Reducer) else None))
+@builtin(T.attr)
+def attr(t: Expressions, c: Call) -> AttrHeader:
+    reducer = c["node"] if isinstance(c["node"], Reducer) else None
+    return AttrHeader(reducer, c["key"] == "async_scope" and bool(c["value"]))
 
 
 @builtin(T.tvm_thread_allreduce, of="threads")

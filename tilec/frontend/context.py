@@ -145,6 +145,7 @@ class Context:
     user has imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
     `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what earlier
     traces have found. `unrolls`: the loops around the code that could be written out.
+    `asynchronous`: an async_scope stands around it.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -155,6 +156,7 @@ class Context:
         self.block_shape: tuple[int, ...] = ()
         self.thread_dims: dict[Value, int] = {}
         self.reducer: Reducer | None = None
+        self.asynchronous = False
         self.loc = frame.source.header_loc()
         self.indices = Indices()
         self.depth = 0

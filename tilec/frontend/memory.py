@@ -236,7 +236,16 @@ class Memory(Arithmetic):
         with self.at(element.loc):
             self._check_indices(element, "writes")
             indices = self.indices_at(element)
+        if self.asynchronous and self._brings(buffer, converted):
+            engine = "cp_async"
         self.emit(Store, buffer.value, indices, converted.value, engine)
+
+    def _brings(self, buffer: Buffer, value: Scalar) -> bool:
+        """Whether a store brings an element of a tensor to shared memory as it is, and a thread
+        does so by itself."""
+        made = next((o for o in reversed(self.builder.ops) if value.value in o.results), None)
+        brought = isinstance(made, Load) and made.source.buffer.space == "global"
+        return brought and buffer.type.space == "shared" and self.parallel is None
 
     def indices_at(self, element: Region) -> tuple[Value, ...]:
         """The indices of an element as an op takes them: where it is in a tensor's memory."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.memory import Memory
+from tilec.frontend.operators import Operators
 from tilec.frontend.values import LoopHeader, Number, Scalar, as_syntax
 from tilec.ir.types import RUN, next_power_of_2
 
@@ -43,7 +43,7 @@ class _Cut(NamedTuple):
 
 
 def loop_over_tiles(
-    t: Memory, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
+    t: Operators, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
 ) -> ast.For:
     """The loop that stands for `node`, a T.Parallel."""
     if header.arguments.get("loop_layout") is not None:
@@ -91,12 +91,12 @@ def _sum(number: ast.expr, size: int, within: ast.expr) -> ast.BinOp:
     return ast.BinOp(ast.BinOp(number, ast.Mult(), ast.Constant(size)), ast.Add(), within)
 
 
-def _runs(t: Memory, stop: Number, unit: int) -> Number:
+def _runs(t: Operators, stop: Number, unit: int) -> Number:
     return stop if unit == 1 else t.binary("floordiv", stop, unit)
 
 
 def _cuts(
-    t: Memory, extents: Sequence[Any], opened: Sequence[int], written: ast.expr
+    t: Operators, extents: Sequence[Any], opened: Sequence[int], written: ast.expr
 ) -> Mapping[int, _Cut]:
     """How the last of the open extents, and maybe the one before it, are cut."""
     *outer, last = opened
@@ -118,7 +118,7 @@ def _cuts(
     return found
 
 
-def _about(t: Memory, extent: Number, written: ast.expr | None) -> tuple[int, int]:
+def _about(t: Operators, extent: Number, written: ast.expr | None) -> tuple[int, int]:
     """A power of two that is no smaller than an extent, and one up to `RUN` that divides it; (0, 1)
     where nothing is known of it."""
     if isinstance(written, ast.BinOp) and isinstance(written.op, ast.FloorDiv):

@@ -141,9 +141,11 @@ class Statements(Assignments):
         if word is T.attr:
             header = self.expression(call)
             assert isinstance(header, AttrHeader)
-            kept, self.reducer = self.reducer, header.reducer or self.reducer
+            kept = self.reducer, self.asynchronous
+            self.reducer = header.reducer or self.reducer
+            self.asynchronous = header.asynchronous or self.asynchronous
             self.block(node.body)
-            self.reducer = kept
+            self.reducer, self.asynchronous = kept
             return
         if word is T.If:
             self._if(self._written_out(node))

@@ -217,9 +217,10 @@ class Reducer:
 
 @dataclass(frozen=True, slots=True)
 class AttrHeader:
-    """A call of `T.attr`, and the reducer that it names."""
+    """A call of `T.attr`, and the reducer that it names; `asynchronous`: an async_scope."""
 
     reducer: Reducer | None
+    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)

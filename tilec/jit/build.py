@@ -45,6 +45,7 @@ from tilec.jit.performance import Watch
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.join_iterations import join_iterations
+from tilec.passes.plain_products import plain_products
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
@@ -96,7 +97,7 @@ def trace_variant(
     if func is None:
         func = trace(signature, known)
         with told_as_internal("preparing this kernel", signature.loc):
-            func = kept[about] = split_at_grid_sync(resolve_views(func))
+            func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):

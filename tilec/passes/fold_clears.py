@@ -2,7 +2,8 @@
 
 Before: a fragment is filled with zeros, and the next thing that touches it is a loop with one
 product into it. After: the fill is gone, and the product adds only from the loop's second iteration
-on; behind the loop stands a fill for the case that it has no iteration. Or: one branch of a
+on; behind the loop stands a fill for the case that it has no iteration. Or: a product comes next,
+and after, it overwrites. Or: one branch of a
 condition fills it with zeros, the other (a mask) with something else, and the next thing that
 touches it is a product. After: nothing comes of that fill, and the product adds only where the
 condition went the other way. Only for instructions that can overwrite their accumulator (wgmma's
@@ -26,6 +27,7 @@ def fold_clears(func: Func, target: Target) -> Func:
     product: dict[Op, For] = {}
     branch: set[Fill] = set()  # fills in branches
     kept: dict[Op, tuple[If, bool]] = {}  # a product, and where it adds: in which branch
+    first: set[Gemm] = set()  # products right behind a fill
 
     def find(block: Block) -> None:
         cleared: dict[Value, Fill] = {}
@@ -41,9 +43,12 @@ def fold_clears(func: Func, target: Target) -> Func:
                     if into is not None and cleared[v] not in chosen:
                         folded[cleared[v]] = product[into] = o
             for v in touched:
-                if isinstance(o, Gemm) and cleared[v] in chosen and _adds_to(o, v):
+                if isinstance(o, Gemm) and _adds_to(o, v):
                     branch.add(cleared[v])
-                    kept[o] = chosen[cleared[v]]
+                    if cleared[v] in chosen:
+                        kept[o] = chosen[cleared[v]]
+                    else:
+                        first.add(o)
             for v in touched:
                 del cleared[v]
             if isinstance(o, Fill) and _zeroes(o, numbers):
@@ -64,6 +69,8 @@ def fold_clears(func: Func, target: Target) -> Func:
             return []
         if isinstance(o, Fill) and o in branch:
             return [replace(o, replaced=True)]
+        if o in first:
+            return [replace(o, clear=True)]
         if isinstance(o, Gemm) and o in kept:
             condition, adds = kept[o]
             if adds:

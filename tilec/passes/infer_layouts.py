@@ -55,9 +55,11 @@ from tilec.passes.utils.distribution import (
     is_narrow,
 )
 from tilec.passes.utils.gemm_layouts import (
+    SWIZZLES,
     accumulator_layout,
     operand_fragment_layout,
     operand_shared_layout,
+    swizzle_of,
 )
 from tilec.passes.utils.groups import fragment_warps, warps_of
 from tilec.passes.utils.reductions import result_layout
@@ -135,11 +137,16 @@ class _Inference:
                 accumulator_layout(o, self.warps(o), self.target.warp_size),
                 f"strict: C of {o.instr}",
             )
+        swizzles: dict[Value, int] = {}
         for o in gemms:
             for which, operand in (("a", o.a), ("b", o.b)):
-                t = operand.type
+                most = swizzles.get(operand.buffer, SWIZZLES[0])
+                swizzles[operand.buffer] = min(most, swizzle_of(o, which))
+        for o in gemms:
+            for which, operand in (("a", o.a), ("b", o.b)):
+                t, most = operand.type, swizzles[operand.buffer]
                 if t.space == "shared":
-                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr)
+                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr, most)
                     self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
                 elif t.space == "fragment" and operand.is_whole and not o.instr.startswith("simt"):
                     layout = operand_fragment_layout(o, which, self.warps(o))

@@ -211,7 +211,10 @@ class _Placer:
         own = (
             self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous
         )  # waited for by its author
-        e.waited = not own and waited_by_all(o, self.group[1] * self.size or self.threads)
+        alone = waited_by_all(o, self.group[1] * self.size or self.threads)
+        e.waited = alone and not own
+        if isinstance(o, ops.Gemm) and o.asynchronous and not alone:
+            e.running |= {(o.c, s) for s in e.reads if s[0] == "shared"}
         return e
 
     def touched(self, o: Op) -> set[Value]:
@@ -316,6 +319,9 @@ class _Placer:
                 case ops.MbarrierWait() if o.barrier in self.told_by_copies:
                     # Who started the copies could not fence them.
                     state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
+                    statements.append(o)
+                case ops.WgmmaWait():
+                    state.drain(self.group, o.pending, o.fragments)
                     statements.append(o)
                 case ops.CpAsyncWait() if self.by_hand:
                     state.land(self.group, o.pending)

@@ -6,16 +6,18 @@ buffers and do nothing else, is those copies, with offsets that the condition se
     if diagonal: T.copy(K[own, 0], K_s)
     else:        T.copy(K[n * BN, 0], K_s)
 
-fills K_s in each iteration of a pipelined loop, and so may run ahead, which neither copy could."""
+fills K_s in each iteration of a pipelined loop, and so may run ahead, which neither copy could.
+`as_taken` is what a prediction looks at: also without branches that are never taken."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Value
-from tilec.ir.ops import DIVISIONS, Binary, Copy, For, If, constants
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite
+from tilec.ir.ops import DIVISIONS, Binary, Copy, For, If, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
 from tilec.target import Target
@@ -33,6 +35,24 @@ def join_branches(func: Func, target: Target) -> Func:
         return _joined(o, numbers) if alike and not o.results else None
 
     return func.rewrite(If, visit)
+
+
+def as_taken(func: Func, target: Target) -> Func:
+    """`func` as this pass and `simplify` will have its branches."""
+    if not func.body.has(If):
+        return func
+    facts = facts_of(func)
+    subst: Substitution = {}
+
+    def visit(o: If) -> list[Op] | None:
+        cond = facts.constant(o.cond)
+        if cond is None:
+            return None
+        taken = o.then if cond else o.orelse
+        subst.update(zip(o.results, yielded(taken)))
+        return [*taken.statements]
+
+    return join_branches(func.with_body(rewrite(func.body, visit, subst, If)), target)
 
 
 def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | None:

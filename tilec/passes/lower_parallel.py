@@ -25,13 +25,14 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
+from tilec.passes.utils.copies_past_registers import as_loops
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.masked_loads import masked_loads
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory
@@ -62,7 +63,7 @@ MOST_JAMMED = 4
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
-    func = func.with_body(_as_loops(func))
+    func = func.with_body(as_loops(func))
     lowering = Lowering(func, target)
 
     def loops(o: Op) -> None | list[Op]:
@@ -87,30 +88,6 @@ def lower_parallel(func: Func, target: Target) -> Func:
         return lowering.scalar(o, subst) if in_memory(o) else None
 
     return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
-
-
-def _as_loops(func: Func) -> Block:
-    """The body where a thread's copy of a single element past its registers, too, is a loop."""
-    made = {r: o for o in walk(func.body) for r in o.results}
-    loops = (o for o in func.body.every(ops.For) if o.kind == "vectorized")
-    inside = {x for o in loops for x in o.body.ops}
-
-    def visit(o: ops.Store) -> None | list[Op]:
-        if o.engine != "cp_async" or o in inside:
-            return None
-        copied = [x] if (x := made.get(o.value)) else []
-        if isinstance(x, ops.Select):
-            copied = [y, x] if (y := made.get(x.on_true)) else []
-        if not copied or not isinstance(copied[0], ops.Load):
-            return None
-        own: Substitution = {}
-        one = tuple(clone(x, own) for x in (*copied, o, ops.Yield(loc=o.loc)))
-        b = Builder(o.loc)
-        lo, hi, step = (b.const(n) for n in (0, 1, 1))
-        b.emit(ops.For, "vectorized", lo, hi, step, (), Block((Value(lo.type, "n"),), one))
-        return b.ops
-
-    return func.body.rewrite(ops.Store, visit)
 
 
 class Lowering:

@@ -16,6 +16,7 @@ suits."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -32,7 +33,7 @@ from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.sparse import group_size
 from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32, DType
 from tilec.passes.round_operands import roundable, takes_tf32
-from tilec.passes.utils.gemm_layouts import operand_shared_layout
+from tilec.passes.utils.gemm_layouts import SWIZZLES, operand_shared_layout, swizzle_of
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.operands import (
     WGMMA_K_BYTES,
@@ -150,7 +151,9 @@ class Selection:
             return self._warpgroups(o, instrs, warps, widest)
 
         for a, b, c in _dtypes(o):
-            for seen, dtypes in ((o, (a, b, c)), (replace(o, operands_swapped=True), (b, a, c))):
+            ways = ((o, (a, b, c)), (replace(o, operands_swapped=True), (b, a, c)))
+            for swizzle, (seen, dtypes) in itertools.product(SWIZZLES, ways):
+                seen = replace(seen, swizzle=swizzle)
                 chosen = wide(seen.swap_operands(), dtypes)
                 if chosen:
                     return replace(seen, instr=chosen[0], warps=chosen[1])
@@ -210,7 +213,8 @@ class Selection:
         """Whether the row reads an operand in the layout that the user, or else tilec, gives it."""
         x = operand(o, which, self._facts)
         shape, bits = x.region.type.static_shape, x.region.dtype.bits
-        layout = self._annotated.get(x.buffer) or operand_shared_layout(shape, bits, instr.name)
+        own = operand_shared_layout(shape, bits, instr.name, swizzle_of(o, which))
+        layout = self._annotated.get(x.buffer) or own
         return wgmma_reads(x, layout, share, depth) is not None
 
     def _as_stored(self, o: Gemm, instr: MatrixInstruction) -> bool:

@@ -17,6 +17,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.passes.expand_sparse import expand_sparse
+from tilec.passes.join_branches import as_taken
 from tilec.passes.pad_tiles import deepen
 from tilec.target import Target
 from tilec.tune.cost import Estimate
@@ -308,7 +309,7 @@ class Chooser:
             constants = dict(zip(self._open, at))
             try:
                 func = deepen(self._trace(constants), self._target)
-                func = expand_sparse(func, self._target)
+                func = as_taken(expand_sparse(func, self._target), self._target)
                 found = Candidate(func, self._target, constants)
             except CompileError as error:
                 found = error.with_traceback(None)  # which holds all that had been made

@@ -111,6 +111,11 @@ class Footprint:
         self._planned[key] = made
         return made
 
+    @property
+    def brings(self) -> bool:
+        """Whether producers have something to bring to a block that may stay for several tiles."""
+        return not self.persists or any(r.boxes for r in self.rings)
+
     def _staging(self, plan: Plan, target: Target) -> int:
         threads = (plan.threads or self.threads) * plan.consumer_groups
         return staging_bytes(threads, plan.staged_store, target)

@@ -25,6 +25,7 @@ from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.waits import is_mixed, waits_for_products
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
+ALONE = (4, 3, 2)  # of a group that brings its own tiles
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
 MORE_GROUPS, GROUP_ROWS = (3, 4), 64  # of products that overlap, and what each has of a tile
@@ -315,6 +316,8 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
             for n in RESIDENTS
             for p, s, o in ways
         ]
+        if not space.brings:
+            made += [_plan(residents=n, threads=t) for n in ALONE]
     if overlaps:
         made += [
             _plan(specialise=True, persistent=p, staged_store=s, overlap=True, threads=t)
@@ -328,6 +331,8 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     if MOST_THREADS_FROM <= _largest_product(func) and None not in choices:
         if any(r.others for r in space.rings):
             made.append(_plan(threads=512))  # more of them hide how long their loads take
+    if not space.brings:
+        made.sort(key=lambda plan: plan.specialise)
     return made + _sharing(func, target, choices, space)
 
 

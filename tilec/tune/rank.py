@@ -241,7 +241,7 @@ class Candidate:
 
     def _brought(self, plan: Plan, space: Footprint) -> str:
         """Why TMA cannot move the tiles as the plan has it; "" if it can."""
-        if not self.target.has("tma") or not space.rings:
+        if not self.target.has("tma") or not (space.rings or space.persists):
             return ""
         why = "rows no whole 16 bytes apart, tiles that begin elsewhere, or a conversion"
         if plan.specialise and not any(r.boxes for r in space.rings):

@@ -176,8 +176,9 @@ class Gemm(Op):
 
     `policy` is how the user wants warps spread over C. `fast_accum`: see `tilec.language.gemm`.
     Decided by passes: by `select_gemm`, `instr` (the instruction's name), `operands_swapped` (the
-    instruction computes C^T = B^T @ A^T; see `swap_operands`) and `warps` (how many along M and N
-    of what it computes); by `expand_scopes`, `asynchronous` (C is in flight until a
+    instruction computes C^T = B^T @ A^T; see `swap_operands`), `warps` (how many along M and N of
+    what it computes) and `swizzle` (bytes of the widest one in which warpgroups can read parts of
+    what is contiguous along M or N); by `expand_scopes`, `asynchronous` (C is in flight until a
     `wgmma_wait`)."""
 
     a: Region
@@ -194,6 +195,7 @@ class Gemm(Op):
     fast_accum: bool = True
     instr: str = ""
     warps: tuple[int, ...] = ()
+    swizzle: int = 128
     operands_swapped: bool = False
     asynchronous: bool = False
 

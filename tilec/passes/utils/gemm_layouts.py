@@ -11,6 +11,8 @@ from tilec.ir.ops import Gemm
 from tilec.ir.types import BufferType
 from tilec.passes.utils.distribution import fewest_registers
 
+SWIZZLES = (128, 64, 32)  # bytes
+
 
 def spread(
     row_layout: Layout,
@@ -82,11 +84,21 @@ def operand_layout(o: Gemm, which: str, k: int, total_warps: int) -> Layout:
     return spread(instr.b, (instr.k, instr.n), (k, n), o, total_warps, (False, True))
 
 
-def operand_shared_layout(shape: tuple[int, ...], bits: int, instr: str) -> Layout:
-    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes
-    for matrix instructions, rows set apart by 16 bytes where these do not divide and for SIMT."""
+def swizzle_of(o: Gemm, which: str) -> int:
+    """The widest swizzle in which a product can read its operand "a" or "b": a warpgroup that has a
+    part of what is contiguous in memory reads whole rows of swizzles of it."""
+    across = o.transpose_a if which == "a" else not o.transpose_b
+    return o.swizzle if across else SWIZZLES[0]
+
+
+def operand_shared_layout(
+    shape: tuple[int, ...], bits: int, instr: str, most: int = SWIZZLES[0]
+) -> Layout:
+    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes,
+    `most` at most, for matrix instructions, rows set apart by 16 bytes where these do not divide
+    and for SIMT."""
     if not instr.startswith("simt") and shape[-2] % 8 == 0:
-        for width in (128, 64, 32):
+        for width in SWIZZLES[SWIZZLES.index(most) :]:
             if shape[-1] * bits // 8 % width == 0:
                 return swizzled(shape, bits, width)
     return padded(shape, shape[-1], PAD_BYTES * 8 // bits)

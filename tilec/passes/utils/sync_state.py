@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field, fields
 
 from tilec.ir.core import Op, Value
@@ -41,6 +41,7 @@ class Known:
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
     stored: set[Stored] = field(default_factory=set)
     flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
+    running: set[tuple[Value, Span]] = field(default_factory=set)  # sums in flight, what they read
     ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
     lanes_read: set[Span] = field(default_factory=set)  # of the private ones, since lanes met
     lanes_wrote: set[Span] = field(default_factory=set)
@@ -79,6 +80,14 @@ class Known:
         self.unfenced |= self.flying
         if pending == 0:
             self.flying.clear()
+
+    def drain(self, pending: int, sums: Collection[Value]) -> None:
+        """Each of the threads has waited for its own warpgroup's products into these `sums`, or
+        some (none are named): those of the others have ended behind a barrier only."""
+        ended = {x for x in self.running if x[0] in sums or not sums or pending == 0}
+        self.reads |= {span for _, span in ended}
+        if sums or pending == 0:
+            self.running -= ended
 
     def fence(self) -> None:
         """Each of the threads has executed a proxy fence."""
@@ -141,6 +150,12 @@ class State:
         for g, known in self.groups.items():
             if within(g, group):
                 known.land(pending)
+
+    def drain(self, group: Group, pending: int, sums: Collection[Value]) -> None:
+        """Each thread of `group` has waited for products; `sums` as of `Known.drain`."""
+        for g, known in self.groups.items():
+            if within(g, group):
+                known.drain(pending, sums)
 
     def become(self, other: State) -> None:
         self.groups = other.groups
