@@ -151,7 +151,7 @@ def estimate(
         waves = math.ceil(blocks / (multiprocessors * resident)) * resident
     turns = waves if uneven is None else uneven * blocks / multiprocessors
     loop = _loop(n, plan, made, threads, resident, waves, target)
-    busy = _busy(n, plan, made, threads, loop, s) / s.clock
+    busy = _busy(n, plan, made, threads, loop, min(plan.residents, waves), s) / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
@@ -271,11 +271,14 @@ def _loop(
     return _Loop(compute, vector, asked * s.l2 / into_block, into_block)
 
 
-def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: Speeds) -> float:
-    """Clocks of a block's loops. Groups that take turns do so for whole loops: one hides what
-    another does behind its own; blocks of one multiprocessor hide it at any time. In a loop where
-    threads wait for products (`Mixed`) a warpgroup waits for its own, but for the first and last
-    where iterations overlap; what it does then all others of the multiprocessor hide."""
+def _busy(
+    n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, together: int, s: Speeds
+) -> float:
+    """Clocks of the loops of a block, so many of which are `together` on a multiprocessor. Groups
+    that take turns do so for whole loops: one hides what another does behind its own; blocks of one
+    multiprocessor hide it at any time. In a loop where threads wait for products (`Mixed`) a
+    warpgroup waits for its own, but for the first and last where iterations overlap; what it does
+    then all others of the multiprocessor hide."""
     work = loop.compute
     if n.mixed.waited:
         own = max(n.mixed.issued / s.vector, n.mixed.special / s.special) * made.repeated
@@ -283,12 +286,12 @@ def _busy(n: Numbers, plan: Plan, made: Realised, threads: int, loop: _Loop, s: 
         if any(r is not None and r.warps > 1 for r in made.instrs):
             delay += START * n.mixed.waited / (max(n.iterations, 1.0) if plan.overlap else 1.0)
         streams = 1 if plan.consumer_groups > 1 else max(1, threads // GROUP_THREADS)
-        work = _in_turns(loop.compute, own, delay, streams * plan.residents)
+        work = _in_turns(loop.compute, own, delay, streams * together)
         work *= LOCKSTEP_MIXED if plan.cluster != (1, 1, 1) else 1.0
         work += DIRECT * n.mixed.stored / s.l2
     if plan.consumer_groups > 1:
         return max(work, loop.vector, loop.from_cache)
-    own = work + loop.vector / plan.residents
+    own = work + loop.vector / together
     return max(own, loop.from_cache) / (plan.split * plan.parts)
 
 
