@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 
 from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
@@ -101,8 +102,9 @@ class Facts(Forms):
         hi = self.range(value)[1]
         return self.non_negative(value) and hi is not None and hi < bound
 
-    def inside(self, index: Value, extent: Extent) -> tuple[bool, bool]:
-        """Whether an index of a tensor is known to be at least 0, and to be less than an extent."""
+    def inside(self, index: Value, extent: Extent, blocks: bool = False) -> tuple[bool, bool]:
+        """Whether an index of a tensor is known to be at least 0, and to be less than an extent.
+        `blocks`: also because the index of a block is less than the grid's extent."""
         lo, hi = self.range(index)
         above = lo is not None and lo >= 0
         below = isinstance(extent, int) and hi is not None and hi < extent
@@ -114,20 +116,24 @@ class Facts(Forms):
             most = self.reach(form - size)[1]
             below = below or (most is not None and most < 0)
         if not above and self._stops:
-            least = self.reach(self._at_ends(self.form(index), -1))[0]
+            least = self.reach(self._at_ends(self.form(index), -1, self._stops))[0]
             above = least is not None and least >= 0
         if not below and not isinstance(extent, int):
-            end = self._at_ends(self.form(index), 1) - self.form(self._sizes[extent])
+            stops = self._stops | self._last_blocks() if blocks else self._stops
+            end = self._at_ends(self.form(index), 1, stops) - self.form(self._sizes[extent])
             most = self.reach(end)[1]
             below = most is not None and most < 0
         return above, below
 
-    def _at_ends(self, a: Affine, sign: int) -> Affine:
-        """A sum where the indices of loops that it grows with (`sign` 1), or falls with (-1), are
-        the last ones: n - 1 - i, of i below n, is 0 there."""
+    def _last_blocks(self) -> dict[Value, Value]:
+        return {self._blocks[d]: e for d, e in enumerate(self._grid) if d in self._blocks}
+
+    def _at_ends(self, a: Affine, sign: int, stops: Mapping[Value, Value]) -> Affine:
+        """A sum where the indices that it grows with (`sign` 1), or falls with (-1), are the last
+        ones before their `stops`: n - 1 - i, of i below n, is 0 there."""
         for v, c in a.terms.items():
-            if c * sign > 0 and v in self._stops:
-                last = self.form(self._stops[v]) + Affine(-1)
+            if c * sign > 0 and v in stops:
+                last = self.form(stops[v]) + Affine(-1)
                 a = a + (last - Affine.of(v)).scaled(c)
         return a
 

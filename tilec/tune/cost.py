@@ -34,6 +34,7 @@ FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop
 IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
+APART = 0.8  # 354x11496x333 in tiles of 96 columns: 15.3 us, of 128 13.8 (an H200)
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
@@ -115,7 +116,8 @@ class Realised:
     while no other warpgroup of the group has something to do; accesses by which threads bring the
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
     what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
-    bytes of a row at a time; by how many warps the work of one is `repeated`."""
+    bytes of a row at a time; by how many warps the work of one is `repeated`; whether operands are
+    read `apart`, in swizzles of less than 128 bytes."""
 
     instrs: tuple[MatrixInstruction | None, ...]
     registers: int
@@ -128,6 +130,7 @@ class Realised:
     lacking: int = 0
     scattered: bool = False
     repeated: int = 1
+    apart: bool = False
 
 
 def estimate(
@@ -376,6 +379,7 @@ def _efficiency(
     if plan.consumer_groups > 1:
         found *= PING_PONG if results > 1 else 1.0  # else the other has no tile
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
+    found *= APART if made.apart else 1.0
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits
     wide = [instr.n for instr in made.instrs if instr is not None and instr.warps > 1]

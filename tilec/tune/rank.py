@@ -22,6 +22,7 @@ from tilec.passes.block_order import can_persist, takes_as_they_come
 from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
+from tilec.passes.utils.gemm_layouts import SWIZZLES
 from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
@@ -178,7 +179,7 @@ class Candidate:
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
         instructions_of: dict[
-            tuple[int, int], tuple[tuple[MatrixInstruction | None, ...], int, bool, int]
+            tuple[int, int], tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool]
         ] = {}
         space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
@@ -202,14 +203,14 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             stages = max(stages, LEAST_STAGES) if asked.roles else stages
-            instrs, held, scattered, repeated = instructions_of[key]
+            instrs, held, scattered, repeated, apart = instructions_of[key]
             registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
                 instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
-                repeated,
+                repeated, apart,
             )  # fmt: skip
             reason = self._beside(asked, made) or self._brought(plan, space)
             reason = reason or self._reason(
@@ -391,16 +392,17 @@ class Candidate:
 
     def _instrs(
         self, threads: int, widest: int
-    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int]:
+    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool]:
         """The row of each product for so many threads and a wgmma of `widest` columns at most
         (None: multiply-adds); the bytes of operands that a warpgroup brings to registers for one
         of each, alone; whether the results of wgmma do not divide into 16 bytes of a row for each
-        lane of a row's four; how many warps do the same part of a product, at most."""
+        lane of a row's four; how many warps do the same part of a product, at most; whether
+        operands are read in narrow swizzles."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0, False, 1
+            return (None,) * len(self.work.products), 0, False, 1, False
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
-        held, scattered, repeated = 0, False, 1
+        held, scattered, repeated, apart = 0, False, 1, False
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
@@ -408,6 +410,7 @@ class Candidate:
             instr = MATRIX_INSTRUCTIONS.get(products[0].instr)
             instrs.append(instr if instr is not None and instr.feature else None)
             for o in products:
+                apart |= o.swizzle < SWIZZLES[0]
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
                 if instr is not None:
                     scattered |= instr.warps > 1 and (
@@ -417,7 +420,7 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return tuple(instrs), held, scattered, repeated
+        return tuple(instrs), held, scattered, repeated, apart
 
 
 def _counted(plan: Plan) -> Plan:

@@ -39,10 +39,13 @@ class VectorAccess:
 
 
 class MemoryFacts:
-    """Facts about one function that decide how its elements are accessed."""
+    """Facts about one function that decide how its elements are accessed. `blocks`: an index of a
+    block is known to be below the grid's extent. (Where registers are scarce it had better not be:
+    what is loaded without a test leaves its loop, and takes a register there.)"""
 
-    def __init__(self, func: Func, target: Target | None = None) -> None:
+    def __init__(self, func: Func, target: Target | None = None, blocks: bool = False) -> None:
         self.func = func
+        self.blocks = blocks
         self.facts = facts_of(func)
         self.tensors = Tensors(func)
         self.red_vector = target is not None and target.has("red_vector")
@@ -178,7 +181,7 @@ class MemoryFacts:
         found = []
         for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
             # A run-time extent may be 0: then even index 0 is not inside.
-            above, below = self.facts.inside(index, extent)
+            above, below = self.facts.inside(index, extent, self.blocks)
             if not (above and below):
                 found.append((d, not above, not below))
         return tuple(found)
