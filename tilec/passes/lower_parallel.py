@@ -94,8 +94,8 @@ class Lowering:
     """The lowering of one function's loops."""
 
     def __init__(self, func: Func, target: Target) -> None:
+        self.known = MemoryFacts(func, target)
         self.roomy = is_roomy(func)
-        self.known = MemoryFacts(func, target, self.roomy)
         self.held_once = held_once(func)
         self.may_alias = bool(func.attrs.get("may_alias"))
         self.roles = bool(func.attrs.get("roles"))

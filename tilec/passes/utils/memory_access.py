@@ -16,8 +16,9 @@ from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
-from tilec.ir.ops import Atomic, ElementAccess, For, If, Parallel, decides
+from tilec.ir.ops import Atomic, ElementAccess, For, Gemm, If, Mma, Parallel, Wgmma, decides
 from tilec.ir.types import BufferType
+from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.addressing import Tensors, clone_expression
 from tilec.target import Target
 
@@ -40,12 +41,14 @@ class VectorAccess:
 
 class MemoryFacts:
     """Facts about one function that decide how its elements are accessed. `blocks`: an index of a
-    block is known to be below the grid's extent. (Where registers are scarce it had better not be:
-    what is loaded without a test leaves its loop, and takes a register there.)"""
+    block is known to be below the grid's extent. (Where products leave few registers it had better
+    not be: what is loaded without a test leaves its loop, and takes a register there.)"""
 
-    def __init__(self, func: Func, target: Target | None = None, blocks: bool = False) -> None:
+    def __init__(self, func: Func, target: Target | None = None) -> None:
         self.func = func
-        self.blocks = blocks
+        self.blocks = not func.body.has(Gemm)
+        if func.body.has(Mma, Wgmma):
+            self.blocks = is_roomy(func)
         self.facts = facts_of(func)
         self.tensors = Tensors(func)
         self.red_vector = target is not None and target.has("red_vector")
