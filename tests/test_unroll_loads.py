@@ -1,5 +1,7 @@
 """Iterations that follow from one another: the loads of many stand before the first of them."""
 
+import re
+
 import numpy as np
 import pytest
 from simulated import run
@@ -129,7 +131,8 @@ def test_loads_stand_first() -> None:
     text = stage(smoothed, ((100, 70), "float32"), ((100, 70), "float32"))
     assert text.count("mem_load") == text.count("mem_store") == 32 + 1
     ahead = text[: text.index("mem_store")]
-    assert ahead.count("mem_load") == 32 and "guard" not in ahead
+    (around,) = re.findall(r"if (%\w+) then", ahead)  # LLVM knows that it holds there
+    assert ahead.count("mem_load") == 32 and {*re.findall(r"guard=(%\w+)", ahead)} <= {around}
     assert stage(in_place, ((100, 70), "float32")).count("mem_load") == 1
     text = stage(by_index, ((9,), "float32"), ((10, 70), "int64"), ((10, 70), "float32"))
     assert text[: text.index("guard")].count("mem_load") == 16 + 1  # what asks for its index waits

@@ -434,8 +434,8 @@ class _Reader(Launches):
     def telling_tiles(self) -> dict[str, nests.Tells]:
         """The sizes that are extents of T.Parallel, or parts of such."""
         told: dict[str, nests.Tells] = {}
-        for call in nests.every(ast.Call, *self.source.node.body):
-            if call.args and self._known(call.func) is T.Parallel:
+        for call in ast.walk(self.source.node):
+            if isinstance(call, ast.Call) and call.args and self._known(call.func) is T.Parallel:
                 sizes = (self._known(n) for n in name_nodes(*call.args))
                 told |= {size.text: "tiles" for size in sizes if isinstance(size, T.Size)}
         return told

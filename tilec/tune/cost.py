@@ -34,7 +34,6 @@ FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop
 IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
-APART = 0.8  # 354x11496x333 in tiles of 96 columns: 15.3 us, of 128 13.8 (an H200)
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
@@ -379,7 +378,8 @@ def _efficiency(
     if plan.consumer_groups > 1:
         found *= PING_PONG if results > 1 else 1.0  # else the other has no tile
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
-    found *= APART if made.apart else 1.0
+    if made.apart:  # 354x11496x333 took 15.3 us in tiles of 96 columns, in 128 13.8 (an H200)
+        found *= UNSPECIALISED
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits
     wide = [instr.n for instr in made.instrs if instr is not None and instr.warps > 1]
