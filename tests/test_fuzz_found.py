@@ -232,3 +232,21 @@ def stages_that_stay_one(
             T.gemm(d, e, f, transpose_B=True)
         T.copy(c, C)
         T.copy(f, F)
+
+
+@tilec.kernel
+def columns_in_four_bits(C: T.Tensor((1, 8), "float32"), n: T.int32):
+    with T.Kernel(1, threads=1):
+        a, b = T.alloc_shared((11, 8), "float64"), T.alloc_shared((8, 11), "float64")
+        c = T.alloc_fragment((11, 11), "float64")
+        T.clear(c)
+        for _ in T.Pipelined(n):
+            T.gemm(a, b, c)
+        T.copy(c, C[0, 0])
+
+
+def test_integers_of_few_bits_have_a_sign() -> None:
+    """LLVM asks whether a column is below 8 by the sign of four bits; to the simulator they had
+    none, and it saw a store out of bounds."""
+    given = {"C": Array((1, 8), "float32", content="blank"), "n": 0}
+    check(columns_in_four_bits, given, ("cuda:sm_90a:optimised",))

@@ -163,6 +163,18 @@ def comparison(opcode: str, pred: str) -> Callable[[Value, Value], Value]:
     return (lambda a, b: test(unsigned(a), unsigned(b))) if pred[0] == "u" else test
 
 
+def _of_few_bits(
+    test: Callable[[Value, Value], Value], mask: int, signed: bool
+) -> Callable[[Value, Value], Value]:
+    """`test` of integers of which only the bits of `mask` count, with a sign or without."""
+    half = (mask + 1) >> 1
+
+    def number(x: Value) -> Value:
+        return ((x & mask) ^ half) - half if signed else x & mask
+
+    return lambda a, b: test(number(a), number(b))
+
+
 def select(cond: Value, a: Value, b: Value) -> Value:
     """`a` where `cond` holds, else `b`; a condition may be one for all elements of a vector."""
     if any(type(x) is tuple for x in (cond, a, b)):
@@ -352,7 +364,10 @@ def spelled(i: Inst, args: Sequence[str], keep: Callable[[Any], str]) -> str:
                 return f"{args[0]} {SPELLED[op]} {args[1]}"
             return f"each({keep(checked(BINARY[op], i))}, {args[0]}, {args[1]})"
         case "icmp" | "fcmp":
-            test = checked(comparison(i.opcode, i.text.split()[1]), i)
+            pred = i.text.split()[1]
+            test = checked(comparison(i.opcode, pred), i)
+            if types[0] in _MASKS:
+                test = _of_few_bits(test, _MASKS[types[0]], pred[0] == "s")
             return f"each({keep(test)}, {args[0]}, {args[1]})"
         case "select":
             return f"select({args[0]}, {args[1]}, {args[2]})"
