@@ -287,32 +287,15 @@ class _Placer:
                     orelse = self.block(o.orelse, other)
                     state.merge(other)
                     statements.append(replace(o, then=then, orelse=orelse))
-                case ops.Barrier(number=Value(), threads=n) if n:
-                    state.meet(self.group, self.by_threads)
-                    statements.append(o)
-                case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
-                    state.meet(self.group)
-                    statements.append(self.meeting(o.loc))
-                case ops.Barrier(threads=0) if (o.id or o.number) and self.barrier[1]:
-                    # Of all threads of the program, beside which there are producer warps.
-                    state.meet(self.group)
-                    statements.append(replace(o, threads=self.barrier[1]))
                 case ops.Barrier():
-                    state.meet(self.group)
-                    statements.append(o)
+                    statements.append(self._barrier(o, state))
                 case ops.GridSync():
                     state.meet()
                     statements.append(o)
                 case ops.WarpSync() | ops.MbarrierArrive() | ops.ClusterBarrier() if (
                     self._must_fence(o, state)
                 ):
-                    # Each lane for itself, before one of them frees the stage for all.
-                    statements += [ops.ProxyFence(loc=o.loc), o]
-                    state.fence(self.group)
-                    if isinstance(o, ops.ClusterBarrier) and not o.part:
-                        state.meet()
-                    if isinstance(o, ops.WarpSync):
-                        state.meet_lanes(self.group)
+                    statements += self._fenced(o, state)
                 case ops.WarpSync():
                     state.meet_lanes(self.group)
                     statements.append(o)
@@ -336,6 +319,29 @@ class _Placer:
                     self._before(o, state, statements)
                     statements.append(o)
         return block.with_ops(statements)
+
+    def _barrier(self, o: ops.Barrier, state: State) -> ops.Barrier:
+        """One of the author's, for the threads that are meant."""
+        match o:
+            case ops.Barrier(number=Value(), threads=n) if n:
+                state.meet(self.group, self.by_threads)
+                return o
+            case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
+                o = self.meeting(o.loc)
+            case ops.Barrier(threads=0) if (o.id or o.number) and self.barrier[1]:
+                # Of all threads of the program, beside which there are producer warps.
+                o = replace(o, threads=self.barrier[1])
+        state.meet(self.group)
+        return o
+
+    def _fenced(self, o: Op, state: State) -> list[Op]:
+        """A fence of each lane for itself, before one of them frees the stage for all."""
+        state.fence(self.group)
+        if isinstance(o, ops.ClusterBarrier) and not o.part:
+            state.meet()
+        if isinstance(o, ops.WarpSync):
+            state.meet_lanes(self.group)
+        return [ops.ProxyFence(loc=o.loc), o]
 
     def cut(self, block: Block) -> Block:
         """`block` with each branch that some threads take, and in which they exchange data, in
