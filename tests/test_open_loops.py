@@ -176,3 +176,36 @@ def test_on_the_gpu(rng: np.random.Generator, torch: Any) -> None:
     wanted = np.zeros((70, 333), np.float32)
     wanted[:, :100] = A[:, :100] - 1
     np.testing.assert_array_equal(B.cpu().numpy(), wanted)
+
+
+NONE: tuple[int, ...] = ()
+
+
+@tilec.kernel
+def starred(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
+    with T.Kernel(1, threads=64):
+        for j, i in T.Parallel(*NONE, N // 2, M):
+            B[i, j] = A[i, j] + 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "tile"),
+    [(moved, [(5, 48), (24, 5)], (8, 8, 4)), (starred, [(3, 48)] * 2, (32, 4))],
+)
+def test_what_is_known_is_of_the_extent_itself(
+    kernel: Any, shapes: list[tuple[int, int]], tile: tuple[int, ...]
+) -> None:
+    """Sizes that are halved, and extents that do not stand where they are written."""
+    specs = [tilec.spec(shape, kernel.parameters[0].dtype) for shape in shapes]
+    func = trace_variant(kernel.signature, kernel.key_of(specs, "cuda:sm_90a", {}))
+    assert [o.extents for o in walk(func.body) if isinstance(o, Parallel)] == [tile]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("m", [3, 8, 13])
+def test_numbers_of_extents_behind_a_star(target: str, m: int, rng: np.random.Generator) -> None:
+    A = rng.standard_normal((m, 48)).astype(np.float32)
+    B = np.full((m, 48), 9, np.float32)
+    run(starred, target, A, B)
+    np.testing.assert_array_equal(B[:, :24], A[:, :24] + 1)
+    assert (B[:, 24:] == 9).all()

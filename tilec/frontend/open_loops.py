@@ -22,8 +22,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.operators import Operators
+from tilec.frontend.memory import Memory
 from tilec.frontend.values import LoopHeader, Number, Scalar, as_syntax
+from tilec.ir.core import Op, Value, makers
+from tilec.ir.ops import Binary, Const
 from tilec.ir.types import RUN, next_power_of_2
 
 _USUAL_THREADS = 128
@@ -43,7 +45,7 @@ class _Cut(NamedTuple):
 
 
 def loop_over_tiles(
-    t: Operators, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
+    t: Memory, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
 ) -> ast.For:
     """The loop that stands for `node`, a T.Parallel."""
     if header.arguments.get("loop_layout") is not None:
@@ -52,7 +54,7 @@ def loop_over_tiles(
         raise t.error(message, hint, header.place("loop_layout"))
     extents: Any = header.arguments["extents"]
     opened = [d for d, e in enumerate(extents) if is_open(e)]
-    cuts = _cuts(t, extents, opened, node.iter)
+    cuts = _cuts(t, extents, opened)
     outside: list[tuple[ast.expr, LoopHeader]] = []
     inside: list[tuple[ast.expr, Any]] = []
     guards: list[ast.expr] = []
@@ -71,7 +73,8 @@ def loop_over_tiles(
         stop = t.to_index(extent)
         outside.append((number, header.counted(d, t.binary("ceildiv", stop, size))))
         index: ast.expr = _sum(number, size // unit, within)
-        guards.append(ast.Compare(index, [ast.Lt()], [as_syntax(_runs(t, stop, unit))]))
+        runs = stop if unit == 1 else t.binary("floordiv", stop, unit)
+        guards.append(ast.Compare(index, [ast.Lt()], [as_syntax(runs)]))
         inside.append((within, size // unit))
         if unit > 1:
             inside.append((element, unit))
@@ -91,51 +94,48 @@ def _sum(number: ast.expr, size: int, within: ast.expr) -> ast.BinOp:
     return ast.BinOp(ast.BinOp(number, ast.Mult(), ast.Constant(size)), ast.Add(), within)
 
 
-def _runs(t: Operators, stop: Number, unit: int) -> Number:
-    return stop if unit == 1 else t.binary("floordiv", stop, unit)
-
-
-def _cuts(
-    t: Operators, extents: Sequence[Any], opened: Sequence[int], written: ast.expr
-) -> Mapping[int, _Cut]:
+def _cuts(t: Memory, extents: Sequence[Any], opened: Sequence[int]) -> Mapping[int, _Cut]:
     """How the last of the open extents, and maybe the one before it, are cut."""
     *outer, last = opened
     threads = t.threads or _USUAL_THREADS
     others = math.prod(static_int(e) or 1 for e in extents)
-    args = written.args if isinstance(written, ast.Call) else []
-    places = [*args, *(None for _ in extents)]
-    about, unit = _about(t, extents[last], places[last])
+    about, unit = _about(t, extents[last])
     if not about:
         return {last: _Cut(max(1, threads // others))}
     most = max(1, threads * RUN // others)
     size = min(about, 1 << most.bit_length() - 1)
     found = {last: _Cut(size, min(unit, size))}
     if outer:
-        rows = _about(t, extents[outer[-1]], places[outer[-1]])[0]
+        rows = _about(t, extents[outer[-1]])[0]
         size = min(rows, 1 << (most // size).bit_length() - 1) if most > size else 1
         if size > 1:
             found[outer[-1]] = _Cut(size)
     return found
 
 
-def _about(t: Operators, extent: Number, written: ast.expr | None) -> tuple[int, int]:
+def _about(t: Memory, extent: Number) -> tuple[int, int]:
     """A power of two that is no smaller than an extent, and one up to `RUN` that divides it; (0, 1)
     where nothing is known of it."""
-    if isinstance(written, ast.BinOp) and isinstance(written.op, ast.FloorDiv):
-        by = static_int(t.expression(written.right))
-        size, unit = _about(t, t.number_of(written.left, "an extent"), None)
-        if size and by and by & (by - 1) == 0:
-            return max(1, size // by), max(1, unit // by)
+    sizes = ((n, s.value) for n, s in t.sizes.items() if isinstance(s, Scalar))
+    known = {v: t.magnitudes[n] for n, v in sizes if n in t.magnitudes}
+    made = makers(t.builder.ops)
     form = affine_of(extent)
     total, unit = form.const, form.const
-    known = {
-        s.value: t.magnitudes[n]
-        for n, s in t.sizes.items()
-        if isinstance(s, Scalar) and n in t.magnitudes
-    }
     for value, factor in form.terms.items():
-        if value not in known:
+        size, divisor = known.get(value) or _part(made.get(value), known, made)
+        if not size:
             return 0, 1
-        total += known[value][0] * factor
-        unit = math.gcd(unit, known[value][1] * factor)
+        total += size * factor
+        unit = math.gcd(unit, divisor * factor)
     return next_power_of_2(max(1, total)), math.gcd(unit, RUN)
+
+
+def _part(
+    o: Op | None, known: Mapping[Value, tuple[int, int]], made: Mapping[Value, Op]
+) -> tuple[int, int]:
+    """The same of a size that is divided by a power of two."""
+    by = made.get(o.rhs) if isinstance(o, Binary) and o.kind == "floordiv" else None
+    if not isinstance(o, Binary) or not isinstance(by, Const) or o.lhs not in known:
+        return 0, 1
+    (size, unit), n = known[o.lhs], int(by.value)
+    return (max(1, size // n), max(1, unit // n)) if n > 0 and n & (n - 1) == 0 else (0, 1)

@@ -243,14 +243,14 @@ class Asked:
             only_ranked=known.only_ranked,
             debug=is_on("TILEC_DEBUG"),
             magnitudes=tuple(
-                (n, *_about(size, counts))
+                (n, *_told(size, counts))
                 for n, counts in self.signature.telling.items()
                 if (size := call.sizes.values.get(n)) is not None and self.target != "cpu"
             ),
         )
 
 
-def _about(size: int, counts: str) -> tuple[int, int]:
+def _told(size: int, counts: str) -> tuple[int, int]:
     """About how large a size is, and what divides it, as far as code follows that."""
     match counts:
         case "rows":
