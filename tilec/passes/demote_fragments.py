@@ -27,7 +27,7 @@ from tilec.passes.utils.accesses import (
     is_by_each_thread,
     parallel_accesses,
 )
-from tilec.passes.utils.building import is_short, with_types
+from tilec.passes.utils.building import may_be_written_out, with_types
 from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
 
@@ -144,7 +144,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
         return made
 
     def unrolled(o: For) -> Op | None:
-        short = o.body.args[0] in along and is_short(o, facts.constant)
+        short = o.body.args[0] in along and may_be_written_out(o, facts.constant)
         return replace(o, kind="unroll") if short else None
 
     func = func.rewrite(Parallel, visit)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.ops import Alloc, ElementAccess, For, Parallel
-from tilec.passes.utils.building import is_short
+from tilec.passes.utils.building import may_be_written_out
 from tilec.target import Target
 
 
@@ -49,7 +49,7 @@ def private_locals(func: Func, target: Target) -> Func:
 
 def _over_scratch(o: For, scratch: Collection[Value], facts: Facts) -> Op | None:
     """The loop as one that is written out, if it is a short one over scratch."""
-    if not is_short(o, facts.constant):
+    if not may_be_written_out(o, facts.constant):
         return None
     over = (x for x in walk(o.body) if isinstance(x, ElementAccess) and x.buffer in scratch)
     along = any(o.body.args[0] in facts.form(v).terms for x in over for v in x.indices)

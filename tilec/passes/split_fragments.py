@@ -31,7 +31,7 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.utils.accesses import is_by_each_thread
-from tilec.passes.utils.building import MOST_WRITTEN_OUT, is_short, iteration
+from tilec.passes.utils.building import MOST_WRITTEN_OUT, iteration, may_be_written_out
 from tilec.target import Target
 
 MOST_COPIES = 32
@@ -91,7 +91,7 @@ class _Split:
                     for index in o.indices:
                         for v in self.facts.form(index).terms:
                             self.indexed[v].add(o.buffer)
-                case For() if is_short(o, self.facts.constant):
+                case For() if may_be_written_out(o, self.facts.constant):
                     self.short.add(o.body.args[0])
                 case Parallel(layout=None, wanted=None) if not is_by_each_thread(
                     o, self.uniformity

@@ -116,7 +116,7 @@ class Realised:
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
     what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
     bytes of a row at a time; by how many warps the work of one is `repeated`; whether operands are
-    read `apart`, in swizzles of less than 128 bytes."""
+    read in `narrow_swizzles`, of less than 128 bytes."""
 
     instrs: tuple[MatrixInstruction | None, ...]
     registers: int
@@ -129,7 +129,7 @@ class Realised:
     lacking: int = 0
     scattered: bool = False
     repeated: int = 1
-    apart: bool = False
+    narrow_swizzles: bool = False
 
 
 def estimate(
@@ -378,7 +378,9 @@ def _efficiency(
     if plan.consumer_groups > 1:
         found *= PING_PONG if results > 1 else 1.0  # else the other has no tile
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
-    if made.apart:  # 354x11496x333 took 15.3 us in tiles of 96 columns, in 128 13.8 (an H200)
+    if (
+        made.narrow_swizzles
+    ):  # 354x11496x333 took 15.3 us in tiles of 96 columns, in 128 13.8 (an H200)
         found *= UNSPECIALISED
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits

@@ -203,14 +203,14 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             stages = max(stages, LEAST_STAGES) if asked.roles else stages
-            instrs, held, scattered, repeated, apart = instructions_of[key]
+            instrs, held, scattered, repeated, swizzled = instructions_of[key]
             registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
                 instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
-                repeated, apart,
+                repeated, swizzled,
             )  # fmt: skip
             reason = self._beside(asked, made) or self._brought(plan, space)
             reason = reason or self._reason(
@@ -402,7 +402,7 @@ class Candidate:
             return (None,) * len(self.work.products), 0, False, 1, False
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
-        held, scattered, repeated, apart = 0, False, 1, False
+        held, scattered, repeated, swizzled = 0, False, 1, False
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
@@ -410,7 +410,7 @@ class Candidate:
             instr = MATRIX_INSTRUCTIONS.get(products[0].instr)
             instrs.append(instr if instr is not None and instr.feature else None)
             for o in products:
-                apart |= o.swizzle < SWIZZLES[0]
+                swizzled |= o.swizzle < SWIZZLES[0]
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
                 if instr is not None:
                     scattered |= instr.warps > 1 and (
@@ -420,7 +420,7 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return tuple(instrs), held, scattered, repeated, apart
+        return tuple(instrs), held, scattered, repeated, swizzled
 
 
 def _counted(plan: Plan) -> Plan:

@@ -93,7 +93,7 @@ MOST_WRITTEN_OUT = 8
 """Iterations of a loop along what registers hold, each of which has code of its own."""
 
 
-def is_short(o: For, known: Callable[[Value], Any]) -> bool:
+def may_be_written_out(o: For, known: Callable[[Value], Any]) -> bool:
     """Whether a loop's iterations may be written out, each of which then names its registers."""
     indices = o.indices(known) if o.kind in ("serial", "unroll") else None
     return indices is not None and len(indices) <= MOST_WRITTEN_OUT
