@@ -7,7 +7,7 @@ Where no formula says how far apart neighbours are, some iterations' places are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from tilec.passes.utils.memory_access import MemoryFacts
 
 SECTOR_BYTES = 32  # that memory gives at once
 MOST_SAMPLED = 32  # neighbours
+MOST_FOLDED = 4096  # ops for an access, about: fewer neighbours where an index is long
 FAR = 1 << 20  # elements: a stride that is not known
 
 
@@ -41,6 +42,7 @@ class Coalescing:
     def __init__(self, func: Func) -> None:
         self.known = MemoryFacts(func)
         self.copied: dict[Value, list[Row]] = {}
+        self.steps: dict[tuple[ops.Parallel, Op, int], int | None] = {}
         for o in func.body.every(ops.Copy):
             self._copy(o)
 
@@ -63,7 +65,7 @@ class Coalescing:
             """Lines of 128 bytes that an access of as many lanes as there are banks lies on."""
             total, runs = 0.0, max(1.0, BANKS / p.extents[dim])
             for o in touched:
-                step = usual_step(p, o, dim, facts)
+                step = self.usual_step(p, o, dim)
                 away = BANKS if step is None else step * o.buffer.dtype.bits / 8 / BANK_BYTES
                 total += min(BANKS, runs * max(1.0, away / runs))
             return total
@@ -87,7 +89,7 @@ class Coalescing:
             elif t.space == "global" and isinstance(o, ops.ElementAccess):
                 if (width := self.known.apart(o, last, bits)) > 1:
                     rows[o] = [Row(t.dtype.bits * self.known.stride(o, last), width)]
-                elif step := usual_step(p, o, dim, self.known.facts):
+                elif step := self.usual_step(p, o, dim):
                     away = t.dtype.bits * step
                     found = Row(away, self.known.memory(o, last, bits).width)
                     # Else a lane has a sector of its own wherever it is; and what others want of
@@ -105,10 +107,20 @@ class Coalescing:
         for a in parallel_accesses(p):
             o, t = a.op, a.buffer.buffer
             if t.space == "shared" and isinstance(o, ops.ElementAccess):
-                step = usual_step(p, o, dim, self.known.facts) or 0
+                step = self.usual_step(p, o, dim) or 0
                 if 0 < step * t.dtype.bits < 8 * BANKS * BANK_BYTES:
                     rows.append(Row(step * t.dtype.bits, 128 // t.dtype.bits if step == 1 else 1))
         return rows if any(r.width == 1 for r in rows) else []
+
+    def usual_step(self, p: ops.Parallel, o: ops.ElementAccess, dim: int) -> int | None:
+        """How many elements of a tensor most neighbours along a dimension of a loop are apart; None
+        where that depends on what is in memory. `x[q // 56, q % 56 + k]` counts up with q but at
+        the ends of rows."""
+        if (p, o, dim) not in self.steps:
+            found = offsets(p, o, dim, self.known.facts)
+            apart = None if found is None else [b - a for a, b in zip(found, found[1:])]
+            self.steps[p, o, dim] = abs(median_low(apart)) if apart else None
+        return self.steps[p, o, dim]
 
     def _copy(self, o: ops.Copy) -> None:
         for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
@@ -145,29 +157,16 @@ def narrowest(p: ops.Parallel) -> int:
     return max(8, min(widths, default=32))
 
 
-def usual_step(p: ops.Parallel, o: ops.ElementAccess, dim: int, facts: Facts) -> int | None:
-    """How many elements of a tensor most neighbours along a dimension of a loop are apart; None
-    where that depends on what is in memory. `x[q // 56, q % 56 + k]` counts up with q but at the
-    ends of rows."""
-    count = min(p.extents[dim], MOST_SAMPLED)
-    rank = len(p.extents)
-    places = [tuple(n * (d == dim) for d in range(rank)) for n in range(count)]
-    found = offsets(p, o, places, facts)
-    if found is None or count == 1:
-        return None
-    return abs(median_low([b - a for a, b in zip(found, found[1:])]))
-
-
-def offsets(
-    p: ops.Parallel, o: ops.ElementAccess, places: Iterable[Sequence[int]], facts: Facts
-) -> list[int] | None:
-    """Of which elements an access of a loop is at some of its iterations, where all that is the
-    same for them is 0, unless it is known; None where that depends on what is in memory."""
+def offsets(p: ops.Parallel, o: ops.ElementAccess, dim: int, facts: Facts) -> list[int] | None:
+    """Of which elements an access of a loop is at neighbours along one of its dimensions, where all
+    that is the same for them is 0, unless it is known; None where that depends on what is in
+    memory."""
     needed = [*upstream(o.indices, defining_ops(p.body))]
     own = {r for x in needed for r in x.results if not facts.origins.of(r).isdisjoint(p.body.args)}
     found = []
-    for place in places:
-        numbers: dict[Value, Number] = dict(zip(p.body.args, place))
+    sampled = min(MOST_SAMPLED, max(3, MOST_FOLDED // max(1, len(needed))))
+    for n in range(min(p.extents[dim], sampled)):
+        numbers: dict[Value, Number] = {v: n * (d == dim) for d, v in enumerate(p.body.args)}
         known = functools.partial(_number, numbers, facts)
         for x in needed:
             number = fold(x, known) if len(x.results) == 1 else None
