@@ -7,6 +7,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
@@ -178,6 +179,8 @@ class Containers(Operators):
                 raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
         key = self.expression(key_node)
+        known = static_int(key)
+        key = key if known is None else known
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
             self._write_out(key_node)
             raise self.error(
