@@ -138,5 +138,5 @@ def test_an_index_that_is_written_out_is_a_number_of_run_time(target: str, dtype
     np.testing.assert_array_equal(y, wide[:, :-1] @ np.arange(2, 5))
     shifted = wide[:, 3] * WEIGHTS[1]  # of j = 0 the shift gives 0, beyond 1 there is nothing
     np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted)
-    stage = differences(1, dtype).compile(*(tilec.spec(a.shape, a.dtype.name) for a in (x, y, z)), target="cpu").stages["tile"]
+    stage = differences(1, dtype).compile(x, y, z, target="cpu").stages["tile"]
     assert "parallel (" in stage and "for." not in stage

@@ -388,8 +388,10 @@ def _copies(s: ast.AST) -> int:
 def _numbers(s: ast.AST) -> int | None:
     """How many numbers a loop goes over that are written down."""
     match s:
-        case ast.For(_, ast.Tuple(numbers)) | ast.For(_, ast.Constant(Indices() as numbers)):
+        case ast.For(iter=ast.Tuple(numbers)):
             return len(numbers)
+        case ast.For(iter=ast.Constant(Indices() as indices)):
+            return len(indices)
         case _:
             return None
 
