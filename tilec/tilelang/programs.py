@@ -71,14 +71,11 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    """What of a program's options means something here. T.sync_threads is of the whole block
-    everywhere where TileLang leaves out the pass that makes it one of a branch's threads, which
-    also looks for missing ones."""
-    configs, flags = given.get("pass_configs") or {}, given.get("compile_flags") or ()
-    whole = any("disable_thread_storage_sync" in str(k).lower() and v for k, v in configs.items())
-    words = flags.split() if isinstance(flags, str) else [w for f in flags for w in str(f).split()]
-    apart = any(w.lstrip("-") in ("fmad=false", "ffp-contract=off") for w in words)
-    return Options(tilelang=True, whole_syncs=whole, enable_fp_fusion=not apart)
+    """What of a program's options means something here."""
+    flags = given.get("compile_flags") or ()
+    return TILELANG.with_flags(
+        [flags] if isinstance(flags, str) else flags, given.get("pass_configs")
+    )
 
 
 def _target(given: object) -> str | None:
