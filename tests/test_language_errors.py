@@ -535,7 +535,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "g needs the argument 'a'",
         "write g(a, b)",
     ),
-    "class": ("class G:  #!\n    pass", "a class inside a kernel", "outside"),
+    "class": ("class G:  #!\n    pass", "class is not allowed in a kernel", "outside"),
     "import": ("import os  #!", "import is not allowed in a kernel", "outside"),
     "assert": ("assert n > 1  #!", "this assert is only known at run time", "compile time"),
     "assert of what is known": (

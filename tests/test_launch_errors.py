@@ -203,8 +203,9 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
         lambda: scale(tilec.spec((3, 7), "float32"), b, 1, 2.0),
         r"A has a shape but no memory",
     ),
-    ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"B is read-only, and the kernel writes it"),
+    ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"scale: B is read-only, and"),
     # the grid
+    ("no grid", lambda: launched[None](np.zeros(3, np.uint8), True, 1), r"ints, got None"),
     (
         "zero grid",
         lambda: launched[0](np.zeros(3, np.uint8), True, 1),

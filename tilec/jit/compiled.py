@@ -392,7 +392,8 @@ class CompiledKernel(Launchable):
             t = call.tensors[a.name]
             if not t.writable:
                 hint = "pass a copy"
-                raise LaunchError(f"{a.name} is read-only, and the kernel writes it", hint=hint)
+                message = f"{self.image.name}: {a.name} is read-only, and the kernel writes it"
+                raise LaunchError(message, hint=hint)
             if t.overlaps_itself():
                 where = f"some of its elements are one in memory (strides {t.strides})"
                 for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):

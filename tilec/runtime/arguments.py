@@ -138,9 +138,8 @@ def require_tensor(p: Parameter, value: object) -> Tensor:
         if isinstance(value, (list, tuple)):
             hint = f"convert it with numpy.asarray({p.name}, {array_dtype(p.dtype or '', '')!r})"
         elif isinstance(value, numbers.Number):
-            hint = f"annotate {p.name}: T.{'float32' if isinstance(value, float) else 'int32'} " + (
-                "in the kernel to take a number"
-            )
+            dtype = "int32" if isinstance(value, numbers.Integral) else "float32"
+            hint = f"annotate {p.name}: T.{dtype} in the kernel to take a number"
         message = f"{p.name} is {_article(kind)}; expected an array for {p.describe()}"
         raise LaunchError(message, hint=hint)
     if tensor.index < 0:

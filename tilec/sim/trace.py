@@ -122,7 +122,9 @@ def parse_trace(asked: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str,
     if name not in shapes:
         near = did_you_mean(name, shapes)
         known = ", ".join(sorted(shapes))
-        raise LaunchError(f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"of {known}")
+        raise LaunchError(
+            f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"it has {known}"
+        )
     shape = shapes[name]
     if len(parts) > len(shape):
         message = f"trace {asked!r}: {name} has {len(shape)} dimensions, {len(parts)} are indexed"
