@@ -827,6 +827,8 @@ def test_out_names_a_parameter() -> None:
     function, _ = compile_text("\ndef kernel(Cat: T.Tensor((64,), 'float32')):\n    pass\n")
     with pytest.raises(CompileError, match="out names 'Cot'.*did you mean 'Cat'"):
         read_signature(function, out=("Cot",))
+    with pytest.raises(CompileError, match="out names 'Cat' twice"):
+        read_signature(function, out=("Cat", "Cat"))
 
 
 def test_words_outside_a_kernel() -> None:

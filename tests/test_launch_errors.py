@@ -57,6 +57,12 @@ def fixed(A: T.Tensor((4, 48), "bfloat16"), B: T.StridedTensor((4, 48), (64, 1),
             B[bx, j] = A[bx, j]
 
 
+@tilec.kernel(out=["B"])
+def squared(A: T.Tensor((M, M), "float32"), B: T.Tensor((K,), "float32")):
+    with T.Kernel(1, threads=32) as bx:
+        B[bx] = A[bx, bx]
+
+
 @tilec.kernel
 def launched(A: T.Tensor((N,), "uint8"), flag: T.bool, u: T.uint8):
     with T.Kernel(threads=32) as bx:
@@ -196,6 +202,13 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
         "broken strides",
         lambda: scale(odd_strides(), b, 1, 2.0),
         r"A: strides of \(35, 5\) bytes are not whole",
+    ),
+    ("square", lambda: squared(np.ones((3, 4), np.float32)), r"(?s)M = 3 .*shape \(M, M\)"),
+    ("open", lambda: squared(np.ones((3, 3), np.float32)), r"B.shape = K: nothing gives K a value"),
+    (
+        "number of NumPy",
+        lambda: scale(np.float32(1), b, 1, 2.0),
+        r"(?s)A is a float32; .*annotate A: T.float32",
     ),
     # where it lives
     (

@@ -225,8 +225,10 @@ def _shaped(p: Parameter, t: Tensor, sizes: Sizes) -> str:
     others = {n for n, origin in sizes.origins.items() if not origin.startswith(f"{p.name}.")}
     known = [sizes.values[e] if e in others else e for e in p.shape or ()]
     turned = [*reversed(t.shape)]
+    named: dict[str, int | None] = {}
     if len(turned) == 2 and all(
-        e in (k, None) or isinstance(k, str) for e, k in zip(turned, known)
+        e in (k, None) or (isinstance(k, str) and named.setdefault(k, e) == e)
+        for e, k in zip(turned, known)
     ):
         return f"pass {p.name}.T"
     shape = ", ".join("?" if e is None else str(e) for e in known)
