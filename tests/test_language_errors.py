@@ -115,6 +115,8 @@ def fails(text: str, **options: Any) -> CompileError:
 CASES: dict[str, tuple[str, str, str]] = {
     # --- names, words, keywords ---
     "undefined name": ("T.fill(acc, zerro)  #!", "'zerro' is not defined", ""),
+    "called buffer": ("x = A_s(0, 1)  #!", "cannot be called inside a kernel", "A_s[…]"),
+    "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),
     "misspelt word": ("T.cler(acc)  #!", "no attribute 'cler'; did you mean 'clear'?", ""),
     "misspelt keyword": (
