@@ -168,7 +168,7 @@ def test_sums_of_a_loop(target: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("flags", [None, ["-O3", "--fmad=false"], "-fmad=false", ["-lineinfo"]])
-@pytest.mark.parametrize("way", ["jit", "compile", "annotate"])
+@pytest.mark.parametrize("way", ["jit", "compile", "annotate", "tuner", "again"])
 def test_flags_of_tilelang(flags: Any, way: str) -> None:
     said = (flags or []) if way == "annotate" else []
 
@@ -186,8 +186,13 @@ def test_flags_of_tilelang(flags: Any, way: str) -> None:
     flags_of_all = None if said else flags
     if way == "jit":
         made = tilelang.jit(target="cpu", compile_flags=flags)(program)(128)
+    elif way == "tuner":
+        tuner = tilelang.AutoTuner.from_kernel(program, [{"n": 128}])
+        tuner.set_compile_args(target="cpu", compile_flags=flags)
+        made = tuner.run().kernel
     else:
         made = tilelang.compile(program(128), target="cpu", compile_flags=flags_of_all)
+        made = tilelang.compile(made.kernel) if way == "again" else made
     made(a, c)
     apart = flags and "fmad=false" in str(flags)
     np.testing.assert_array_equal(c, a[0] * a[1] + a[2] if apart else once(*a))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -21,6 +21,15 @@ class Options:
     tilelang: bool = False
     whole_syncs: bool = False
 
+    def joined(self, other: Options) -> Options:
+        """What both say together."""
+        return Options(
+            self.pdl or other.pdl,
+            self.enable_fp_fusion and other.enable_fp_fusion,
+            self.tilelang or other.tilelang,
+            self.whole_syncs or other.whole_syncs,
+        )
+
     def with_flags(
         self, flags: Iterable[str] = (), configs: Mapping[str, Any] | None = None
     ) -> Options:
@@ -32,11 +41,7 @@ class Options:
         apart = not {"fmad=false", "ffp-contract=off"}.isdisjoint(words)
         syncs = "disable_thread_storage_sync"
         whole = any(syncs in str(name).lower() and on for name, on in (configs or {}).items())
-        return replace(
-            self,
-            enable_fp_fusion=self.enable_fp_fusion and not apart,
-            whole_syncs=self.whole_syncs or whole,
-        )
+        return self.joined(Options(enable_fp_fusion=not apart, whole_syncs=whole))
 
 
 PLAIN = Options()
