@@ -57,8 +57,11 @@ class Operators(Regions):
     def condition(self, node: ast.expr) -> bool | Scalar:
         """The value of `node` as a condition: a bool known now, or a run-time one. Sequences,
         strings and None count as Python counts them."""
-        both = isinstance(node, ast.BoolOp)
-        value = self.boolean_operator(node, True) if both else self.expression(node)
+        if isinstance(node, ast.BoolOp):
+            with self.at(self.frame.loc(node)):
+                value = self.boolean_operator(node, truth=True)
+        else:
+            value = self.expression(node)
         if not _at_run_time(value) and not isinstance(value, T.Size):
             return bool(value)
         return self.truth(self.number(value, "this condition", node))
@@ -213,9 +216,11 @@ class Operators(Regions):
             number = self.number(result, "this operand")
             first = self.truth(number)
             assert isinstance(first, Scalar)
-            ask = self.condition if truth else self.number_of
-            second: Callable[[], Number] = functools.partial(ask, later)
-            decided = not is_and if truth or first is number else number
+            second: Callable[[], Number] = functools.partial(self.condition, later)
+            if not truth:
+                second = functools.partial(self.number_of, later, "this operand")
+            # `and` decides where the first is 0, whatever its dtype.
+            decided = not is_and if is_and or truth or first is number else number
             kept: Callable[[], Number] = functools.partial(_itself, decided)
             result = self.choose(first, *((second, kept) if is_and else (kept, second)))
         return result

@@ -96,7 +96,8 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     named |= {n - len(named): p for n, p in named.items()}
     names = []
     for given in out_idx if isinstance(out_idx, list | tuple) else (out_idx,):
-        found = named.get(as_index(given))
+        index = as_index(given)
+        found = None if index is None else named.get(index)
         if found is None or found.kind not in ("tensor", "output"):
             message = f"out_idx {shown(given)} names no tensor of {kernel.name}"
             known = ", ".join(f"{i} {p.describe()}" for i, p in enumerate(kernel.parameters))
