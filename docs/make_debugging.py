@@ -194,7 +194,7 @@ the copy's number.
 
 | argument | what it does |
 |---|---|
-| `target` | `"cuda:sm_80"`, `"cuda:sm_90a"` (if left out), `"hip:gfx942"` or `"hip:gfx950"` |
+| `target` | any but `"cpu"`; `"cuda:sm_90a"` if left out |
 | `grid` | as in `kernel[grid](…)` |
 | `blocks` | run some blocks only: the first `n`, or a list of numbers or coordinates |
 | `checks=False` | numbers only, in less time |

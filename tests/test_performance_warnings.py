@@ -141,6 +141,14 @@ def test_loops_that_every_thread_does(
     assert "T.Parallel" in said
 
 
+def test_a_loop_of_the_only_thread(warned: Warned) -> None:
+    body = "for i in T.serial(1024):\n    B[i] = A[i] * 2"
+    text = BEGIN.replace("threads=128", "threads=1") + "        " + body.replace("\n", "\n        ")
+    ((_, said),) = warned.compiled(text, (tilec.spec((4096,), "float32"),) * 2, GPUS[0])  # type: ignore[attr-defined]
+    assert "the block's one thread does all 1024 iterations of this loop" in said
+    assert "help: ask for more, and loop with T.Parallel" in said
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("tilec.cli.simulate", "run a kernel's GPU code on the CPU and find its faults"),
     "bench": ("tilec.cli.bench", "time a kernel on this machine"),
     "fuzz": ("tilec.fuzz.cli", "run random programs on every target and compare the results"),
+    "cache": ("tilec.cli.cache", "what the cache of compiled kernels holds; deletes it"),
     "env": ("tilec.cli.env", "targets, devices, tools, cache and variables as found here"),
 }
 PACKAGE = Path(__file__).parent

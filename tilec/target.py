@@ -51,7 +51,8 @@ class Speeds:
 # NVIDIA H200: 989 TFLOP/s of dense float16 at 1.83 GHz is 4096 a clock; long products run at about
 # 1.45 GHz (power). TMA writes 128 bytes of shared memory a clock, and about 25 of zeros: 16 rows in
 # a tile of 256 (docs/decisions.md, "Bytes outside of a tensor are not free"). A100: 312 TFLOP/s at
-# 1.41 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
+# 1.41 GHz. A40: 150 TFLOP/s at 1.74 GHz. L40S: 362 TFLOP/s at 2.52 GHz. MI250X: 383 TFLOP/s of
+# two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
 _H200 = Speeds(
     clock=1.45e9,
     dram=4.1e12,
@@ -87,6 +88,51 @@ _A100 = Speeds(
     latency=0.8e-6,
     launch=2.5e-6,
 )  # fmt: skip
+_A40 = Speeds(
+    clock=1.6e9,
+    dram=0.6e12,
+    l2_bytes=6e6,
+    l2=32.0,
+    shared=128.0,
+    vector=128.0,
+    special=16.0,
+    products=(
+        ("mma.8", 2048.0), ("mma.16", 1024.0), ("mma.32", 512.0),
+        ("mma_sp.8", 4096.0), ("mma_sp.16", 2048.0), ("mma_sp.32", 1024.0),
+    ),
+    latency=0.8e-6,
+    launch=2.5e-6,
+)  # fmt: skip
+_L40S = Speeds(
+    clock=2.2e9,
+    dram=0.76e12,
+    l2_bytes=96e6,
+    l2=32.0,
+    shared=128.0,
+    vector=128.0,
+    special=16.0,
+    products=(
+        ("mma.8", 2048.0), ("mma_fp8.8", 2048.0), ("mma.16", 1024.0), ("mma.32", 512.0),
+        ("mma_sp.8", 4096.0), ("mma_sp_fp8.8", 4096.0), ("mma_sp.16", 2048.0),
+        ("mma_sp.32", 1024.0),
+    ),
+    latency=0.8e-6,
+    launch=2.5e-6,
+)  # fmt: skip
+_MI250X = Speeds(  # one of the two dies, a device of its own
+    clock=1.6e9,
+    dram=1.3e12,
+    l2_bytes=8e6,
+    l2=32.0,
+    shared=128.0,
+    vector=64.0,
+    special=16.0,
+    products=(
+        ("mfma_cdna2.8", 1024.0), ("mfma.16", 1024.0), ("mfma.32", 256.0), ("mfma.64", 256.0),
+    ),
+    latency=1.0e-6,
+    launch=4.0e-6,
+)  # fmt: skip
 _MI300X = Speeds(
     clock=1.8e9,
     dram=4.0e12,
@@ -95,7 +141,8 @@ _MI300X = Speeds(
     vector=128.0,
     special=16.0,
     products=(
-        ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma_xf32.32", 1024.0), ("mfma.32", 256.0),
+        ("mfma_cdna3.8", 4096.0), ("mfma.16", 2048.0), ("mfma_xf32.32", 1024.0),
+        ("mfma.32", 256.0),
     ),
     latency=1.2e-6,
     launch=4.0e-6,
@@ -109,7 +156,7 @@ _MI355X = Speeds(
     special=16.0,
     products=(
         ("mfma_cdna4.8", 8192.0), ("mfma_cdna4.16", 4096.0),
-        ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0), ("mfma.64", 128.0),
+        ("mfma_cdna3.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0), ("mfma.64", 128.0),
     ),
     latency=1.2e-6,
     launch=4.0e-6,
@@ -163,7 +210,8 @@ class Target:
     def has(self, feature: str) -> bool:
         """Whether the machine has `feature`: instructions ("mma", "mma_fp8", "mma_sp", "ldmatrix",
         "stmatrix", "cp_async", "wgmma", "tma", "mbarrier", "setmaxnreg", "cluster"; "mfma",
-        "mfma_xf32", "mfma_cdna4"; "lds_dma_128": loads to LDS of more than 4 bytes per lane), or
+        "mfma_cdna2" (what CDNA3 has dropped), "mfma_cdna3", "mfma_xf32", "mfma_cdna4";
+        "lds_dma_128": loads to LDS of more than 4 bytes per lane; "float8": conversions), or
 
         - "float8_fnuz": its float8 has no infinities and no negative zero (else OCP's);
         - "global_barrier": a block's barrier orders its accesses to global memory too;
@@ -181,9 +229,10 @@ class Target:
 
 _CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks"})
 _SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
-_SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}
-_SM90 |= {"red_vector"}
-_SM90 |= {"mma_fp8", "mma_sp_fp8", "wgmma_sp"}
+_SM89 = _SM80 | {"mma_fp8", "mma_sp_fp8", "float8"}
+_SM90 = _SM89 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}
+_SM90 |= {"red_vector", "wgmma_sp"}
+_CDNA3 = frozenset({"mfma", "mfma_cdna3", "float8"})
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
 # frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the
 # oldest that has all of an architecture's instructions: the newest drivers are not needed.
@@ -210,6 +259,32 @@ TARGETS: dict[str, Target] = {
             llvm_features="+ptx70",
         ),
         Target(
+            "cuda:sm_86",
+            "cuda",
+            "sm_86",
+            32,
+            101_376,
+            _CUDA_LOCAL,
+            multiprocessors=84,
+            features=_SM80,
+            residency=Residency(1536, 16, 102_400, 1024, 256),
+            speeds=_A40,
+            llvm_features="+ptx71",
+        ),
+        Target(
+            "cuda:sm_89",
+            "cuda",
+            "sm_89",
+            32,
+            101_376,
+            _CUDA_LOCAL,
+            multiprocessors=142,
+            features=_SM89,
+            residency=Residency(1536, 24, 102_400, 1024, 256),
+            speeds=_L40S,
+            llvm_features="+ptx84",
+        ),
+        Target(
             "cuda:sm_90a",
             "cuda",
             "sm_90a",
@@ -223,6 +298,22 @@ TARGETS: dict[str, Target] = {
             llvm_features="+ptx84",
         ),
         Target(
+            "hip:gfx90a",
+            "hip",
+            "gfx90a",
+            64,
+            65_536,
+            _SCRATCH,
+            registers=131_072,
+            max_registers_per_thread=512,
+            multiprocessors=104,
+            grid_limits=_HIP_GRID,
+            fragment_registers=192,
+            features=frozenset({"mfma", "mfma_cdna2"}),
+            residency=Residency(2048, 32, 65_536, 0, 512),
+            speeds=_MI250X,
+        ),
+        Target(
             "hip:gfx942",
             "hip",
             "gfx942",
@@ -234,7 +325,7 @@ TARGETS: dict[str, Target] = {
             multiprocessors=304,
             grid_limits=_HIP_GRID,
             fragment_registers=192,
-            features=frozenset({"mfma", "mfma_xf32", "float8_fnuz"}),
+            features=_CDNA3 | {"mfma_xf32", "float8_fnuz"},
             residency=Residency(2048, 32, 65_536, 0, 512),
             speeds=_MI300X,
         ),
@@ -250,7 +341,7 @@ TARGETS: dict[str, Target] = {
             multiprocessors=256,
             grid_limits=_HIP_GRID,
             fragment_registers=192,
-            features=frozenset({"mfma", "mfma_cdna4", "lds_dma_128"}),
+            features=_CDNA3 | {"mfma_cdna4", "lds_dma_128"},
             residency=Residency(2048, 32, 163_840, 0, 512),
             speeds=_MI355X,
         ),
@@ -274,12 +365,15 @@ _OTHER_NAMES = {
     **dict.fromkeys(("rocm", "amd", "amdgpu"), "hip"),
     **dict.fromkeys(("h100", "h200", "hopper", "cuda:sm_90", "sm_90"), "cuda:sm_90a"),
     **dict.fromkeys(("a100", "ampere", "sm_80"), "cuda:sm_80"),
+    **dict.fromkeys(("a10", "a40", "a6000", "sm_86"), "cuda:sm_86"),
+    **dict.fromkeys(("l4", "l40", "l40s", "ada", "sm_89"), "cuda:sm_89"),
+    **dict.fromkeys(("mi200", "mi210", "mi250", "mi250x", "gfx90a"), "hip:gfx90a"),
     **dict.fromkeys(("mi300", "mi300x", "gfx942"), "hip:gfx942"),
     **dict.fromkeys(("mi350", "mi350x", "mi355x", "gfx950"), "hip:gfx950"),
     **dict.fromkeys(("x86", "host", "llvm", "c"), "cpu"),
 }
 PROPOSED = {"cuda": "cuda:sm_90a", "hip": "hip:gfx942"}  # of a vendor's machines, by messages
-NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx1100")
+NOT_YET = ("hip:gfx1100",)
 
 
 def meant_target(name: object) -> str:
@@ -290,13 +384,12 @@ def meant_target(name: object) -> str:
 def cuda_target(major: int, minor: int) -> Target | None:
     """The target that a CUDA device of this compute capability runs; None where there is none.
     Code for sm_80 runs on all of 8.x, code for sm_90a on 9.0 alone."""
-    name = "cuda:sm_90a" if (major, minor) == (9, 0) else "cuda:sm_80" if major == 8 else ""
-    return TARGETS.get(name)
+    own = {(8, 6): "cuda:sm_86", (8, 9): "cuda:sm_89", (9, 0): "cuda:sm_90a"}
+    return TARGETS.get(own.get((major, minor), "cuda:sm_80" if major == 8 else ""))
 
 
 def find_target(name: str) -> Target:
-    """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942",
-    "hip:gfx950", "cpu").
+    """The target called `name`, one of `TARGETS`.
 
     Raises TargetError for a name that is planned but not built, and for one that is unknown (with
     the nearest name that exists)."""

@@ -124,7 +124,7 @@ def test_no_loop_to_leave() -> None:
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
 def test_words_of_tvm(target: str) -> None:
     @T.prim_func
-    def main(A: T.Tensor((2, 32), "int32"), B: T.Tensor((3, 32), "int32")):
+    def main(A: T.Tensor((2, 32), "int32"), B: T.Tensor((4, 32), "int32")):
         with T.Kernel(1, threads=32):
             x = T.get_thread_binding()
             s = T.alloc_shared((32,), "int32")
@@ -138,9 +138,14 @@ def test_words_of_tvm(target: str) -> None:
             B[0, x] = T.tvm_warp_shuffle_up(T.uint32(0xFFFFFFFF), A[0, x], 4, 32, 32)
             B[1, x] = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), A[0, x], 4, 16, 32)
             B[2, x] = s[x]
+            T.tvm_storage_sync("shared")
+            s[31 - x] = A[0, x]
+            T.tvm_storage_sync("shared.dyn")
+            B[3, x] = s[(x + 1) % 32]
+            T.tvm_storage_sync("warp")
 
     a = np.random.default_rng(0).integers(0, 99, (2, 32)).astype(np.int32)
-    b = np.zeros((3, 32), np.int32)
+    b = np.zeros((4, 32), np.int32)
     if target == "cpu":
         main(a, b)
     else:
@@ -149,6 +154,7 @@ def test_words_of_tvm(target: str) -> None:
     assert np.array_equal(b[0], a[0][np.where(lanes < 4, lanes, lanes - 4)])
     assert np.array_equal(b[1], a[0][np.where(lanes % 16 > 11, lanes, (lanes + 4) % 32)])
     assert np.array_equal(b[2], a[1])
+    assert np.array_equal(b[3], np.roll(a[0][::-1], -1))
 
 
 @pytest.mark.parametrize(("steps", "twice", "launches"), [

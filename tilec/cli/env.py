@@ -157,12 +157,8 @@ def _cache() -> dict[str, Any]:
     root = cache_root()
     if root is None:
         return {"folder": None, "kernels": 0, "bytes": 0}
-    files = DiskCache(root).entries()
-    size = 0
-    for file in files:
-        with contextlib.suppress(OSError):  # another process has just replaced it
-            size += file.stat().st_size
-    return {"folder": str(root), "kernels": len(files), "bytes": size}
+    sizes = [facts.st_size for path, facts in DiskCache(root).files() if path.suffix == ".tilec"]
+    return {"folder": str(root), "kernels": len(sizes), "bytes": sum(sizes)}
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Variable]:

@@ -16,12 +16,14 @@ from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.lanes import in_words
 from tilec.codegen.numerics import FORMATS, FORMATS_FNUZ
+from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import FLOAT8_NAMES, MfmaInstruction, find_instruction
-from tilec.ir.llvm import Val, float_val, int_val
+from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import DType
+from tilec.target import Target
 
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
@@ -45,7 +47,14 @@ class AmdgpuScalars(GpuScalars):
         "cos": "llvm.amdgcn.cos.f32",
     }
 
+    def __init__(self, f: Function, ranges: Ranges, target: Target) -> None:
+        super().__init__(f, ranges)
+        self.formats = FORMATS_FNUZ if target.has("float8_fnuz") else FORMATS
+        self.converts = target.has("float8")
+
     def to_float8(self, x: Val, dtype: DType) -> Val:
+        if not self.converts:
+            return super().to_float8(x, dtype)
         f, name = self.f, FLOAT8_NAMES[dtype]
         top = self.formats[dtype].most
         for pred, edge in (("ogt", top), ("olt", -top)):
@@ -55,6 +64,8 @@ class AmdgpuScalars(GpuScalars):
         return f.cast("trunc", f.intrinsic("i32", f"llvm.amdgcn.cvt.pk.{name}.f32", args), "i8")
 
     def from_float8(self, x: Val, dtype: DType) -> Val:
+        if not self.converts:
+            return super().from_float8(x, dtype)
         word = self.f.cast("zext", x, "i32")
         name = f"llvm.amdgcn.cvt.f32.{FLOAT8_NAMES[dtype]}"
         return self.f.intrinsic("float", name, [word, int_val(0)])
@@ -79,9 +90,7 @@ class AmdgpuEmitter(PrintingEmitter):
     thread_index = "llvm.amdgcn.workitem.id.x"
 
     def make_scalars(self) -> AmdgpuScalars:
-        made = AmdgpuScalars(self.f, self.ranges)
-        made.formats = FORMATS_FNUZ if self.target.has("float8_fnuz") else FORMATS
-        return made
+        return AmdgpuScalars(self.f, self.ranges, self.target)
 
     def uniform(self, warp: Val) -> Val:
         return self.f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])

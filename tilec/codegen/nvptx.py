@@ -57,12 +57,12 @@ class NvptxScalars(GpuScalars):
         "cos": "llvm.nvvm.cos.approx.ftz.f",
     }
 
-    def __init__(self, f: Function, ranges: Ranges, hopper: bool) -> None:
+    def __init__(self, f: Function, ranges: Ranges, target: Target) -> None:
         super().__init__(f, ranges)
-        self.hopper = hopper
+        self.target = target
 
     def round_tf32(self, x: Val) -> Val:
-        if not self.hopper:
+        if not self.target.has("wgmma"):
             return super().round_tf32(x)
         bits = self.f.intrinsic("i32", "llvm.nvvm.f2tf32.rn", [x])
         return self.f.cast("bitcast", bits, "float")
@@ -78,14 +78,14 @@ class NvptxScalars(GpuScalars):
         return self.f.intrinsic("bfloat", "llvm.nvvm.f2bf16.rn", [x])
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
-        if not self.hopper:
+        if not self.target.has("float8"):
             return super().to_float8(x, dtype)
         name = f"llvm.nvvm.ff.to.{FLOAT8[dtype]}x2.rn"
         pair = self.f.intrinsic("i16", name, [float_val(0.0), x])
         return self.f.cast("trunc", pair, "i8")
 
     def from_float8(self, x: Val, dtype: DType) -> Val:
-        if not self.hopper:
+        if not self.target.has("float8"):
             return super().from_float8(x, dtype)
         name = f"llvm.nvvm.{FLOAT8[dtype]}x2.to.f16x2.rn"
         pair = self.f.intrinsic("<2 x half>", name, [self.f.cast("zext", x, "i16")])
@@ -117,7 +117,7 @@ class NvptxEmitter(PrintingEmitter):
         super()._enter()
 
     def make_scalars(self) -> NvptxScalars:
-        return NvptxScalars(self.f, self.ranges, self.target.has("wgmma"))
+        return NvptxScalars(self.f, self.ranges, self.target)
 
     def uniform(self, warp: Val) -> Val:
         lanes = [int_val(-1), warp, int_val(0), int_val(31)]

@@ -67,7 +67,12 @@ _NVPTX = (
     ),
     *_each(
         "llvm.nvvm.ff.to.e4m3x2 llvm.nvvm.ff.to.e5m2x2 llvm.nvvm.e4m3x2 llvm.nvvm.e5m2x2 "
-        "llvm.nvvm.f16x2.to.e4m3x2 llvm.nvvm.f16x2.to.e5m2x2 llvm.nvvm.f2tf32.rn",
+        "llvm.nvvm.f16x2.to.e4m3x2 llvm.nvvm.f16x2.to.e5m2x2",
+        unless_feature="float8",
+        instead="integer arithmetic",
+    ),
+    *_each(
+        "llvm.nvvm.f2tf32.rn",
         unless_feature="wgmma",
         instead="integer arithmetic",
     ),
@@ -96,12 +101,18 @@ _AMD_SELECTED = {
     sched.barrier sched.group.barrier iglp.opt
     sbfe ubfe mul.i24 mul.u24 sdot4 fdot2
     exp2 log rcp rsq sqrt sin cos fract fmed3 cvt.pkrtz ldexp class div.fixup
-    cvt.pk.fp8.f32 cvt.pk.bf8.f32 cvt.pk.f32.fp8 cvt.pk.f32.bf8 cvt.f32.fp8 cvt.f32.bf8
-    cvt.sr.fp8.f32 make.buffer.rsrc raw.ptr.buffer.load raw.ptr.buffer.store raw.ptr.buffer.load.lds
+    make.buffer.rsrc raw.ptr.buffer.load raw.ptr.buffer.store raw.ptr.buffer.load.lds
     global.load.lds raw.ptr.buffer.atomic.fadd raw.ptr.buffer.atomic.add is.shared
     mfma.f32.32x32x8f16 mfma.f32.16x16x16f16 mfma.f32.32x32x8bf16.1k mfma.f32.16x16x16bf16.1k
-    mfma.f32.32x32x2f32 mfma.f32.16x16x4f32
-    mfma.i32.32x32x16.i8 mfma.i32.16x16x32.i8 mfma.f64.16x16x4f64
+    mfma.f32.32x32x2f32 mfma.f32.16x16x4f32 mfma.f64.16x16x4f64
+    """,
+    "float8": """
+    cvt.pk.fp8.f32 cvt.pk.bf8.f32 cvt.pk.f32.fp8 cvt.pk.f32.bf8 cvt.f32.fp8 cvt.f32.bf8
+    cvt.sr.fp8.f32
+    """,
+    "mfma_cdna2": "mfma.i32.32x32x8i8 mfma.i32.16x16x16i8",
+    "mfma_cdna3": """
+    mfma.i32.32x32x16.i8 mfma.i32.16x16x32.i8
     mfma.f32.32x32x16.fp8.fp8 mfma.f32.32x32x16.fp8.bf8 mfma.f32.32x32x16.bf8.fp8
     mfma.f32.32x32x16.bf8.bf8 mfma.f32.16x16x32.fp8.fp8 mfma.f32.16x16x32.fp8.bf8
     mfma.f32.16x16x32.bf8.fp8 mfma.f32.16x16x32.bf8.bf8 smfmac.f32.16x16x32.f16

@@ -34,8 +34,13 @@ class Assignments(ForLoops):
         """The tensor that `name = T.empty(…)` makes."""
         raise NotImplementedError
 
+    def is_above_grid(self) -> bool:
+        """Whether it is traced what the grid may follow from."""
+        raise NotImplementedError
+
     def annotated(self, node: ast.AnnAssign) -> None:
-        """`x: T.float32 = 1`, a variable of that dtype; `n: int = 1`, a name for what is known."""
+        """`x: T.float32 = 1`, a variable of that dtype, or, above T.Kernel, where nothing runs, a
+        name for the number; `n: int = 1`, a name for what is known."""
         known = self.expression(node.annotation)
         plain = known in (int, float, bool, str, T.constexpr)
         dtype = find_dtype(known) if isinstance(known, str | DType) else None
@@ -51,6 +56,9 @@ class Assignments(ForLoops):
                 self._assign_to(node.target, self.expression(node.value), node.value)
             return
         init = None if node.value is None else self.number_of(node.value, "this value")
+        if init is not None and self.is_above_grid():
+            self.names[node.target.id] = self.convert(init, dtype)
+            return
         variable = new_variable(self, dtype, init)
         variable.value.name = node.target.id
         self.names[node.target.id] = variable

@@ -167,7 +167,7 @@ class _KernelTracer(WholeLoops):
         for name in self.size_params.keys() & (self.tensors.keys() | self.scalar_params.keys()):
             raise self.error(f"{name} is both a parameter and a size", "rename one of them")
         self._check_returned(self.run_body())
-        if self.grid is None and self.known.grid is None:
+        if self.is_above_grid():
             raise self._no_grid()
         memories = {str(n): Param(v, "memory", "") for n, v in enumerate(self.memories)}
         params = (self.tensors, self.scalar_params, self.size_params, self.stride_params, memories)
@@ -336,6 +336,9 @@ class _KernelTracer(WholeLoops):
             raise self.error(f"the constexpr parameter {p.name} was given no value", hint)
         self.names[p.name] = self.captured(p.name, value)
 
+    def is_above_grid(self) -> bool:
+        return self.grid is None and self.known.grid is None
+
     def _check_returned(self, value: object) -> None:
         returned = value if isinstance(value, tuple | list) else () if value is None else (value,)
         for v in returned:
@@ -461,7 +464,7 @@ class _KernelTracer(WholeLoops):
                 hint = "move it into the with"
                 raise self.error("code after T.Kernel would belong to no block", hint, at=node)
             return
-        whole = self.signature.tiles is not None and self.grid is None and self.known.grid is None
+        whole = self.signature.tiles is not None and self.is_above_grid()
         if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
             blocks, language = self.blocks_of(node, self.signature.tiles or {})
             self.names.setdefault(language, T)

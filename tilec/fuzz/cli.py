@@ -15,7 +15,7 @@ import numpy as np
 
 from tilec.cli.options import add_progress, at_least, check_folder, heed_progress
 from tilec.fuzz.generate import generate
-from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program, targets
+from tilec.fuzz.outcome import GPU_RUNS, Outcome, known_targets, run_program, targets
 from tilec.fuzz.program import NAMED_SIZES, PLAIN, SIZES, Program
 from tilec.fuzz.session import Result, Tally, results, shrunk
 from tilec.fuzz.workers import MOST_SECONDS, Worker
@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--program", type=at_least(0), help="run this program of the seed only, shown"
     )
     parser.add_argument(
-        "--target", action="append", choices=targets(), help="only this one (may be repeated)"
+        "--target",
+        action="append",
+        choices=known_targets(),
+        help="only this one (may be repeated)",
     )
     parser.add_argument(
         "--runs",

@@ -21,10 +21,11 @@ from tilec.fuzz.program import PLAIN, Array, Launch, Made, Program, make_argumen
 from tilec.fuzz.waits import unfinished_at_barriers
 from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
+from tilec.target import TARGETS as ALL_TARGETS
 from tilec.target import find_target
 
-SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "hip:gfx950")
-TARGETS = ("cpu", *SIMULATED)
+USUAL = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "hip:gfx950")
+TARGETS = ("cpu", *USUAL)
 OPTIMISED = ":optimised"  # behind a simulated target: what LLVM's optimiser makes of the code
 GPU_RUNS = 20  # what depends on who is sooner may go well once
 SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
@@ -51,11 +52,16 @@ class Outcome:
         return (self.target, self.kind, self.detail) == (other.target, other.kind, other.detail)
 
 
-def targets() -> tuple[str, ...]:
+def targets(simulated: Sequence[str] = USUAL) -> tuple[str, ...]:
     """The targets that can run here: the CPU, the simulated ones, before and after LLVM's
     optimiser, and a GPU where there is one."""
-    here = (*TARGETS, *(t + OPTIMISED for t in SIMULATED))
+    here = ("cpu", *simulated, *(t + OPTIMISED for t in simulated))
     return (*here, "gpu") if gpu.present() else here
+
+
+def known_targets() -> tuple[str, ...]:
+    """`targets`, and those that are simulated only where they are asked for."""
+    return targets([name for name, t in ALL_TARGETS.items() if t.kind != "cpu"])
 
 
 def check(

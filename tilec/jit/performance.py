@@ -65,16 +65,19 @@ class Watch:
         if target.kind == "cpu":  # threads are loops there, and registers memory
             return
         self._warn_of_moved(func)
+        threads = func.attrs.get("threads")  # the author's, not ours
         for loop, trips in _repeated_loops(func):
-            shown = f"all {trips}" if trips else "all"
+            does = f"does {f'all {trips}' if trips else 'all'} iterations of this loop"
+            shared = "loop with T.Parallel, which shares the iterations out"
+            if threads == 1:
+                _warn(f"the block's one thread {does}", loop.loc, f"ask for more, and {shared}")
+                continue
             _warn(
-                f"each thread of the block does {shown} iterations of this loop, so that all "
-                "write the same elements",
+                f"each thread of the block {does}, so that all write the same elements",
                 loop.loc,
-                "loop with T.Parallel, which shares the iterations out, or let each thread begin "
-                "at T.get_thread_binding(0)",
+                f"{shared}, or let each thread begin at T.get_thread_binding(0)",
             )
-        if threads := func.attrs.get("threads"):  # the author's, not ours
+        if threads:
             told = _warn_of_sums(func, threads)
             _warn_of_small_tiles(func, threads, target)
             if self._laid_out is not None:

@@ -8,9 +8,11 @@ the user alone (mode 0700), because what it holds is executed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -135,14 +137,24 @@ class DiskCache:
         """The files of all stored images."""
         return sorted(self.root.glob(f"??/*{_SUFFIX}"))
 
-    def clear(self) -> int:
-        """Delete all stored images; returns how many there were."""
-        entries = self.entries()
-        for path in entries:
+    def files(self, before: float = math.inf) -> list[tuple[Path, os.stat_result]]:
+        """The files of images and notes that were written before a time (seconds since the epoch),
+        the newest first."""
+        found = []
+        for path in (*self.entries(), *self.root.glob(f"??/*{_NOTE}")):
+            with contextlib.suppress(OSError):  # another process has just replaced it
+                facts = path.stat()
+                if facts.st_mtime < before:
+                    found.append((path, facts))
+        return sorted(found, key=lambda f: (-f[1].st_mtime, f[0]))
+
+    def clear(self, before: float = math.inf) -> int:
+        """Delete the images and notes that were written before a time; returns how many images
+        there were."""
+        files = self.files(before)
+        for path, _ in files:
             path.unlink(missing_ok=True)
-        for path in self.root.glob(f"??/*{_NOTE}"):
-            path.unlink(missing_ok=True)
-        return len(entries)
+        return sum(path.suffix == _SUFFIX for path, _ in files)
 
 
 def file_identity(path: str | Path | None) -> str:

@@ -12,7 +12,7 @@ from tilec.tilelang.schedule import PersistentTileScheduler
 __all__ = [
     "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
     "c2d_im2col", "dtype", "handle", "index_to_coordinates", "launch_thread", "let", "match_buffer",
-    "prim_func", "tvm_access_ptr", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
+    "prim_func", "tvm_access_ptr", "tvm_storage_sync", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
     "tvm_warp_shuffle_up", "type_annotation",
 ]  # fmt: skip
 
@@ -91,6 +91,17 @@ def type_annotation(dtype):  # type: ignore[no-untyped-def]
 def tvm_access_ptr(dtype, data, offset, extent, rw_mask):  # type: ignore[no-untyped-def]
     """The place of a buffer (`A.data`), `offset` elements on; `T.access_ptr`."""
     return language.access_ptr(data, "rw", extent, offset=offset)
+
+
+@language.macro
+def tvm_storage_sync(scope):  # type: ignore[no-untyped-def]
+    """`T.sync_threads()`; of the "warp", `T.sync_warp()`, and "global", `T.sync_grid()`."""
+    if scope == "warp":
+        language.sync_warp()
+    elif scope == "global":
+        language.sync_grid()
+    else:
+        language.sync_threads()
 
 
 @language.macro

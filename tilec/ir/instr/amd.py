@@ -1,7 +1,8 @@
 """AMD's matrix instructions.
 
 AMD Instinct MI300 ISA, section "Matrix Arithmetic Instructions"; element maps as AMD's matrix
-instruction calculator prints them (https://github.com/ROCm/amd_matrix_instruction_calculator).
+instruction calculator prints them (https://github.com/ROCm/amd_matrix_instruction_calculator);
+the "mfma_cdna2" ones are in the MI200 ISA and not in MI300's.
 CDNA4's own instructions, the "mfma_cdna4" ones, are not in it: they are as Composable Kernel
 (xdlops_gemm.hpp, `mfma_type`: `k_per_blk` is 8, of int8 16) and IREE (IREEGPUAttrs.cpp,
 `getSingleSubgroupLayout`) have them, which agree. Reached through LLVM intrinsics only. float8 is
@@ -35,7 +36,8 @@ _PLAIN = {
     (FLOAT16, 4): ("f16", "<4 x half>"), (FLOAT16, 8): (".f16", "<8 x half>"),
     (BFLOAT16, 4): ("bf16.1k", "<4 x i16>"), (BFLOAT16, 8): (".bf16", "<8 x bfloat>"),
     (TFLOAT32, 2): (".xf32", "<2 x float>"), (FLOAT32, 1): ("f32", "float"),
-    (FLOAT64, 1): ("f64", "double"), (INT8, 8): (".i8", "i64"), (INT8, 16): (".i8", "<4 x i32>"),
+    (FLOAT64, 1): ("f64", "double"), (INT8, 4): ("i8", "i32"), (INT8, 8): (".i8", "i64"),
+    (INT8, 16): (".i8", "<4 x i32>"),
 }  # fmt: skip
 FLOAT8_NAMES = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
 _INTRINSIC = "llvm.amdgcn.mfma."
@@ -85,8 +87,14 @@ AMD_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
     *(_mfma(size, 8, t, t, FLOAT32, "mfma_cdna4") for t in (FLOAT16, BFLOAT16) for size in _SIZES),
     *(_mfma(size, 16, INT8, INT8, INT32, "mfma_cdna4") for size in _SIZES),
     *(_mfma(size, 4, t, t, FLOAT32) for t in (FLOAT16, BFLOAT16) for size in _SIZES),
-    *(_mfma(size, 8, a, b, FLOAT32) for a in FLOAT8_NAMES for b in FLOAT8_NAMES for size in _SIZES),
-    *(_mfma(size, 8, INT8, INT8, INT32) for size in _SIZES),
+    *(
+        _mfma(size, 8, a, b, FLOAT32, "mfma_cdna3")
+        for a in FLOAT8_NAMES
+        for b in FLOAT8_NAMES
+        for size in _SIZES
+    ),
+    *(_mfma(size, 8, INT8, INT8, INT32, "mfma_cdna3") for size in _SIZES),
+    *(_mfma(size, 4, INT8, INT8, INT32, "mfma_cdna2") for size in _SIZES),
     *(_mfma(size, 2, TFLOAT32, TFLOAT32, FLOAT32, "mfma_xf32") for size in _SIZES),
     *(_mfma(size, 1, FLOAT32, FLOAT32, FLOAT32) for size in _SIZES),
     _mfma(16, 1, FLOAT64, FLOAT64, FLOAT64),
