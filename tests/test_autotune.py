@@ -600,6 +600,9 @@ def test_constants_without_a_default(own_cache: Path) -> None:
             assert c[0] == 3 + n
         kernel(c, k=[9])
         assert c[0] == 10
+    kernel = tilec.autotune(total, configs=[{"k": [7]}, {"threads": 32}])  # one gives none
+    kernel(c)
+    assert c[0] == 8 and "missing k" in str(kernel.results[-1])
 
 
 def test_threads_that_call_first_wait_for_one_of_them() -> None:

@@ -54,7 +54,8 @@ class Problem:
 
     def asked(self, config: Mapping[str, Any]) -> Asked:
         """The call with this configuration. Raises LaunchError, CompileError."""
-        found = self.kernel.described((), self.target, {**self.lent, **self.given, **config})
+        constants = {**self.given, **(config or self.lent)}
+        found = self.kernel.described((), self.target, constants)
         if self.grid is None:
             return found
         return dataclasses.replace(found, grid=self.grid, grid_given=True)
