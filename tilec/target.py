@@ -7,10 +7,9 @@ A pass never compares a target's name: it asks for a feature (`target.has("tma")
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 
-from tilec.ir.errors import TargetError, shown
+from tilec.ir.errors import TargetError, nearest, shown
 
 CACHE_LINE = 128  # bytes, of the L2 cache of every GPU here
 SECTOR = 32  # bytes of a line that come at once
@@ -425,11 +424,9 @@ def find_target(name: str) -> Target:
     Raises TargetError for a name that is unknown, with the nearest one that exists."""
     if isinstance(name, str) and name in TARGETS:
         return TARGETS[name]
-    meant = meant_target(name)
-    known = (*TARGETS, "cuda", "hip")
-    near = [meant] if meant else difflib.get_close_matches(shown(name).strip("'"), known, 1)
-    also = f"; did you mean {near[0]!r}?" if near else ""
+    near = meant_target(name) or nearest(shown(name).strip("'"), (*TARGETS, "cuda", "hip"))
+    also = f"; did you mean {near!r}?" if near else ""
     raise TargetError(
         f"unknown target {shown(name)}{also} (targets: {', '.join(TARGETS)})",
-        hint=f'write target="{near[0] if near else "cuda:sm_90a"}", or leave target out',
+        hint=f'write target="{near or "cuda:sm_90a"}", or leave target out',
     )
