@@ -20,7 +20,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
-from tilec.ir.instr import find_instruction
+from tilec.ir.instr import MatrixInstruction, find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
@@ -148,9 +148,7 @@ class _WgmmaOperand:
 # --- mma and mfma ---
 
 
-def _matrix(
-    b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, target: Target
-) -> None:
+def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, target: Target) -> None:
     instr = find_instruction(o.instr)
     m, n, k = o.shape
     m_atoms, n_atoms = m // o.warps[0] // instr.m, n // o.warps[1] // instr.n
@@ -161,19 +159,14 @@ def _matrix(
     held = [x.buffer for x in (o.a, o.b) if x.type.space == "fragment"]
     packs.update((x, pack) for x, pack in zip((o.a.buffer, o.b.buffer), instr.packs) if x in held)
     # Conversions to another width need registers of their own: written out, they would all be under
-    # way at once, and so would be the operands of all steps where LLVM orders the code (ptxas counts
-    # registers first). What lies in registers for all of K is numbered, which takes a loop that is
+    # way at once. What lies in registers for all of K is numbered, which takes a loop that is
     # written out.
     widths = {(o.a.dtype.bits, instr.a_dtype.bits), (o.b.dtype.bits, instr.b_dtype.bits)}
-    converted = any(own != taken for own, taken in widths)
+    late = any(own != taken for own, taken in widths)
+    late = late or _crowded(instr, m_atoms, n_atoms, steps, target)
     a_size, b_size, c_size = (
         layout.size("reg") // pack for layout, pack in zip((instr.a, instr.b, instr.c), instr.packs)
     )
-    of_step = (m_atoms * a_size * instr.packs[0] * instr.a_dtype.bits
-               + n_atoms * b_size * instr.packs[1] * instr.b_dtype.bits)  # fmt: skip
-    of_sums = m_atoms * n_atoms * c_size * instr.packs[2] * instr.c_dtype.bits
-    crowded = of_sums + steps * of_step > 32 * (target.max_registers_per_thread - BESIDE)
-    late = converted or crowded and target.kind == "hip"
     kind = "serial" if late and not held else "unroll"
 
     def multiply(
@@ -206,6 +199,22 @@ def _matrix(
         for selector in range(metadata.served):
             first = inner.fold("mul", group, metadata.served)
             multiply(inner, inner.fold("add", first, selector), words, selector)
+
+
+def _crowded(
+    instr: MatrixInstruction, m_atoms: int, n_atoms: int, steps: int, target: Target
+) -> bool:
+    """Whether a thread's sums and the operands of all steps are more than its registers, where the
+    code generator would ask for all of them first."""
+    a, b, c = (
+        layout.size("reg") * dtype.bits
+        for layout, dtype in (
+            (instr.a, instr.a_dtype), (instr.b, instr.b_dtype), (instr.c, instr.c_dtype),
+        )
+    )  # fmt: skip
+    taken = m_atoms * n_atoms * c + steps * (m_atoms * a + n_atoms * b)
+    most = 32 * (target.max_registers_per_thread - BESIDE)
+    return taken > most and not target.has("orders_by_registers")
 
 
 class _Step:
