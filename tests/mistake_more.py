@@ -23,6 +23,8 @@ MORE = (
     Mistake("inf", line("v = -T.inf"), "T.inf", ("'inf'",), 'write T.infinity("float32")'),
     Mistake("sign", line("v = T.sign(bias[0])"), "T.sign", ("'sign'",), "T.if_then_else(x > 0"),
     Mistake("any", line("v = T.any(A_s)"), "T.any", ("'any'",), "use T.any_of(tile)"),
+    Mistake("argmin", line("v = T.argmin(A_s)"), "T.argmin", ("'argmin'",), "T.reduce_min of the"),
+    Mistake("trans", line("v = T.trans(A_s)"), "T.trans", ("'trans'",), "transpose_B=True"),
     Mistake("argmax", line("v = T.argmax(A_s)"), "T.argmax", ("'argmax'",), "T.reduce_max"),
     Mistake("gather", line("v = T.gather(A, 0)"), "T.gather", ("'gather'",), "x[index[i]]"),
     # --- names and what they are given ---

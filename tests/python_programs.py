@@ -195,6 +195,14 @@ def returns_early(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
             C[bx * BLOCK + i] = sign(x) + activation(x, "relu") * 2 + activation(x, "leaky")
 
 
+@program(lambda x: np.where(x > 0, x, 3) + np.where(np.floor(x) == 0, np.floor(x), x) * 2)
+def takes_one_of_two(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            C[bx * BLOCK + i] = (T.max(x, 0.0) or 3) + (T.floor(x) and x) * 2
+
+
 @program(lambda x: np.minimum(x, 1 - x) - 2 * np.maximum(x, 1 - x))
 def returns_several(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:

@@ -543,6 +543,7 @@ def test_under_torch_compile(
 
 MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     "configs": ({"configs": {"BN": 4}}, "not a list", "configs=[{'BN': 64}, …]"),
+    "no configs": ({"configs": []}, r"configs of autotune are \[\]", "configs=[{'BN': 64}, …]"),
     "config": ({"configs": [64]}, "a configuration is 64", "configs=[{'BN': 64}, …]"),
     "name": ({"configs": [{"BM": 64}]}, "names 'BM', which is no compile-time", "BN, fault"),
     "topk": ({"topk": 0}, "topk of tilec.autotune is 0", "topk=16"),
@@ -558,6 +559,50 @@ def test_mistakes(case: str) -> None:
     with pytest.raises(tilec.LaunchError, match=message) as e:
         tilec.autotune(scaling(), **given)
     assert hint in e.value.hint and e.value.loc.file == __file__
+
+
+def test_keywords_of_others() -> None:
+    with pytest.raises(tilec.LaunchError, match="has no keyword 'space'") as e:
+        tilec.autotune(space={"BN": [64]})
+    assert "configs=[{…}, …]" in e.value.hint
+
+
+@pytest.mark.parametrize("option", ["configs", "reference"])
+def test_a_function_that_fails(option: str, own_cache: Path) -> None:
+    kernel = tilec.autotune(add_to, **{"configs": SIZES, option: lambda: 1 / 0})
+    with pytest.raises(tilec.LaunchError, match=f"{option} of tilec.autotune failed: TypeError"):
+        kernel(np.ones(100, np.float32), np.ones(100, np.float32))
+
+
+def test_the_line_that_no_configuration_compiles() -> None:
+    @tilec.kernel
+    def plus(C: T.Tensor((4,), "float32"), k: T.constexpr):
+        with T.Kernel(1, threads=32) as _:
+            C[0] = k
+
+    with pytest.raises(tilec.CompileError, match="this value is the str 'x', not a number") as e:
+        tilec.autotune(plus, configs=[{"k": "x"}])(np.zeros(4, np.float32))
+    assert "C[0] = k" in str(e.value)
+
+
+def test_constants_without_a_default(own_cache: Path) -> None:
+    """As of a kernel of Triton's; and those that are lists."""
+
+    @tilec.kernel
+    def total(C: T.Tensor((4,), "float32"), k: T.constexpr, n: T.int32 = 1):
+        with T.Kernel(1, threads=32) as _:
+            C[0] = sum(k) + n
+
+    for configs in ([{"k": [1, 2]}], lambda given: [{"k": [3, 0]}, {"k": [0, 3]}]):
+        kernel, c = tilec.autotune(total, configs=configs), np.zeros(4, np.float32)
+        for n in (1, 2):
+            kernel(c, n=n)
+            assert c[0] == 3 + n
+        kernel(c, k=[9])
+        assert c[0] == 10
+    kernel = tilec.autotune(total, configs=[{"k": [7]}, {"threads": 32}])  # one gives none
+    kernel(c)
+    assert c[0] == 8 and "missing k" in str(kernel.results[-1])
 
 
 def test_threads_that_call_first_wait_for_one_of_them() -> None:

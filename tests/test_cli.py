@@ -277,7 +277,7 @@ WRONG = [
     (("compile", "kernels.py:wrong", "--dim", "N=64"), "missing", ""),
     (("bench",), "which kernel is it?", "tilec bench FILE.py:kernel"),
     (("bench", *DOUBLE, "--device", "tpu"), "which is none that tilec knows", "cuda:0"),
-    (("bench", *DOUBLE, "--seconds", "0"), "--seconds 0.0: expected 0 to 3600", "write 1"),
+    (("bench", *DOUBLE, "--seconds", "0"), "--seconds 0.0: expected more than 0", "write 1"),
     (("bench", *DOUBLE, "--grid", "no"), "--grid no: a grid is one to three sizes", ""),
     (("bench", *DOUBLE, "--json", "no/t"), "--json no/t: that place cannot be written", ""),
     (("bench", *DOUBLE[:1], "--dim", "N=999999999999"), "no memory for 999999999999 elements", ""),

@@ -205,6 +205,7 @@ def test_atoms_of_all_dtypes(target, in_dtype, accum, chunk, columns):
 
 WRONG = {
     "no local buffer": ("s", "a", "c", "m16n8k16", "is s .*, not a local buffer"),
+    "saturate": ("a", "a", "c, 0, True)  #", "m16n8k16", "saturate of T.ptx_mma is True"),
     "shape": ("a", "a", "c", "m16n8k32", "there is no mma m16n8k32"),
     "dtypes": ("a", "c", "c", "m16n8k16", "there are: none"),
 }

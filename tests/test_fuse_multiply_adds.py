@@ -168,11 +168,14 @@ def test_sums_of_a_loop(target: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("flags", [None, ["-O3", "--fmad=false"], "-fmad=false", ["-lineinfo"]])
-@pytest.mark.parametrize("lazy", [True, False])
-def test_flags_of_tilelang(flags: Any, lazy: bool) -> None:
+@pytest.mark.parametrize("way", ["jit", "compile", "annotate", "tuner", "again"])
+def test_flags_of_tilelang(flags: Any, way: str) -> None:
+    said = (flags or []) if way == "annotate" else []
+
     def program(n: int):  # type: ignore[no-untyped-def]
         @TL.prim_func
         def main(A: TL.Tensor((3, n), "float32"), C: TL.Tensor((n,), "float32")):
+            TL.annotate_compile_flags(said)
             with TL.Kernel(1, threads=128) as _:
                 for i in TL.Parallel(n):
                     C[i] = A[0, i] * A[1, i] + A[2, i]
@@ -180,13 +183,32 @@ def test_flags_of_tilelang(flags: Any, lazy: bool) -> None:
         return main
 
     a, c = numbers(128), np.full(128, np.nan, np.float32)
-    if lazy:
+    flags_of_all = None if said else flags
+    if way == "jit":
         made = tilelang.jit(target="cpu", compile_flags=flags)(program)(128)
+    elif way == "tuner":
+        tuner = tilelang.AutoTuner.from_kernel(program, [{"n": 128}])
+        tuner.set_compile_args(target="cpu", compile_flags=flags)
+        made = tuner.run().kernel
     else:
-        made = tilelang.compile(program(128), target="cpu", compile_flags=flags)
+        made = tilelang.compile(program(128), target="cpu", compile_flags=flags_of_all)
+        made = tilelang.compile(made.kernel) if way == "again" else made
     made(a, c)
     apart = flags and "fmad=false" in str(flags)
     np.testing.assert_array_equal(c, a[0] * a[1] + a[2] if apart else once(*a))
+
+
+def test_flags_that_are_no_text() -> None:
+    @tilec.kernel
+    def flagged(C: T.Tensor((4,), "float32")):  # type: ignore[no-untyped-def]
+        T.annotate_compile_flags([3])
+        T.annotate_pass_configs("whole")
+        with T.Kernel(1) as _:
+            C[0] = 1
+
+    with pytest.raises(tilec.CompileError, match="flags of T.annotate_compile_flags is") as e:
+        flagged(np.zeros(4, np.float32))
+    assert "configs of T.annotate_pass_configs is the str 'whole'" in str(e.value)
 
 
 @pytest.mark.parametrize("value", [0, 1.0, None, "no"])

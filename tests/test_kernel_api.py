@@ -499,8 +499,25 @@ def test_default_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPat
 def test_unknown_targets() -> None:
     with pytest.raises(tilec.TargetError, match="did you mean 'cuda:sm_90a'"):
         add.compile(*specs(3, 7), target="cuda:sm90a")
-    with pytest.raises(tilec.TargetError, match="hip:gfx1100' is not supported yet"):
-        add.compile(*specs(3, 7), target="hip:gfx1100")
+    with pytest.raises(tilec.TargetError, match="did you mean 'cpu'"):
+        add.compile(*specs(3, 7), target="CPU")
+    with pytest.raises(tilec.TargetError, match="unknown target 'hip:gfx1200'"):
+        add.compile(*specs(3, 7), target="hip:gfx1200")
+
+
+def test_a_misspelt_stage() -> None:
+    stages = add.compile(*specs(3, 7), target="cpu").stages
+    with pytest.raises(KeyError, match="no stage 'llmv'; did you mean 'llvm'"):
+        stages["llmv"]
+    with pytest.raises(KeyError, match="no stage 'qqq'; they are tile, "):
+        stages["qqq"]
+
+
+def test_a_size_is_divided_by_floordiv() -> None:
+    for wrong in (lambda: T.dynamic("M") / 2, lambda: 2 / T.dynamic("M")):
+        with pytest.raises(tilec.CompileError, match="the size M / 2: that is no extent") as e:
+            wrong()
+        assert "//" in e.value.hint
 
 
 def test_resources() -> None:

@@ -115,6 +115,8 @@ def fails(text: str, **options: Any) -> CompileError:
 CASES: dict[str, tuple[str, str, str]] = {
     # --- names, words, keywords ---
     "undefined name": ("T.fill(acc, zerro)  #!", "'zerro' is not defined", ""),
+    "called buffer": ("x = A_s(0, 1)  #!", "cannot be called inside a kernel", "A_s[…]"),
+    "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),
     "misspelt word": ("T.cler(acc)  #!", "no attribute 'cler'; did you mean 'clear'?", ""),
     "misspelt keyword": (
@@ -535,7 +537,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "g needs the argument 'a'",
         "write g(a, b)",
     ),
-    "class": ("class G:  #!\n    pass", "a class inside a kernel", "outside"),
+    "class": ("class G:  #!\n    pass", "class is not allowed in a kernel", "outside"),
     "import": ("import os  #!", "import is not allowed in a kernel", "outside"),
     "assert": ("assert n > 1  #!", "this assert is only known at run time", "compile time"),
     "assert of what is known": (
@@ -827,6 +829,8 @@ def test_out_names_a_parameter() -> None:
     function, _ = compile_text("\ndef kernel(Cat: T.Tensor((64,), 'float32')):\n    pass\n")
     with pytest.raises(CompileError, match="out names 'Cot'.*did you mean 'Cat'"):
         read_signature(function, out=("Cot",))
+    with pytest.raises(CompileError, match="out names 'Cat' twice"):
+        read_signature(function, out=("Cat", "Cat"))
 
 
 def test_words_outside_a_kernel() -> None:

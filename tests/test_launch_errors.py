@@ -57,6 +57,12 @@ def fixed(A: T.Tensor((4, 48), "bfloat16"), B: T.StridedTensor((4, 48), (64, 1),
             B[bx, j] = A[bx, j]
 
 
+@tilec.kernel(out=["B"])
+def squared(A: T.Tensor((M, M), "float32"), B: T.Tensor((K,), "float32")):
+    with T.Kernel(1, threads=32) as bx:
+        B[bx] = A[bx, bx]
+
+
 @tilec.kernel
 def launched(A: T.Tensor((N,), "uint8"), flag: T.bool, u: T.uint8):
     with T.Kernel(threads=32) as bx:
@@ -197,14 +203,22 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
         lambda: scale(odd_strides(), b, 1, 2.0),
         r"A: strides of \(35, 5\) bytes are not whole",
     ),
+    ("square", lambda: squared(np.ones((3, 4), np.float32)), r"(?s)M = 3 .*shape \(M, M\)"),
+    ("open", lambda: squared(np.ones((3, 3), np.float32)), r"B.shape = K: nothing gives K a value"),
+    (
+        "number of NumPy",
+        lambda: scale(np.float32(1), b, 1, 2.0),
+        r"(?s)A is a float32; .*annotate A: T.float32",
+    ),
     # where it lives
     (
         "spec",
         lambda: scale(tilec.spec((3, 7), "float32"), b, 1, 2.0),
         r"A has a shape but no memory",
     ),
-    ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"B is read-only, and the kernel writes it"),
+    ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"scale: B is read-only, and"),
     # the grid
+    ("no grid", lambda: launched[None](np.zeros(3, np.uint8), True, 1), r"ints, got None"),
     (
         "zero grid",
         lambda: launched[0](np.zeros(3, np.uint8), True, 1),

@@ -427,6 +427,8 @@ def any_rank(X: T.Tensor, Y: T.Tensor):
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "function": (lambda: register(double.function), "takes a kernel, not", "@tilec.kernel"),
     "name": (lambda: register(double, "double"), "cannot be called 'double'", "mylib::double"),
+    "keyword": (lambda: register(double, "a::for"), "cannot be called 'a::for'", "mylib::double"),
+    "torch's": (lambda: register(double, "aten::add"), "cannot be called", "mylib::double"),
     "taken": (
         lambda: register(double, "tilec_tests::scale"),
         "tilec_tests::scale is an operator already, of the kernel scale", "mylib::double_2",

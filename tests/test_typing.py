@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import operator
 import os
 import pydoc
 import subprocess
@@ -158,6 +159,16 @@ def test_dir_of_the_language_holds_words() -> None:
         value = getattr(T, name)
         module = getattr(value, "__module__", None) or type(value).__module__
         assert module.split(".")[0] == "tilec", name
+
+
+@pytest.mark.parametrize(
+    "name", ["CompiledKernel", "language.Layout", "testing.Comparison", "bench.Timing"]
+)
+def test_what_public_classes_have_has_docstrings(name: str) -> None:
+    found = operator.attrgetter(name)(tilec)
+    said = {n: m.__doc__ for n, m in vars(found).items() if not n.startswith("_")}
+    bare = [n for n, m in vars(found).items() if callable(m) or isinstance(m, property)]
+    assert not [n for n in bare if n in said and not said[n]]
 
 
 @pytest.mark.parametrize("name", dir(T))

@@ -52,18 +52,22 @@ class Timing(float):
 
     @property
     def median(self) -> float:
+        """The middle one of the samples, in milliseconds."""
         return statistics.median(self.samples)
 
     @property
     def mean(self) -> float:
+        """The average of the samples, in milliseconds."""
         return statistics.fmean(self.samples)
 
     @property
     def min(self) -> float:
+        """The shortest of the samples, in milliseconds."""
         return min(self.samples)
 
     @property
     def max(self) -> float:
+        """The longest of the samples, in milliseconds."""
         return max(self.samples)
 
     def quantile(self, q: float) -> float:

@@ -200,7 +200,7 @@ class Kernel(Launchable):
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
-        return functools.partial(self._on_grid, grid)
+        return functools.partial(self._on_grid, (None,) if grid is None else grid)  # is refused
 
     @for_users
     def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -283,6 +283,8 @@ def test_wrong_out_idx_lists_the_parameters() -> None:
     with pytest.raises(tilec.CompileError, match="out_idx 2 names no tensor of main") as caught:
         tilelang.compile(scaled(8, 8), out_idx=2)
     assert "0 A: Tensor((8,), float32), 1 B" in str(caught.value)
+    with pytest.raises(tilec.CompileError, match="out_idx 'B' names no tensor of main"):
+        tilelang.compile(scaled(8, 8), out_idx="B")
 
 
 def test_unknown_options_are_refused() -> None:
@@ -290,6 +292,10 @@ def test_unknown_options_are_refused() -> None:
         tilelang.jit(out_index=1)
     with pytest.raises(tilec.CompileError, match="takes a T.prim_func, not 3"):
         tilelang.compile(3)
+    with pytest.raises(tilec.CompileError, match="tilelang.jit takes a function, not 3"):
+        tilelang.jit(3)
+    with pytest.raises(tilec.TargetError, match="unknown target 'metal'"):
+        tilelang.compile(scaled(8, 8), target="metal")
 
 
 def test_a_program_that_returns_no_kernel() -> None:

@@ -16,13 +16,14 @@ import tilec.tilelang.language as T
 WHOLE = {tilelang.PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True}
 
 
-def passed_on(**options: Any) -> Any:
+def passed_on(annotated: Any = None, **options: Any) -> Any:
     """One group writes what the others read behind a barrier that each of them has."""
 
     @tilelang.jit(out_idx=[1], **options)
     def program(n: int):
         @T.prim_func
         def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n, 384), "float32")):
+            T.annotate_pass_configs(annotated or {})
             with T.Kernel(n, threads=384) as bx:
                 s = T.alloc_shared((1,), "float32")
                 x = T.get_thread_binding()
@@ -49,9 +50,16 @@ def simulated(program: Any) -> tuple[Any, np.ndarray, np.ndarray]:
     return report, next(iter(report.outputs.values())), a
 
 
-@pytest.mark.parametrize("name", [None, "tl.disable_thread_storage_sync"])
-def test_of_the_block(name: str | None) -> None:
-    program = passed_on(pass_configs=WHOLE if name is None else {name: True})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pass_configs": WHOLE},
+        {"pass_configs": {"tl.disable_thread_storage_sync": True}},
+        {"annotated": {tilelang.PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True}},
+    ],
+)
+def test_of_the_block(options: Any) -> None:
+    program = passed_on(**options)
     report, got, a = simulated(program)
     assert report.ok, str(report)
     assert np.array_equal(got, a[:, None] * 2 + np.arange(384) // 128)

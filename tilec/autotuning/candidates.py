@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
@@ -42,27 +42,44 @@ class Candidate:
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A call that is tuned for: its arguments by name, the grid if the launch gives one, the target
-    of the device that the arguments are on."""
+    of the device that the arguments are on. `configs`: those to try; `lent`: what the first of them
+    gives parameters that have no value otherwise, so that the call can be described without one."""
 
     kernel: Kernel
     given: Mapping[str, Any]
     grid: Any
-    target: str
+    target: str | None
+    configs: Sequence[Mapping[str, Any]] = ()
+    lent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def asked(self, config: Mapping[str, Any]) -> Asked:
         """The call with this configuration. Raises LaunchError, CompileError."""
-        found = self.kernel.described((), self.target, {**self.given, **config})
+        constants = {**self.given, **(config or self.lent)}
+        found = self.kernel.described((), self.target, constants)
         if self.grid is None:
             return found
         return dataclasses.replace(found, grid=self.grid, grid_given=True)
+
+
+def answer_of(what: str, hint: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the user's function answers. Raises LaunchError where that fails for Python."""
+    try:
+        return function(*args, **kwargs)
+    except TilecError:
+        raise
+    except Exception as e:
+        message = f"{what} of tilec.autotune failed: {type(e).__name__}: {e}"
+        raise LaunchError(message, hint=hint) from e
 
 
 def check_configs(kernel: Kernel, configs: Any) -> list[dict[str, Any]]:
     """The user's list of configurations. Raises LaunchError for what is none."""
     known = [p.name for p in kernel.parameters if p.kind == "constexpr"]
     hint = f"write configs=[{{{(known or ['BM'])[0]!r}: 64}}, …]"
-    if isinstance(configs, str | Mapping) or not isinstance(configs, Sequence):
-        raise LaunchError(f"configs of autotune are {shown(configs)}, not a list", hint=hint)
+    if isinstance(configs, str | Mapping) or not isinstance(configs, Sequence) or not configs:
+        raise LaunchError(
+            f"configs of autotune are {shown(configs)}, not a list of some", hint=hint
+        )
     for config in configs:
         if not isinstance(config, Mapping):
             raise LaunchError(f"a configuration is {shown(config)}, not a dictionary", hint=hint)
@@ -87,7 +104,7 @@ def candidates(
         try:
             for candidate in _of_config(problem, config, topk):
                 plan = candidate.chosen.plan
-                found.setdefault((tuple(candidate.config.items()), plan), candidate)
+                found.setdefault((repr(candidate.config), plan), candidate)
         except (CompileError, LaunchError) as error:
             first = first or error
             name = ", ".join(f"{k}={v}" for k, v in config.items())

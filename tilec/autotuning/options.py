@@ -51,6 +51,7 @@ class Tuning:
 _INSTEAD = {  # keywords of Triton's and TileLang's
     "key": "leave it out: shapes, strides, dtypes and alignments of the arguments are the key",
     **dict.fromkeys(("warmup", "rep", "timeout"), "budget= limits the seconds of all of it"),
+    "space": "write configs=[{…}, …], or give a parameter the default T.auto(32, 64)",
     "ref_prog": "write reference=…, a function of the same arguments",
 }
 
@@ -58,7 +59,7 @@ _INSTEAD = {  # keywords of Triton's and TileLang's
 def refuse_unknown(kwargs: Mapping[str, Any]) -> None:
     known = [f.name for f in dataclasses.fields(Options)]
     name = next(iter(kwargs))
-    near = did_you_mean(name, known)
+    near = "" if name in _INSTEAD else did_you_mean(name, known)
     message = f"tilec.autotune has no keyword {name!r}{near}"
     raise LaunchError(message, hint=_INSTEAD.get(name, f"it has {', '.join(known)}"))
 

@@ -102,6 +102,7 @@ def _measured(
         outcomes.setdefault(number, _trial(candidate, reason="not tried: the budget is spent"))
     timed = {n: t.timing for n, t in outcomes.items() if t.timing is not None}
     if not timed:
+        problem.kernel.variant(tried[0].asked.key(tried[0].chosen))  # its own error says the line
         reasons = "; ".join(f"{t.plan or 'plain'}: {t.reason}" for t in outcomes.values())
         message = f"{problem.kernel.name}: no candidate could be measured: {reasons}"
         raise LaunchError(message, hint="look at kernel.compile(…) with one of them")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.autotuning.candidates import Candidate, Problem
+from tilec.autotuning.candidates import Candidate, Problem, answer_of
 from tilec.bench import Timing, do_bench
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
@@ -136,7 +136,8 @@ class Trials:
             fresh = {id(given[n]): _copy(given[n], n) for n in self._written(variant)}
             args = [fresh.get(id(a), a) for a in self._args]
             kwargs = {n: fresh.get(id(a), a) for n, a in self._kwargs.items()}
-            returned = _several(self._reference(*args, **kwargs))
+            hint = "it is called as the kernel is, with the same arguments"
+            returned = _several(answer_of("reference", hint, self._reference, *args, **kwargs))
             self._want = list(returned) or list(fresh.values())
         return self._want
 

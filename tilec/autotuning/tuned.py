@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from tilec.autotuning.candidates import Candidate, Problem, check_configs
+from tilec.autotuning.candidates import Candidate, Problem, answer_of, check_configs
 from tilec.autotuning.options import Options, Tuning, check_options, refuse_unknown
 from tilec.autotuning.search import measure
 from tilec.autotuning.workers import processors
@@ -30,7 +30,7 @@ from tilec.jit.fingerprint import describe
 from tilec.jit.launchpath import name_of
 from tilec.jit.specialise import Asked, Chosen
 from tilec.kernel import Kernel
-from tilec.runtime.arguments import bind_call
+from tilec.runtime.arguments import REQUIRED, bind_call
 from tilec.runtime.devices import device_target, driver
 from tilec.runtime.gpu import GpuDriver
 from tilec.runtime.tensors import read_tensor
@@ -134,26 +134,31 @@ class Tuned:
             message = f"{kernel.name} has several T.Kernel, each with a best of its own"
             raise LaunchError(message, hint="make a kernel of each, and tune that")
         parameters = kernel.parameters
-        given = bind_call(kernel.name, parameters, args, kwargs, ("threads", "stream"))
+        needed = {p.name for p in parameters if p.kind == "constexpr" and p.default is REQUIRED}
+        others = [
+            dataclasses.replace(p, default=None) if p.name in needed else p for p in parameters
+        ]
+        given = bind_call(kernel.name, others, args, kwargs, ("threads", "stream"))
         given.pop("stream", None)
         said = {p.name for p in parameters[: len(args)]} | kwargs.keys()
         given = {n: v for n, v in given.items() if n in said}
-        asked = kernel.described((), None, given)
-        require_memory(kernel.name, parameters, asked.call)
-        call = asked.call
+        configs = [{n: v for n, v in c.items() if n not in given} for c in self._configs(given)]
+        lent = {n: v for n, v in next(iter(configs), {}).items() if n in needed}
+        problem = Problem(kernel, given, grid, None, configs, lent)
+        call = kernel.described((), None, {**given, **lent}).call
+        require_memory(kernel.name, parameters, call)
         if not call.tensors:
             message = f"{kernel.name} takes no array, so that no device is known to measure on"
             raise LaunchError(message, hint="tune a kernel that takes arrays")
         target = "cpu" if call.device == "cpu" else device_target(call.device, call.index)
-        return Problem(kernel, given, grid, target)
+        return dataclasses.replace(problem, target=target)
 
     def _tune(
         self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], again: bool
     ) -> tuple[Tuning, Mapping[str, Any], Chosen]:
         options, problem = self.options, self._problem(grid, args, kwargs)
-        asked, given = problem.asked({}), problem.given
+        asked, configs = problem.asked({}), problem.configs
         call = asked.call
-        configs = [{n: v for n, v in c.items() if n not in given} for c in self._configs(given)]
         place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
         shelf = f"measured on {_device_name(call.device, call.index)} {describe(configs)}"
         if not again and options.cache:
@@ -169,7 +174,9 @@ class Tuned:
 
     def _configs(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         configs = self.options.configs
-        configs = configs(given) if callable(configs) else configs
+        if callable(configs):
+            hint = "it is given the call's arguments by name: configs=lambda arguments: [{…}, …]"
+            configs = answer_of("configs", hint, configs, given)
         return check_configs(self.kernel, configs) if configs is not None else []
 
     def _read(

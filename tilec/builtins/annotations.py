@@ -99,7 +99,7 @@ class Size:
 
     def _with(self, op: str, sign: str, other: object, swapped: bool = False) -> Any:
         long = isinstance(other, int) and abs(other) >= 2**63
-        if long or not isinstance(other, Size | int) or isinstance(other, bool):
+        if long or op == "div" or not isinstance(other, Size | int) or isinstance(other, bool):
             message = f"the size {self.text} {sign} {shown(other)}"
             hint = "sizes are reckoned with ints and other sizes by + - * // %"
             raise CompileError(f"{message}: that is no extent", caller_loc(), hint)
@@ -117,6 +117,7 @@ class Size:
     __mul__, __rmul__ = _operators("mul", "*")
     __floordiv__, __rfloordiv__ = _operators("floordiv", "//")
     __mod__ = _operators("mod", "%")[0]
+    __truediv__, __rtruediv__ = _operators("div", "/")
 
     @for_users
     def _unknown(self, other: object = None) -> NoReturn:

@@ -11,7 +11,7 @@ _LOOP = "write an element-wise loop: for i, j in T.Parallel(m, n): y[i, j] = …
 _INDEX = "index the tensor: x = A[i, j] reads an element, T.copy(A[i, j], tile) a tile"
 _REDUCE = "use T.reduce_sum(x, s, dim=1), of a tile"
 _ANY = "use T.any_of(tile) or T.all_of(tile), which give a bool"
-_PLACE = "take T.reduce_max of the values, then T.reduce_min of the indices of those that are it"
+_PLACE = "take T.reduce_{} of the values, then T.reduce_min of the indices of those that are it"
 
 ADVICE: dict[str, str] = {
     # Triton
@@ -25,7 +25,18 @@ ADVICE: dict[str, str] = {
     "make_tensor_descriptor": "no descriptor is needed: T.copy(A[i, j], tile) takes TMA itself",
     "static_range": "use T.unroll(n), or range(n) with a compile-time n",
     "static_assert": "write assert cond, message",
-    "device_print": "use T.print",
+    **dict.fromkeys(("device_print", "static_print"), "use T.print, or print of what is constant"),
+    "debug_barrier": "leave it out (between threads: T.sync_threads())",
+    "trans": "write T.transpose(x, y), or T.gemm(…, transpose_B=True)",
+    **dict.fromkeys(("expand_dims", "broadcast_to", "ravel"), _LOOP),
+    **dict.fromkeys(
+        ("multiple_of", "max_contiguous"), "write T.assume(n % 16 == 0), or leave it out"
+    ),
+    **dict.fromkeys(
+        ("rand", "randn", "randint"), "use T.rng_init(seed, seq), then T.rng_rand_float()"
+    ),
+    "range": "write range(n), or T.serial(n)",
+    "inline_asm_elementwise": "use T.asm",
     "constexpr_function": "leave it out: plain functions run at compile time",
     # TileLang
     "prim_func": "use @tilec.kernel",
@@ -84,8 +95,8 @@ ADVICE: dict[str, str] = {
     "all": _ANY,
     "reduce_any": _ANY,
     "reduce_all": _ANY,
-    "argmax": _PLACE,
-    "argmin": _PLACE,
+    "argmax": _PLACE.format("max"),
+    "argmin": _PLACE.format("min"),
     "gather": "index with what is read: y[i] = x[index[i]] in T.Parallel",
     "scatter": "index with what is read: T.atomic_add(y[index[i]], x[i]), or y[index[i]] = x[i]",
     "ceil": "use T.ceildiv(a, b) for a quotient of ints, T.ceil(x) for a float",

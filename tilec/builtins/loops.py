@@ -11,10 +11,12 @@ __all__ = ["Parallel", "Pipelined", "serial", "unroll", "vectorized", "Persisten
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None) -> Any:
     """`for i, j in T.Parallel(m, n):` iterations in any order, spread over the block's threads.
 
-    Extents are compile-time ints. An iteration must not read what another one writes, nor update
-    (`+=`) what another one updates: see docs/language.md. Raises CompileError where that is certain
-    or the index of an update is read from memory; warns (CompileWarning) where it may be.
+    Extents are ints; those that only a call gives make it a loop over tiles. An iteration must not
+    read what another one writes, nor update (`+=`) what another one updates: see docs/language.md.
+    Raises CompileError where that is certain or the index of an update is read from memory; warns
+    (CompileWarning) where it may be.
 
+    `coalesced_width`: the most elements of a row that a thread has side by side.
     `loop_layout`: a `T.Fragment` of the extents, which says which thread runs which iteration;
     targets without threads, and loops that each thread runs for itself, leave it out.
     """

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "Else", "If", "Then", "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm",
-    "annotate_restrict_buffers", "assume", "clamp", "device_assert", "evaluate", "grid",
-    "pdl_sync", "pdl_trigger",
+    "Else", "If", "Then", "annotate_compile_flags", "annotate_l2_hit_ratio",
+    "annotate_min_blocks_per_sm", "annotate_pass_configs", "annotate_restrict_buffers", "assume",
+    "clamp", "device_assert", "evaluate", "grid", "pdl_sync", "pdl_trigger",
 ]  # fmt: skip
 
 
@@ -73,6 +73,12 @@ def grid(*extents: Any) -> Any:
     """
 
 
+def annotate_compile_flags(flags: str | list[str]) -> None:
+    """Flags of a C++ compiler, as TileLang's programs give them. There is none here: of the flags
+    only `--fmad=false` (or `-ffp-contract=off`) means something: what
+    `@tilec.kernel(enable_fp_fusion=False)` does. Raises CompileError for what is no text."""
+
+
 def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
     """Say how much of each tensor should stay in the L2 cache: `{A: 0.9}`. It is checked and
     accepted; no target takes it (`eviction_policy=` of `T.copy` is what reaches the cache).
@@ -88,6 +94,12 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
     Raises CompileError for anything but an int from 1 to 32, and where it is said twice.
     """
+
+
+def annotate_pass_configs(configs: dict[str, Any]) -> None:
+    """Options of TileLang's passes, by name. Only `TL_DISABLE_THREAD_STORAGE_SYNC` means something
+    here: below it each `T.sync_threads()` is of the whole block, also in a branch that some of its
+    threads take. Raises CompileError for what is no dict."""
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:

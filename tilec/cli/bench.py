@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     words = read_words(options.arg, options.dim, options.set, options.seed)
     grid = read_grid(options.grid)
     if not 0 < options.seconds <= 3600:
-        raise UsageError(f"--seconds {options.seconds}: expected 0 to 3600", hint="write 1")
+        raise UsageError(f"--seconds {options.seconds}: expected more than 0", hint="write 1")
     if options.json is not None:
         check_writable("--json", options.json)
     place, target = find_place(options.device)

@@ -105,7 +105,9 @@ class Arithmetic(Context):
             raise self.error(f"{value!r} is not {article} {dtype.name}", "cast, or write an int")
         low, high = dtype_range(dtype)
         if not low <= int(value) <= high:
-            hint = "cast the other operand to a wider dtype"
+            hint = (
+                "write one that fits, or take a wider dtype (of the other operand, in arithmetic)"
+            )
             raise self.error(f"{value} does not fit {dtype.name} ({low} to {high})", hint)
         return int(value)
 

@@ -26,6 +26,8 @@ _LANES = 32
 
 @builtin(T.ptx_mma, of="threads")
 def ptx_mma(t: Expressions, c: Call) -> None:
+    if c.flag("saturate"):
+        raise c.wrong("saturate", "is True: the sums of ints wrap around here", "leave it out")
     buffers = [_local(t, c, n) for n in ("multiplicand_a", "multiplicand_b", "accumulator")]
     first = [c.number(n) for n in ("a_index", "b_index", "c_index")]
     if (c["A_layout"], c["B_layout"]) != ("row", "col"):

@@ -170,6 +170,21 @@ def _launch_beside(t: Expressions, word: str) -> None:
     t.attributes["pdl"] = tuple(w for w in PDL if w == word or w in asked)
 
 
+@builtin(T.annotate_compile_flags)
+def annotate_compile_flags(t: Expressions, c: Call) -> None:
+    flags = c.several("flags")
+    if not all(isinstance(flag, str) for flag in flags):
+        raise c.wrong("flags", f"is {describe(c['flags'])}", 'write ["--fmad=false"]')
+    t.options = t.options.with_flags(flags)
+
+
+@builtin(T.annotate_pass_configs)
+def annotate_pass_configs(t: Expressions, c: Call) -> None:
+    if not isinstance(c["configs"], dict):
+        raise c.wrong("configs", f"is {describe(c['configs'])}", "write {name: True}")
+    t.options = t.options.with_flags(configs=c["configs"])
+
+
 @builtin(T.annotate_min_blocks_per_sm)
 def annotate_min_blocks_per_sm(t: Expressions, c: Call) -> None:
     n = c.integer("n", 1)

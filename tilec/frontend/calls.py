@@ -114,7 +114,10 @@ class Calls(Functions):
         shown = ast.unparse(node.func)
         if type(function).__module__.startswith("tilec."):
             message = f"{shown} ({describe(function)}) cannot be called inside a kernel"
-            raise self.error(message, "call it outside, and name the result there")
+            hint = "call it outside, and name the result there"
+            if isinstance(function, Buffer):
+                hint = f"write an index in brackets: {shown}[…]"
+            raise self.error(message, hint)
         if hasattr(function, "compile"):
             hint = "put what both do in a function, and call that"
             raise self.error(f"{shown} is a kernel; it cannot be called in a kernel", hint)

@@ -57,7 +57,11 @@ class Operators(Regions):
     def condition(self, node: ast.expr) -> bool | Scalar:
         """The value of `node` as a condition: a bool known now, or a run-time one. Sequences,
         strings and None count as Python counts them."""
-        value = self.expression(node)
+        if isinstance(node, ast.BoolOp):
+            with self.at(self.frame.loc(node)):
+                value = self.boolean_operator(node, truth=True)
+        else:
+            value = self.expression(node)
         if not _at_run_time(value) and not isinstance(value, T.Size):
             return bool(value)
         return self.truth(self.number(value, "this condition", node))
@@ -198,9 +202,9 @@ class Operators(Regions):
         x, y = (self.number(v, "this operand", n) for v, n in zip((left, right), nodes))
         return self.truth(self.compare(kind, x, y))
 
-    def boolean_operator(self, node: ast.BoolOp) -> object:
+    def boolean_operator(self, node: ast.BoolOp, truth: bool = False) -> object:
         """`a and b`, `a or b`: the second is evaluated only where it counts. As in Python, one of
-        the operands where that is known at compile time; a bool at run time."""
+        the operands; where only their `truth` is asked for, at run time, a bool."""
         is_and = isinstance(node.op, ast.And)
         result = self.expression(node.values[0])
         for later in node.values[1:]:
@@ -209,11 +213,16 @@ class Operators(Regions):
                     return result
                 result = self.expression(later)
                 continue
-            first = self.truth(self.number(result, "this operand"))
+            number = self.number(result, "this operand")
+            first = self.truth(number)
             assert isinstance(first, Scalar)
-            second = functools.partial(self.condition, later)
-            sides = (second, lambda: False) if is_and else (lambda: True, second)
-            result = self.choose(first, *sides)
+            second: Callable[[], Number] = functools.partial(self.condition, later)
+            if not truth:
+                second = functools.partial(self.number_of, later, "this operand")
+            # `and` decides where the first is 0, whatever its dtype.
+            decided = not is_and if is_and or truth or first is number else number
+            kept: Callable[[], Number] = functools.partial(_itself, decided)
+            result = self.choose(first, *((second, kept) if is_and else (kept, second)))
         return result
 
     def conditional(self, node: ast.IfExp) -> object:
@@ -313,6 +322,10 @@ class Operators(Regions):
     def _yielding(self, builder: BlockBuilder, value: Scalar) -> Block:
         builder.emit(Yield, (value.value,), loc=self.loc)
         return builder.block()
+
+
+def _itself(value: Number) -> Number:
+    return value
 
 
 def _at_run_time(value: object) -> bool:

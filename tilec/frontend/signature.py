@@ -183,6 +183,9 @@ def _read(
             message = f"out names {name!r}, which is no parameter of {source.name}{near}"
             hint = f"its tensors are {', '.join(p.name for p in parameters if p.kind == 'tensor')}"
             raise CompileError(message, source.decorator_loc("out"), hint)
+        if out.count(name) > 1:
+            message, hint = f"out names {name!r} twice", "leave one out: a call returns each once"
+            raise CompileError(message, source.decorator_loc("out"), hint)
         if parameters[names.index(name)].kind != "tensor":
             message = f"out names {name!r}, which is not a tensor"
             hint = f"annotate it: {name}: T.Tensor((M, N), dtype), or leave it out of out"

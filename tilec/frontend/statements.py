@@ -38,7 +38,7 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Try: ("try", "a kernel raises no exceptions; use if"),
     ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
     ast.AsyncFunctionDef: ("async def", "write def"),
-    ast.ClassDef: ("a class inside a kernel", "write it outside"),
+    ast.ClassDef: ("class", "write it outside"),
     ast.Import: ("import", "import outside the kernel"),
     ast.ImportFrom: ("import", "import outside the kernel"),
     ast.Global: ("global", "pass values as parameters; results go to tensors"),

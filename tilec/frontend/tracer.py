@@ -146,8 +146,6 @@ class _KernelTracer(WholeLoops):
         self.threads = known.threads if known.threads is not None else signature.threads
         if signature.options.pdl:
             self.attributes["pdl"] = PDL
-        if not signature.options.enable_fp_fusion:
-            self.attributes["fp_fusion"] = False
         self.block_shape = () if self.threads is None else (self.threads,)
 
     def run(self) -> Func:
@@ -188,6 +186,7 @@ class _KernelTracer(WholeLoops):
                 **cluster,
                 **({"may_alias": True} if memories else {}),
                 **({"tilelang": True} if self.options.tilelang else {}),
+                **({} if self.options.enable_fp_fusion else {"fp_fusion": False}),
                 **({} if self.segment is None else {"segment": self.segment}),
                 **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,

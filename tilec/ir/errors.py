@@ -149,7 +149,12 @@ raises gives the class)."""
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest known name, "" if none is near."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` is spelt most like, "" if none is near."""
     names = list(known)
-    near = [n for n in names if n.lower() == name.lower()]
-    near = near or difflib.get_close_matches(name, names, 1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    same = [n for n in names if n.lower() == name.lower()]
+    return next(iter(same or difflib.get_close_matches(name, names, 1, cutoff=0.6)), "")

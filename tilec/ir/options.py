@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,28 @@ class Options:
     enable_fp_fusion: bool = True
     tilelang: bool = False
     whole_syncs: bool = False
+
+    def joined(self, other: Options) -> Options:
+        """What both say together."""
+        return Options(
+            self.pdl or other.pdl,
+            self.enable_fp_fusion and other.enable_fp_fusion,
+            self.tilelang or other.tilelang,
+            self.whole_syncs or other.whole_syncs,
+        )
+
+    def with_flags(
+        self, flags: Iterable[str] = (), configs: Mapping[str, Any] | None = None
+    ) -> Options:
+        """These, and what flags of a C++ compiler and options of TileLang's passes say. Of them two
+        things mean something here: products kept apart from sums, and T.sync_threads that are of
+        the whole block everywhere, as where TileLang leaves out the pass that makes them one of a
+        branch's threads (which also looks for missing ones)."""
+        words = [word.lstrip("-") for flag in flags for word in str(flag).split()]
+        apart = not {"fmad=false", "ffp-contract=off"}.isdisjoint(words)
+        syncs = "disable_thread_storage_sync"
+        whole = any(syncs in str(name).lower() and on for name, on in (configs or {}).items())
+        return self.joined(Options(enable_fp_fusion=not apart, whole_syncs=whole))
 
 
 PLAIN = Options()

@@ -92,10 +92,12 @@ class CompiledKernel(Launchable):
 
     @property
     def name(self) -> str:
+        """The kernel's."""
         return self.image.name
 
     @property
     def target(self) -> str:
+        """What it was compiled for, as "cuda:sm_90a"."""
         return self.image.target
 
     @property
@@ -112,10 +114,13 @@ class CompiledKernel(Launchable):
 
     @property
     def resources(self) -> Resources:
+        """Registers and shared memory that it takes, and its threads."""
         return self.image.resources
 
     @property
     def binary(self) -> bytes:
+        """A cubin, a code object of AMD's, or an object file of the host; PTX where no assembler
+        was found."""
         return self.image.binary
 
     @property
@@ -392,7 +397,8 @@ class CompiledKernel(Launchable):
             t = call.tensors[a.name]
             if not t.writable:
                 hint = "pass a copy"
-                raise LaunchError(f"{a.name} is read-only, and the kernel writes it", hint=hint)
+                message = f"{self.image.name}: {a.name} is read-only, and the kernel writes it"
+                raise LaunchError(message, hint=hint)
             if t.overlaps_itself():
                 where = f"some of its elements are one in memory (strides {t.strides})"
                 for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):

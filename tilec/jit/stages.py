@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilec.ir.errors import TilecError
+from tilec.ir.errors import TilecError, did_you_mean
 from tilec.support.lazy import Lazy
 from tilec.support.settings import chosen_names
 
@@ -49,7 +49,8 @@ class Stages(Mapping[str, str]):
     def _text(self, name: str) -> str | None:
         self._ensure()
         if name not in self._texts:
-            raise KeyError(f"there is no stage {name!r}; the stages are {', '.join(self._texts)}")
+            near = did_you_mean(str(name), self._texts) or f"; they are {', '.join(self._texts)}"
+            raise KeyError(f"there is no stage {name!r}{near}")
         text = self._texts[name]
         if callable(text):
             text = self._texts[name] = text()

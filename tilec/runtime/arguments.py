@@ -138,9 +138,8 @@ def require_tensor(p: Parameter, value: object) -> Tensor:
         if isinstance(value, (list, tuple)):
             hint = f"convert it with numpy.asarray({p.name}, {array_dtype(p.dtype or '', '')!r})"
         elif isinstance(value, numbers.Number):
-            hint = f"annotate {p.name}: T.{'float32' if isinstance(value, float) else 'int32'} " + (
-                "in the kernel to take a number"
-            )
+            dtype = "int32" if isinstance(value, numbers.Integral) else "float32"
+            hint = f"annotate {p.name}: T.{dtype} in the kernel to take a number"
         message = f"{p.name} is {_article(kind)}; expected an array for {p.describe()}"
         raise LaunchError(message, hint=hint)
     if tensor.index < 0:
@@ -226,8 +225,10 @@ def _shaped(p: Parameter, t: Tensor, sizes: Sizes) -> str:
     others = {n for n, origin in sizes.origins.items() if not origin.startswith(f"{p.name}.")}
     known = [sizes.values[e] if e in others else e for e in p.shape or ()]
     turned = [*reversed(t.shape)]
+    named: dict[str, int | None] = {}
     if len(turned) == 2 and all(
-        e in (k, None) or isinstance(k, str) for e, k in zip(turned, known)
+        e in (k, None) or (isinstance(k, str) and named.setdefault(k, e) == e)
+        for e, k in zip(turned, known)
     ):
         return f"pass {p.name}.T"
     shape = ", ".join("?" if e is None else str(e) for e in known)

@@ -93,7 +93,7 @@ def evaluate(text: str, values: Mapping[str, Any], what: str) -> Any:
         raise LaunchError(message, hint="pass values that are not 0 there") from None
     except NameError as e:
         hint = "name that size in the shape of a tensor argument"
-        raise LaunchError(f"{what} = {text}: {e.args[0]}", hint=hint) from None
+        raise LaunchError(f"{what} = {text}: nothing gives {e.name} a value", hint=hint) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
         hint = "compile the kernel again: no tilec writes such an expression"
         raise LaunchError(f"{what} = {shown(text)}: {e}", hint=hint) from None

@@ -122,11 +122,13 @@ def parse_trace(asked: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str,
     if name not in shapes:
         near = did_you_mean(name, shapes)
         known = ", ".join(sorted(shapes))
-        raise LaunchError(f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"of {known}")
+        raise LaunchError(
+            f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"it has {known}"
+        )
     shape = shapes[name]
     if len(parts) > len(shape):
         message = f"trace {asked!r}: {name} has {len(shape)} dimensions, {len(parts)} are indexed"
-        raise LaunchError(message)
+        raise LaunchError(message, hint="leave out the last of them")
     ranges = [_range(asked, part, dim, n) for dim, (part, n) in enumerate(zip(parts, shape))]
     ranges += [range(n) for n in shape[len(parts) :]]
     count = prod(map(len, ranges))
@@ -149,7 +151,8 @@ def _range(asked: str, part: ast.expr, dim: int, extent: int) -> range:
     except IndexError:
         raise LaunchError(
             f"trace {asked!r}: index {ast.unparse(part)} is outside of dimension {dim}, "
-            f"which has {extent} elements"
+            f"which has {extent} elements",
+            hint=f"its indices are 0 to {extent - 1}; negative ones count from the end",
         ) from None
     except (ValueError, TypeError):
         raise LaunchError(

@@ -51,6 +51,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
+        """Whether no element is wrong."""
         return not self.wrong.any()
 
     @property

@@ -84,7 +84,7 @@ class AutoTuner:
     ) -> AutoTuner:
         """How kernels are made, as in `compile`. Raises CompileError for an unknown option."""
         check_options("compile", options)
-        self.compiled = {"out_idx": out_idx, "target": target}
+        self.compiled = {"out_idx": out_idx, "target": target, **options}
         return self
 
     def set_profile_args(
@@ -98,7 +98,8 @@ class AutoTuner:
         """The kernel of the first configuration, and its time with random inputs."""
         config = dict(self.configs[0]) if self.configs else {}
         values = {n: v for n, v in config.items() if n not in WITHOUT_MEANING}
-        kernel = compile(self.program(**values), **self.compiled)
+        options = {n: v for n, v in config.items() if n in WITHOUT_MEANING}
+        kernel = compile(self.program(**values), **{**self.compiled, **options})
         profiler = kernel.get_profiler()
         wanted = None if self.reference is None else profiler.do_bench(self.reference)
         return AutotuneResult(kernel, config, profiler.do_bench(), wanted)

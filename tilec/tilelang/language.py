@@ -11,9 +11,8 @@ from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
     "And", "Not", "Or", "PersistentTileScheduler", "align_up", "alloc_buffer",
-    "annotate_compile_flags", "annotate_pass_configs", "c2d_im2col", "dtype", "handle",
-    "index_to_coordinates", "launch_thread", "let", "match_buffer", "prim_func",
-    "tvm_access_ptr", "tvm_storage_sync", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
+    "c2d_im2col", "dtype", "handle", "index_to_coordinates", "launch_thread", "let", "match_buffer",
+    "prim_func", "tvm_access_ptr", "tvm_storage_sync", "tvm_warp_shuffle", "tvm_warp_shuffle_down",
     "tvm_warp_shuffle_up", "type_annotation",
 ]  # fmt: skip
 
@@ -159,14 +158,6 @@ def launch_thread(tag, extent):  # type: ignore[no-untyped-def]
         return language.get_block_binding(_AXES[tag])
     assert language.get_thread_extent(_AXES[tag]) == extent, "T.Kernel has other threads"
     return language.get_thread_binding(_AXES[tag])
-
-
-def annotate_pass_configs(configs: Any) -> None:
-    """Nothing: options of TileLang's passes have no meaning for tilec."""
-
-
-def annotate_compile_flags(flags: Any) -> None:
-    """Nothing: there is no compiler of CUDA C++ to give them to."""
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,9 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import exact, remember_surroundings
 from tilec.jit.specialise import spec_in_memory
 from tilec.kernel import Kernel, make_kernel
+from tilec.runtime.arguments import as_index
 from tilec.support.syntax import names_in
+from tilec.target import find_target
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler, TensorSupplyType
 
@@ -71,19 +73,18 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
 
 
 def _options(given: Mapping[str, Any]) -> Options:
-    """What of a program's options means something here. T.sync_threads is of the whole block
-    everywhere where TileLang leaves out the pass that makes it one of a branch's threads, which
-    also looks for missing ones."""
-    configs, flags = given.get("pass_configs") or {}, given.get("compile_flags") or ()
-    whole = any("disable_thread_storage_sync" in str(k).lower() and v for k, v in configs.items())
-    words = flags.split() if isinstance(flags, str) else [w for f in flags for w in str(f).split()]
-    apart = any(w.lstrip("-") in ("fmad=false", "ffp-contract=off") for w in words)
-    return Options(tilelang=True, whole_syncs=whole, enable_fp_fusion=not apart)
+    """What of a program's options means something here."""
+    flags = given.get("compile_flags") or ()
+    return TILELANG.with_flags(
+        [flags] if isinstance(flags, str) else flags, given.get("pass_configs")
+    )
 
 
 def _target(given: object) -> str | None:
-    """A target as `tilec.Kernel.compile` takes it; None where the machine decides."""
-    return None if given is None or given == "auto" else str(given)
+    """A target as `tilec.Kernel.compile` takes it; None where the machine decides. Raises
+    TargetError for what is none."""
+    name = None if given is None or given == "auto" else str(given)
+    return name if name in (None, "cuda", "hip") else find_target(name).name
 
 
 def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, ...]:
@@ -91,14 +92,17 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     no tensor."""
     if out_idx is None:
         return ()
-    named = kernel.parameters
+    named = dict(enumerate(kernel.parameters))
+    named |= {n - len(named): p for n, p in named.items()}
     names = []
-    for index in (out_idx,) if isinstance(out_idx, int) else out_idx:
-        if not -len(named) <= index < len(named) or named[index].kind not in ("tensor", "output"):
-            message = f"out_idx {index} names no tensor of {kernel.name}"
-            listed = ", ".join(f"{i} {p.describe()}" for i, p in enumerate(named))
-            raise CompileError(message, caller_loc(), f"its parameters: {listed}")
-        names.append(named[index].name)
+    for given in out_idx if isinstance(out_idx, list | tuple) else (out_idx,):
+        index = as_index(given)
+        found = None if index is None else named.get(index)
+        if found is None or found.kind not in ("tensor", "output"):
+            message = f"out_idx {shown(given)} names no tensor of {kernel.name}"
+            known = ", ".join(f"{i} {p.describe()}" for i, p in enumerate(kernel.parameters))
+            raise CompileError(message, caller_loc(), f"its parameters: {known}")
+        names.append(found.name)
     return tuple(names)
 
 
@@ -154,7 +158,7 @@ class JITKernel:
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        options = dataclasses.replace(options, pdl=kernel.options.pdl)
+        options = kernel.options.joined(options)
         self.kernel = make_kernel(
             kernel.function, out or kernel.out, kernel.threads, options=options
         )
@@ -355,6 +359,9 @@ def jit(
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Kernel):  # above @T.prim_func
             return JITKernel(function, out_idx, target, options=said)
+        if not inspect.isfunction(function):
+            message = f"tilelang.jit takes a function, not {shown(function)}"
+            raise CompileError(message, caller_loc(), "write @tilelang.jit above a def")
         if not _is_eager(function):
             return _Lazy(function, out_idx, target, said)
         if out_idx is not None:

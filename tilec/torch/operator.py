@@ -8,6 +8,7 @@ What the operator knows of the kernel, torch's tracers need not look for: which 
 from __future__ import annotations
 
 import importlib
+import keyword
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from tilec.torch.fake import fake_outputs
 from tilec.torch.schema import Inputs, read_inputs, write_schema
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
+_TORCHS = ("aten", "prim", "prims")  # libraries whose operators torch itself calls
 _registered: dict[str, Operator] = {}
 
 
@@ -277,7 +279,8 @@ def _names(what: str, given: Any, kernel: Kernel) -> tuple[str, ...]:
 
 def _checked_name(name: Any, kernel: Kernel) -> str:
     """The operator's name, which no other kernel has. Raises LaunchError."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    parts = name.split("::") if isinstance(name, str) and _NAME.fullmatch(name) else ()
+    if not parts or parts[0] in _TORCHS or any(map(keyword.iskeyword, parts)):
         message = f"an operator cannot be called {shown(name)}"
         raise LaunchError(
             message, hint=f'write "mylib::{kernel.name}": a library, and a name in it'
@@ -290,7 +293,7 @@ def _checked_name(name: Any, kernel: Kernel) -> str:
         if not (same and again) or local:  # a module that is read again, a notebook's cell
             message = f"{name} is an operator already, of the kernel {other.kernel.name}"
             raise LaunchError(message, hint=f'give this one a name: "mylib::{kernel.name}_2"')
-    return name
+    return str(name)
 
 
 def _written(kernel: Kernel, inputs: Inputs, said: Sequence[str] | None) -> frozenset[str]:

@@ -66,6 +66,7 @@ class Layout:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions of what is laid out."""
         return len(self.shape)
 
     @property
