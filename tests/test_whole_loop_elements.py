@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -118,6 +119,7 @@ def differences(first: int, dtype: str) -> Any:
             for j in range(4):
                 y += X[i, j - first] * (1 + j)
                 z += X[i, j] * (j * 100) + (X[i, j + 2] << (j - 1)) * WEIGHTS[j]
+                z += sum(WEIGHTS[:j]) * math.factorial(j)  # known to Python, too
             Y[i] = y
             Z[i] = z
 
@@ -137,6 +139,7 @@ def test_an_index_that_is_written_out_is_a_number_of_run_time(target: str, dtype
     wide = x.astype(int)
     np.testing.assert_array_equal(y, wide[:, :-1] @ np.arange(2, 5))
     shifted = wide[:, 3] * WEIGHTS[1]  # of j = 0 the shift gives 0, beyond 1 there is nothing
-    np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted)
+    looked_up = sum(sum(WEIGHTS[:j]) * math.factorial(j) for j in range(4))
+    np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted + looked_up)
     stage = differences(1, dtype).compile(x, y, z, target="cpu").stages["tile"]
     assert "parallel (" in stage and "for." not in stage

@@ -62,6 +62,12 @@ def static_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def known_as_int(value: object) -> object:
+    """A value, or the int that a number of run time is known to be."""
+    number = static_int(value) if isinstance(value, Scalar) else None
+    return value if number is None else number
+
+
 def integer(value: Number) -> int | Scalar:
     """What arithmetic on integers gave."""
     assert not isinstance(value, float)

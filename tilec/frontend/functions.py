@@ -14,6 +14,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.builtins import foreign
+from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.builtins import BUILTINS, bind_call
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import Expressions
@@ -228,6 +229,10 @@ class Functions(Expressions):
             return self._run_python(shown, function, args, kwargs)
         if traceable and not is_library(function):
             return self.trace_function(function, args, kwargs)
+        args = [known_as_int(a) for a in args]
+        kwargs = {k: known_as_int(v) for k, v in kwargs.items()}
+        if not any(map(at_run_time, (*args, *kwargs.values()))):
+            return self._run_python(shown, function, args, kwargs)
         given = ", ".join(describe(v) for v in run_time)
         raise self.error(f"{shown}({given}) is only known at run time", self._of_module(function))
 
