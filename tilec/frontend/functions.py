@@ -32,6 +32,8 @@ from tilec.ir.errors import CompileError
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
+# Modules whose functions give something else each time, which no key of a variant can tell.
+_CHANCE = {"random", "secrets", "time", "numpy.random"}
 MOST_DEEP = 32
 """Calls of a traced function inside of itself."""
 
@@ -218,6 +220,14 @@ class Functions(Expressions):
         if isinstance(function, types.FunctionType) and function in BUILTINS:
             message = f"{shown} stands for T.{function.__name__}"
             raise self.error(message, f"write T.{function.__name__}(…) here")
+        owner = type(getattr(function, "__self__", None))
+        if (getattr(function, "__module__", None) or owner.__module__) in _CHANCE:
+            message = (
+                f"{shown}(…) would be what it is now in each launch: a kernel is compiled once"
+            )
+            raise self.error(
+                message, "take it as a parameter; T.rng_init and T.rng_rand draw numbers"
+            )
         run_time = [*filter(at_run_time, (*args, *kwargs.values()))]
         traceable = isinstance(function, types.FunctionType)
         if not run_time and not (traceable and needs_tracing(function, BUILTINS)):
