@@ -110,7 +110,7 @@ def test_lds_is_done_at_every_barrier(kernel: Any) -> None:
 
 def test_what_the_fences_alone_give(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM takes the wait away at the head of a loop: the reason why it is written out."""
-    monkeypatch.setattr(amdgpu, "LDS_DONE", 0xCF7F)  # waits for nothing
+    monkeypatch.setattr(amdgpu, "LDS_DONE", {64: 0xCF7F})  # waits for nothing
     found = list(unfinished_at_barriers(compiled(written_last)))
     assert found and all("s_barrier in .LBB" in words for words in found)
 

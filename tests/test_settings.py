@@ -114,7 +114,7 @@ def test_what_switches_take(said: str, on: bool, monkeypatch: pytest.MonkeyPatch
     [
         ("cuda:sm_90", "TILEC_TARGET: unknown target 'cuda:sm_90'; did you mean 'cuda:sm_90a'?"),
         ("gpu", "TILEC_TARGET: unknown target 'gpu'"),
-        ("hip:gfx1100", "TILEC_TARGET: target 'hip:gfx1100' is not supported yet"),
+        ("hip:gfx1200", "TILEC_TARGET: unknown target 'hip:gfx1200'"),
     ],
 )
 def test_targets(said: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pytest
 from simulated import run
@@ -13,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("unassembled")
 
 B, S, H, D, M, N = T.dynamic("B, S, H, D, M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
+WEIGHTS = (3, 5, 7, 11)
 
 
 @tilec.kernel
@@ -101,3 +105,38 @@ def test_extents_of_an_iteration_stay(target: str, rng: np.random.Generator) -> 
     run(in_groups, target, x, y)
     want = (x.astype(float).reshape(5, 2, 13) * np.arange(1, 14)).sum(2)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+
+
+def differences(first: int, dtype: str) -> Any:
+    """A short loop whose index is computed with, and beyond both ends of a row."""
+
+    @tilec.kernel
+    def kernel(X: T.Tensor((5, 4), dtype), Y: T.Tensor((5,), "int32"), Z: T.Tensor((5,), "int32")):
+        for i in T.Parallel(5):
+            y: T.int32 = 0
+            z: T.int32 = 0
+            for j in range(4):
+                y += X[i, j - first] * (1 + j)
+                z += X[i, j] * (j * 100) + (X[i, j + 2] << (j - 1)) * WEIGHTS[j]
+            Y[i] = y
+            Z[i] = z
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_index_that_is_written_out_is_a_number_of_run_time(target: str, dtype: str) -> None:
+    """Below 0 it does not count from the end, its dtype is not that of the other operand, and
+    neither a shift nor an element that does not exist is refused."""
+    x = np.random.default_rng(2).integers(1, 7, (5, 4)).astype(dtype)
+    y, z = (np.full(5, -1, np.int32) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tilec.CompileWarning)
+        run(differences(1, dtype), target, x, y, z)
+    wide = x.astype(int)
+    np.testing.assert_array_equal(y, wide[:, :-1] @ np.arange(2, 5))
+    shifted = wide[:, 3] * WEIGHTS[1]  # of j = 0 the shift gives 0, beyond 1 there is nothing
+    np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted)
+    stage = differences(1, dtype).compile(x, y, z, target="cpu").stages["tile"]
+    assert "parallel (" in stage and "for." not in stage

@@ -52,7 +52,8 @@ class Speeds:
 # 1.45 GHz (power). TMA writes 128 bytes of shared memory a clock, and about 25 of zeros: 16 rows in
 # a tile of 256 (docs/decisions.md, "Bytes outside of a tensor are not free"). A100: 312 TFLOP/s at
 # 1.41 GHz. A40: 150 TFLOP/s at 1.74 GHz. L40S: 362 TFLOP/s at 2.52 GHz. MI250X: 383 TFLOP/s of
-# two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
+# two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz. RX 7900
+# XTX: 123 TFLOP/s at 2.5 GHz.
 _H200 = Speeds(
     clock=1.45e9,
     dram=4.1e12,
@@ -162,6 +163,19 @@ _MI355X = Speeds(
     launch=4.0e-6,
 )  # fmt: skip
 
+_RX7900 = Speeds(  # of two compute units that share blocks, a multiprocessor of HIP's
+    clock=2.2e9,
+    dram=0.8e12,
+    l2_bytes=96e6,
+    l2=64.0,
+    shared=256.0,
+    vector=128.0,
+    special=32.0,
+    products=(("wmma.8", 1024.0), ("wmma.16", 1024.0)),
+    latency=0.8e-6,
+    launch=4.0e-6,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Residency:
@@ -210,7 +224,7 @@ class Target:
     def has(self, feature: str) -> bool:
         """Whether the machine has `feature`: instructions ("mma", "mma_fp8", "mma_sp", "ldmatrix",
         "stmatrix", "cp_async", "wgmma", "tma", "mbarrier", "setmaxnreg", "cluster"; "mfma",
-        "mfma_cdna2" (what CDNA3 has dropped), "mfma_cdna3", "mfma_xf32", "mfma_cdna4";
+        "mfma_cdna2" (what CDNA3 has dropped), "mfma_cdna3", "mfma_xf32", "mfma_cdna4", "wmma";
         "lds_dma_128": loads to LDS of more than 4 bytes per lane; "float8": conversions), or
 
         - "float8_fnuz": its float8 has no infinities and no negative zero (else OCP's);
@@ -346,6 +360,22 @@ TARGETS: dict[str, Target] = {
             speeds=_MI355X,
         ),
         Target(
+            "hip:gfx1100",
+            "hip",
+            "gfx1100",
+            32,
+            65_536,
+            _SCRATCH,
+            registers=196_608,
+            max_registers_per_thread=256,
+            multiprocessors=48,
+            grid_limits=_HIP_GRID,
+            fragment_registers=192,
+            features=frozenset({"wmma"}),
+            residency=Residency(2048, 32, 131_072, 0, 512),
+            speeds=_RX7900,
+        ),
+        Target(
             "cpu",
             "cpu",
             "host",
@@ -369,11 +399,11 @@ _OTHER_NAMES = {
     **dict.fromkeys(("l4", "l40", "l40s", "ada", "sm_89"), "cuda:sm_89"),
     **dict.fromkeys(("mi200", "mi210", "mi250", "mi250x", "gfx90a"), "hip:gfx90a"),
     **dict.fromkeys(("mi300", "mi300x", "gfx942"), "hip:gfx942"),
+    **dict.fromkeys(("rx7900", "rdna3", "gfx1100"), "hip:gfx1100"),
     **dict.fromkeys(("mi350", "mi350x", "mi355x", "gfx950"), "hip:gfx950"),
     **dict.fromkeys(("x86", "host", "llvm", "c"), "cpu"),
 }
 PROPOSED = {"cuda": "cuda:sm_90a", "hip": "hip:gfx942"}  # of a vendor's machines, by messages
-NOT_YET = ("hip:gfx1100",)
 
 
 def meant_target(name: object) -> str:
@@ -391,15 +421,9 @@ def cuda_target(major: int, minor: int) -> Target | None:
 def find_target(name: str) -> Target:
     """The target called `name`, one of `TARGETS`.
 
-    Raises TargetError for a name that is planned but not built, and for one that is unknown (with
-    the nearest name that exists)."""
+    Raises TargetError for a name that is unknown, with the nearest one that exists."""
     if isinstance(name, str) and name in TARGETS:
         return TARGETS[name]
-    if isinstance(name, str) and name in NOT_YET:
-        raise TargetError(
-            f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}",
-            hint='write target="cuda:sm_90a"',
-        )
     near = meant_target(name) or nearest(shown(name).strip("'"), (*TARGETS, "cuda", "hip"))
     also = f"; did you mean {near!r}?" if near else ""
     raise TargetError(

@@ -10,6 +10,7 @@ not yet seen what the loop's end leaves).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
@@ -18,9 +19,15 @@ from tilec.codegen.lanes import in_words
 from tilec.codegen.numerics import FORMATS, FORMATS_FNUZ
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
-from tilec.ir.core import Value
+from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import FLOAT8_NAMES, MfmaInstruction, find_instruction
+from tilec.ir.instr import (
+    FLOAT8_NAMES,
+    AmdInstruction,
+    Intrinsic,
+    MatrixInstruction,
+    find_instruction,
+)
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import DType
 from tilec.target import Target
@@ -28,8 +35,9 @@ from tilec.target import Target
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
 # The immediate of s_waitcnt (MI300 ISA, "S_WAITCNT"): bits 0 to 3, 14 and 15 vmcnt, 4 to 6 expcnt,
-# 8 to 11 lgkmcnt. All ones wait for nothing.
-LDS_DONE = 0xC07F
+# 8 to 11 lgkmcnt; RDNA3 ISA: 0 to 2 expcnt, 4 to 9 lgkmcnt, 10 to 15 vmcnt), by the length of a
+# wave. All ones wait for nothing.
+LDS_DONE = {64: 0xC07F, 32: 0xFC07}
 # By the length of a wave, which tells CDNA and RDNA apart: the SIMDs of a compute unit, and the
 # most waves of one of them (LLVM's AMDGPU guide, "amdgpu-waves-per-eu"; the ISA documents).
 EXECUTION_UNITS = {64: (4, 8), 32: (2, 16)}
@@ -138,7 +146,7 @@ class AmdgpuEmitter(PrintingEmitter):
                 "let all threads of the block meet",
             )
         f.act("fence", (), f'fence syncscope("workgroup") release, !mmra {LDS_ONLY}')
-        f.call("void", "llvm.amdgcn.s.waitcnt", [int_val(LDS_DONE)])
+        f.call("void", "llvm.amdgcn.s.waitcnt", [int_val(LDS_DONE[self.target.warp_size])])
         f.call("void", "llvm.amdgcn.s.barrier")
         f.act("fence", (), f'fence syncscope("workgroup") acquire, !mmra {LDS_ONLY}')
 
@@ -167,30 +175,24 @@ class AmdgpuEmitter(PrintingEmitter):
 
     def emit_mma(self, o: ops.Mma) -> None:
         instr = find_instruction(o.instr)
-        if not isinstance(instr, MfmaInstruction):
-            raise InternalError(f"{o.instr} is not an mfma", o.loc)
-        form = instr.intrinsic()
+        form = _intrinsic(instr, o)
         args, slots = list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
         for (v, register), pack, kind in zip(parts, instr.packs, form.inputs):
             slots = self.pack_slots(v, register, 1, pack)
             args += self.read_packs(v, slots, [kind])
-        constants = [int_val(c) for c in form.constants]
-        given = [*args, *constants]
+        given = _arguments(form, args)
         made = self.f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
         self.write_packs(o.c, slots, [made])
 
     def emit_warp_mma(self, o: ops.WarpMma) -> None:
         instr, f = find_instruction(o.instr), self.f
-        if not isinstance(instr, MfmaInstruction):
-            raise InternalError(f"{o.instr} is not an mfma", o.loc)
-        form = instr.intrinsic()
+        form = _intrinsic(instr, o)
         args = []
         for values, kind in zip((o.a, o.b, o.c), form.inputs):
             given = [self.get(v) for v in values]
             args.append(f.cast("bitcast", given[0] if len(given) == 1 else f.pack(given), kind))
-        constants = [int_val(c) for c in form.constants]
-        given = [*args, *constants]
+        given = _arguments(form, args)
         made = f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
         kind = self.get(o.c[0]).type
         self.env.update(zip(o.results, f.unpack(made, len(o.results), kind)))
@@ -228,3 +230,17 @@ class AmdgpuEmitter(PrintingEmitter):
             return f.intrinsic("i32", "llvm.amdgcn.ds.bpermute", [address, word])
 
         self.env[result] = in_words(f, self.get(value), move)
+
+
+def _intrinsic(instr: MatrixInstruction, o: Op) -> Intrinsic:
+    if not isinstance(instr, AmdInstruction):
+        raise InternalError(f"{instr.name} is not AMD's", o.loc)
+    return instr.intrinsic()
+
+
+def _arguments(form: Intrinsic, given: Sequence[Val]) -> list[Val]:
+    """A call's arguments: `given`, with the constants and flags of the intrinsic's form."""
+    every = [*given, *(int_val(c) for c in form.constants)]
+    for place, bit in form.flags:
+        every.insert(place, int_val(bit, "i1"))
+    return every

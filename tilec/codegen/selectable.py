@@ -90,7 +90,7 @@ _AMDGPU = (
 _ROWS: dict[str, tuple[Refused, ...]] = {"cuda": _NVPTX, "hip": _AMDGPU, "cpu": ()}
 
 _AMD_SELECTED = {
-    "mfma": """
+    "": """
     workitem.id.x workitem.id.y workitem.id.z workgroup.id.x workgroup.id.y workgroup.id.z
     dispatch.ptr kernarg.segment.ptr implicitarg.ptr groupstaticsize wavefrontsize
     mbcnt.lo mbcnt.hi ballot readfirstlane readlane writelane inverse.ballot icmp set.inactive
@@ -101,8 +101,11 @@ _AMD_SELECTED = {
     sched.barrier sched.group.barrier iglp.opt
     sbfe ubfe mul.i24 mul.u24 sdot4 fdot2
     exp2 log rcp rsq sqrt sin cos fract fmed3 cvt.pkrtz ldexp class div.fixup
-    make.buffer.rsrc raw.ptr.buffer.load raw.ptr.buffer.store raw.ptr.buffer.load.lds
-    global.load.lds raw.ptr.buffer.atomic.fadd raw.ptr.buffer.atomic.add is.shared
+    make.buffer.rsrc raw.ptr.buffer.load raw.ptr.buffer.store
+    raw.ptr.buffer.atomic.fadd raw.ptr.buffer.atomic.add is.shared
+    """,
+    "mfma": """
+    raw.ptr.buffer.load.lds global.load.lds
     mfma.f32.32x32x8f16 mfma.f32.16x16x16f16 mfma.f32.32x32x8bf16.1k mfma.f32.16x16x16bf16.1k
     mfma.f32.32x32x2f32 mfma.f32.16x16x4f32 mfma.f64.16x16x4f64
     """,
@@ -110,6 +113,7 @@ _AMD_SELECTED = {
     cvt.pk.fp8.f32 cvt.pk.bf8.f32 cvt.pk.f32.fp8 cvt.pk.f32.bf8 cvt.f32.fp8 cvt.f32.bf8
     cvt.sr.fp8.f32
     """,
+    "wmma": "wmma.f32.16x16x16.f16 wmma.f32.16x16x16.bf16 wmma.i32.16x16x16.iu8",
     "mfma_cdna2": "mfma.i32.32x32x8i8 mfma.i32.16x16x16i8",
     "mfma_cdna3": """
     mfma.i32.32x32x16.i8 mfma.i32.16x16x32.i8
@@ -124,8 +128,8 @@ _AMD_SELECTED = {
     permlane16.swap permlane32.swap ds.read.tr16.b64 ds.read.tr8.b64 prng.b32
     """,
 }
-"""`llvm.amdgcn.*` that a target with the feature selects, without the prefix and without type
-suffixes. All others are refused."""
+"""`llvm.amdgcn.*` that a target with the feature ("": every one) selects, without the prefix and
+without type suffixes. All others are refused."""
 
 _CALLED = re.compile(r"@(llvm\.[\w.]+)\(")
 _INLINE_ASM = re.compile(r'\basm (?:sideeffect |alignstack |inteldialect )*"')
@@ -173,7 +177,10 @@ def _is_refused(row: Refused, name: str, text: str, target: Target) -> bool:
 
 def _check_amd(names: list[str], text: str, target: Target) -> None:
     known = frozenset(
-        name for key, names in _AMD_SELECTED.items() if target.has(key) for name in names.split()
+        name
+        for feature, names in _AMD_SELECTED.items()
+        if not feature or target.has(feature)
+        for name in names.split()
     )
     for name in names:
         if not name.startswith("llvm.amdgcn."):

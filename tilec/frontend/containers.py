@@ -7,6 +7,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
@@ -169,7 +170,7 @@ class Containers(Operators):
     def container_item(self, owner: Any, key_node: ast.expr) -> object:
         if isinstance(key_node, ast.Slice):
             bounds = [
-                None if n is None else self.expression(n)
+                None if n is None else _known(self.expression(n))
                 for n in (key_node.lower, key_node.upper, key_node.step)
             ]
             if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
@@ -177,7 +178,7 @@ class Containers(Operators):
                 message = f"this slice of {describe(owner)} is not known at compile time"
                 raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
-        key = self.expression(key_node)
+        key = _known(self.expression(key_node))
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
             self._write_out(key_node)
             raise self.error(
@@ -194,3 +195,9 @@ class Containers(Operators):
                 hint = f"its items are 0 to {len(owner) - 1}"
             shown = f": {e}" if isinstance(e, TypeError) else ""
             raise self.error(f"{describe(owner)} has no item {key!r}{shown}", hint) from None
+
+
+def _known(key: object) -> object:
+    """A key, or what a number of run time is known to be."""
+    number = static_int(key) if isinstance(key, Scalar) else None
+    return key if number is None else number

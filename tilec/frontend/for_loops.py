@@ -20,7 +20,16 @@ from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import find_race
 from tilec.frontend.recovery import check_known
 from tilec.frontend.updates import find_update, updates_at
-from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, Undefined, as_syntax, describe
+from tilec.frontend.values import (
+    Buffer,
+    Indices,
+    LoopHeader,
+    Number,
+    Scalar,
+    Undefined,
+    as_syntax,
+    describe,
+)
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, CompileWarning, warn
 from tilec.ir.layout import Fragment, Layout
@@ -42,6 +51,8 @@ class ForLoops(Loops):
                 bounds = {"start": items.start, "stop": items.stop, "step": items.step}
                 header = LoopHeader("serial", bounds, self.frame.loc(node.iter))
                 self._range_loop(node, header, plain=True)
+            case Indices():
+                self._unrolled(node, [self.constant(n, self.index_dtype) for n in items])
             case tuple() | list() | dict() | set() | frozenset() | str():
                 self._unrolled(node, list(items))
             case LoopHeader(builtin="Parallel"):

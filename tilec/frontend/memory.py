@@ -289,7 +289,7 @@ class Memory(Arithmetic):
             # touched.
             below = reach.hi is not None and reach.hi + extent <= 0 and size != 0
             above = reach.lo is not None and size is not None and reach.lo >= size > 0
-            if (below or above) and self._never_runs():
+            if (below or above) and (self._never_runs() or self._copied()):
                 return
             if below or above:
                 what = "the safe value is read" if does == "reads" else "nothing is written"
@@ -305,6 +305,10 @@ class Memory(Arithmetic):
                 return
             if size != 0 and self.guards and buffer.value not in self.padded:
                 self._warn_if_escaping(buffer, dim, affine_of(offset), size, does)
+
+    def _copied(self) -> bool:
+        """Whether this is one of a loop body's copies, others of which may be inside."""
+        return any(flags.builtin == "for" for frame in self.frames for flags in frame.loops)
 
     def _never_runs(self) -> bool:
         """Whether a condition around the code is known not to hold."""

@@ -165,6 +165,10 @@ NOT_RETURNED = Undefined("no return has given it yet")
 """The value of a function, or of a `:=`, where control flow has not come to it; of no account."""
 
 
+class Indices(tuple[int, ...]):
+    """The indices of a loop that counts at run time, of whose body a copy is traced for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
     """A call of a loop builtin (`range(n)`, `T.Pipelined(…)`): `builtin` and its arguments by name,

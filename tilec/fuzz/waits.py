@@ -58,6 +58,17 @@ which way a wave has come, and leaves out what does not lie on it. In code that 
 may write a jump as `s_cbranch_execnz`, and takes for sure that no wave goes on behind it: a wave
 begins with lanes, those that a condition turns off are kept in a pair, and come back from it."""
 
+_LANES = re.compile(r"\b(s_(?:and_|or_|andn2_)?(?:mov|and|andn2|or|xor|saveexec))_b32\b")
+
+
+def _of_waves(text: str) -> str:
+    """Code of waves of 32 lanes, whose masks are single registers, in the words of those of 64."""
+    if ".amdhsa_wavefront_size32 1" not in text:
+        return text
+    text = re.sub(r"\b(vcc|exec)_lo\b", r"\1", text.replace("s_and_not1_", "s_andn2_"))
+    return _LANES.sub(r"\1_b64", text)
+
+
 _PAIR = re.compile(r"s\[(\d+):(\d+)\]|s(\d+)|vcc|exec")
 _MOST_STATES = 20_000
 
@@ -169,7 +180,7 @@ def _tells(line: str) -> bool:
 
 def unfinished_at_barriers(text: str) -> Iterator[str]:
     """Words for each `s_barrier` that a wave may come to before its accesses to LDS have ended."""
-    found, following = _blocks(text)
+    found, following = _blocks(_of_waves(text))
     told = {label: [line for line in lines if _tells(line)] for label, lines in found.items()}
     at_first: Flags = frozenset({("exec", "some")})
     begins: dict[tuple[str, Flags], int] = {(label, at_first): 0 for label in list(found)[:1]}

@@ -38,7 +38,7 @@ from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import OnChange
 from tilec.support.tools import find_ptxas
-from tilec.target import NOT_YET, PROPOSED, TARGETS, Target, find_target, meant_target
+from tilec.target import PROPOSED, TARGETS, Target, find_target, meant_target
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
            "check_outputs", "resident_blocks", "optimised")  # fmt: skip
@@ -220,8 +220,7 @@ def simulated_target(name: object) -> Target:
         meant = PROPOSED.get(meant, meant)
         first = [t for t in GPU_TARGETS if t.startswith(meant)] if meant else []
         near = f"; did you mean {first[-1]!r}?" if first else did_you_mean(name, GPU_TARGETS)
-        what = "is not supported yet" if name in NOT_YET else "is unknown"
-        message = f"target {shown(name)} {what}{near} (the simulator has {known})"
+        message = f"target {shown(name)} is unknown{near} (the simulator has {known})"
         raise TargetError(message, hint='write target="cuda:sm_90a"') from None
 
 

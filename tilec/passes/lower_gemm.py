@@ -35,6 +35,9 @@ CHUNK_BITS = 128  # of a row of a matrix that ldmatrix reads
 LDMATRIX_FEEDS = ("mma", "mma_fp8", "mma_sp", "mma_sp_fp8")
 
 
+BESIDE = 32  # registers of a thread for addresses and the like
+
+
 def lower_gemm(func: Func, target: Target) -> Func:
     packs: dict[Value, int] = {}
     facts = facts_of(func)
@@ -48,7 +51,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
         elif o.instr.startswith("simt"):
             _simt(b, o, facts)
         else:
-            _matrix(b, o, packs, facts)
+            _matrix(b, o, packs, facts, target)
         return b.ops
 
     func = func.rewrite(ops.Gemm, visit)
@@ -145,7 +148,9 @@ class _WgmmaOperand:
 # --- mma and mfma ---
 
 
-def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> None:
+def _matrix(
+    b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, target: Target
+) -> None:
     instr = find_instruction(o.instr)
     m, n, k = o.shape
     m_atoms, n_atoms = m // o.warps[0] // instr.m, n // o.warps[1] // instr.n
@@ -156,14 +161,20 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> N
     held = [x.buffer for x in (o.a, o.b) if x.type.space == "fragment"]
     packs.update((x, pack) for x, pack in zip((o.a.buffer, o.b.buffer), instr.packs) if x in held)
     # Conversions to another width need registers of their own: written out, they would all be under
-    # way at once. What lies in registers for all of K is numbered, which takes a loop that is
+    # way at once, and so would be the operands of all steps where LLVM orders the code (ptxas counts
+    # registers first). What lies in registers for all of K is numbered, which takes a loop that is
     # written out.
     widths = {(o.a.dtype.bits, instr.a_dtype.bits), (o.b.dtype.bits, instr.b_dtype.bits)}
     converted = any(own != taken for own, taken in widths)
     a_size, b_size, c_size = (
         layout.size("reg") // pack for layout, pack in zip((instr.a, instr.b, instr.c), instr.packs)
     )
-    kind = "serial" if converted and not held else "unroll"
+    of_step = (m_atoms * a_size * instr.packs[0] * instr.a_dtype.bits
+               + n_atoms * b_size * instr.packs[1] * instr.b_dtype.bits)  # fmt: skip
+    of_sums = m_atoms * n_atoms * c_size * instr.packs[2] * instr.c_dtype.bits
+    crowded = of_sums + steps * of_step > 32 * (target.max_registers_per_thread - BESIDE)
+    late = converted or crowded and target.kind == "hip"
+    kind = "serial" if late and not held else "unroll"
 
     def multiply(
         inner: Builder, step: Value, words: Value | None = None, selector: int = 0
@@ -305,10 +316,11 @@ class _Step:
             inner.emit(ops.Ldmatrix, fragment, register, source, offset, count, transposed)
 
     def _elements(self, b: Builder, fragment: Value, k0: Value) -> None:
-        """Each thread reads its own elements, `pack` at once where they are adjacent, and converts
-        them."""
+        """Each thread reads its own elements, `pack` at once where they are adjacent, or chunks of
+        16 bytes, and converts them."""
         v, pack = self.region.buffer, self.pack
-        width = pack if not self.region.mn_major and self._adjacent(pack) else 1
+        runs = (w for w in (pack, CHUNK_BITS // v.dtype.bits) if pack % w == 0)
+        width = 1 if self.region.mn_major else next(filter(self._adjacent, runs), 1)
         with counted(b, self.layout.size("reg") // pack, "r") as (r, inner):
             first = inner.fold("mul", r, pack)
             for e in range(0, pack, width):

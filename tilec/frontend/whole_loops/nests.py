@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tilec import language as T
+from tilec.frontend.values import Indices, as_syntax
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, placed
 
@@ -341,8 +342,7 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     makes variables of a dtype, and has loops over numbers that are written down."""
     allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
     for n in every(ast.For | ast.While | ast.AnnAssign, *nest.body):
-        written = isinstance(n, ast.For) and isinstance(n.iter, ast.Tuple)
-        if not (variables and (written or isinstance(n, ast.AnnAssign))):
+        if not (variables and (isinstance(n, ast.AnnAssign) or _numbers(n) is not None)):
             return False
     called = (c.func for c in every(ast.Call, *nest.body))
     return not any(
@@ -373,18 +373,27 @@ class _Straight(ast.NodeTransformer):
             case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
-                    numbers = range(*bounds)[: MOST_COPIES + 1]
-                    written = ast.Tuple([ast.Constant(n) for n in numbers], ast.Load())
-                    node.iter = placed(written, node.iter)
+                    numbers = Indices(range(*bounds)[: MOST_COPIES + 1])
+                    node.iter = placed(as_syntax(numbers), node.iter)
         return node
 
 
 def _copies(s: ast.AST) -> int:
     """How many statements a statement is, with loops over what is written down."""
     inside = sum(_copies(x) for x in ast.iter_child_nodes(s) if isinstance(x, ast.stmt))
-    if isinstance(s, ast.For) and isinstance(s.iter, ast.Tuple):
-        return len(s.iter.elts) * inside
-    return inside + 1
+    numbers = _numbers(s)
+    return inside + 1 if numbers is None else numbers * inside
+
+
+def _numbers(s: ast.AST) -> int | None:
+    """How many numbers a loop goes over that are written down."""
+    match s:
+        case ast.For(iter=ast.Tuple(numbers)):
+            return len(numbers)
+        case ast.For(iter=ast.Constant(Indices() as indices)):
+            return len(indices)
+        case _:
+            return None
 
 
 def _is_zero(node: ast.expr | None = None) -> bool:

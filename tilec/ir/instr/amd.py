@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilec.ir.instr.instruction import Intrinsic, MatrixInstruction, instruction_name
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Word
-from tilec.ir.layout import mfma_a, mfma_c
+from tilec.ir.layout import WMMA_A, WMMA_C, mfma_a, mfma_c
 from tilec.ir.types import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -27,6 +27,7 @@ from tilec.ir.types import (
     INT8,
     INT32,
     TFLOAT32,
+    UINT8,
     DType,
 )
 
@@ -45,8 +46,17 @@ _SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "
 
 
 @dataclass(frozen=True)
-class MfmaInstruction(MatrixInstruction):
-    """`v_mfma`: one wave of 64 lanes, operands in registers, one vector per operand."""
+class AmdInstruction(MatrixInstruction):
+    """One wave, operands in registers, one vector per operand."""
+
+    def intrinsic(self) -> Intrinsic:
+        """Arguments: one value each of a, b, c; result: vector of d."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MfmaInstruction(AmdInstruction):
+    """`v_mfma`: one wave of 64 lanes."""
 
     @property
     def word(self) -> str:
@@ -54,8 +64,7 @@ class MfmaInstruction(MatrixInstruction):
         return self.intrinsic().name.removeprefix(_INTRINSIC).replace(".", "_")
 
     def intrinsic(self) -> Intrinsic:
-        """Arguments: one value each of a, b, c; result: vector of d. The constants say: no
-        broadcast, no swizzle of lanes (of float64: no negation)."""
+        """The constants say: no broadcast, no swizzle of lanes (of float64: no negation)."""
         if self.a_dtype in FLOAT8_NAMES:
             ending, ab = f".{FLOAT8_NAMES[self.a_dtype]}.{FLOAT8_NAMES[self.b_dtype]}", "i64"
         else:
@@ -81,9 +90,44 @@ def _mfma(
     return MfmaInstruction(name, size, size, k, a, b, c, *layouts, packs, feature)
 
 
-_SIZES = (32, 16)
+_WMMA = {
+    FLOAT16: ("f32.16x16x16.f16.v8f32.v16f16", "<16 x half>"),
+    BFLOAT16: ("f32.16x16x16.bf16.v8f32.v16i16", "<16 x i16>"),
+}
 
-AMD_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
+
+@dataclass(frozen=True)
+class WmmaInstruction(AmdInstruction):
+    """`v_wmma` of RDNA3: one wave of 32 lanes."""
+
+    def intrinsic(self) -> Intrinsic:
+        """The flags of integers say which of A and B have a sign, and that the sum wraps."""
+        flags: tuple[tuple[int, int], ...] = ()
+        if self.c_dtype == INT32:
+            word, ab, c = "i32.16x16x16.iu8.v8i32.v4i32", "<4 x i32>", "<8 x i32>"
+            flags = (0, int(self.a_dtype == INT8)), (2, int(self.b_dtype == INT8)), (5, 0)
+        else:
+            word, ab = _WMMA[self.a_dtype]
+            c = "<8 x float>"
+        of = [n for n in range(6) if n not in dict(flags)][:3]
+
+        def multiply(m: Machine, *given: Word) -> Outcome:
+            a, b, c = (given[n] for n in of)
+            return (m.mma(self, (a,), (b,), (c,)),)
+
+        return Intrinsic(
+            f"llvm.amdgcn.wmma.{word}", (ab, ab, c), c, flags=flags, semantics=multiply
+        )
+
+
+def _wmma(a: DType, b: DType, c: DType) -> WmmaInstruction:
+    name, layouts = instruction_name("wmma.16x16x16", a, b, c), (WMMA_A, WMMA_A.transpose(), WMMA_C)
+    return WmmaInstruction(name, 16, 16, 16, a, b, c, *layouts, (16, 16, 8), "wmma")
+
+
+_SIZES, _BYTES = (32, 16), (INT8, UINT8)
+
+AMD_INSTRUCTIONS: tuple[AmdInstruction, ...] = (
     *(_mfma(size, 8, t, t, FLOAT32, "mfma_cdna4") for t in (FLOAT16, BFLOAT16) for size in _SIZES),
     *(_mfma(size, 16, INT8, INT8, INT32, "mfma_cdna4") for size in _SIZES),
     *(_mfma(size, 4, t, t, FLOAT32) for t in (FLOAT16, BFLOAT16) for size in _SIZES),
@@ -98,4 +142,6 @@ AMD_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
     *(_mfma(size, 2, TFLOAT32, TFLOAT32, FLOAT32, "mfma_xf32") for size in _SIZES),
     *(_mfma(size, 1, FLOAT32, FLOAT32, FLOAT32) for size in _SIZES),
     _mfma(16, 1, FLOAT64, FLOAT64, FLOAT64),
+    *(_wmma(t, t, FLOAT32) for t in (FLOAT16, BFLOAT16)),
+    *(_wmma(a, b, INT32) for a in _BYTES for b in _BYTES),
 )

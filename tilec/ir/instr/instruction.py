@@ -52,13 +52,15 @@ class Asm:
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """An LLVM intrinsic: its name, the types of its arguments and result, and the constant
-    arguments after them. `semantics` takes the machine and the arguments, constants included."""
+    """An LLVM intrinsic: its name, the types of its arguments and result, the constant arguments
+    after them, and `flags`, places among all of them with a bit for each. `semantics` takes the
+    machine and the arguments, constants and flags included."""
 
     name: str
     inputs: tuple[str, ...]
     output: str
     constants: tuple[int, ...] = ()
+    flags: tuple[tuple[int, int], ...] = ()
     semantics: Semantics = field(kw_only=True, compare=False, repr=False)
 
 

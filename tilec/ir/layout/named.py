@@ -15,8 +15,8 @@ from tilec.ir.layout.normal import Digit
 __all__ = [
     "LayoutRequest", "row_major", "padded", "swizzled", "swizzle_of", "blocked", "mma_a", "mma_b",
     "MMA16_A", "MMA16_B", "MMA_C", "MMA8_A", "MMA8_B", "MMA32_A", "MMA32_B", "MMA4_A", "MMA4_B",
-    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "mma_sp_metadata",
-    "wgmma_sp_metadata", "FRAGMENTS",
+    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "WMMA_A", "WMMA_C",
+    "mma_sp_metadata", "wgmma_sp_metadata", "FRAGMENTS",
 ]  # fmt: skip
 
 CHUNK_BITS = 128
@@ -311,12 +311,23 @@ def mfma_c(size: int, rows: int = 4) -> Layout:
     )
 
 
+# RDNA3 ISA, "Wave Matrix Multiply Accumulate": A, B is its transpose, and D. Both halves of a wave
+# hold all of A and B.
+WMMA_A = Layout(
+    (16, 16), (Digit("reg", 16, (0, 1)), Digit("lane", 16, (1, 0)), Digit("lane", 2, (0, 0)))
+)
+WMMA_C = Layout(
+    (16, 16), (Digit("reg", 8, (2, 0)), Digit("lane", 16, (0, 1)), Digit("lane", 2, (1, 0)))
+)
+
+
 FRAGMENTS: dict[str, Layout] = {
     "MMA16_A": MMA16_A, "MMA16_B": MMA16_B, "MMA_C": MMA_C, "MMA8_A": MMA8_A, "MMA8_B": MMA8_B,
     "MMA32_A": MMA32_A, "MMA32_B": MMA32_B, "MMA4_A": MMA4_A, "MMA4_B": MMA4_B, "MMA4_C": MMA4_C,
     "WGMMA_A": WGMMA_A, "WGMMA8_A": wgmma_a(32), "WGMMA32_A": wgmma_a(8),
     **{f"WGMMA_C{n}": wgmma_c(n) for n in range(8, 257, 8)}, "MFMA16_A": mfma_a(16, 4),
     "MFMA16_B": mfma_a(16, 4).transpose(), "MFMA16_C": mfma_c(16), "MFMA32_A": mfma_a(32, 4),
-    "MFMA32_B": mfma_a(32, 4).transpose(), "MFMA32_C": mfma_c(32),
+    "MFMA32_B": mfma_a(32, 4).transpose(), "MFMA32_C": mfma_c(32), "WMMA_A": WMMA_A,
+    "WMMA_B": WMMA_A.transpose(), "WMMA_C": WMMA_C,
 }  # fmt: skip
 name_constants(FRAGMENTS)

@@ -1,6 +1,7 @@
 """Machines beside those that are measured: what Ampere's and Ada's small chips (sm_86, sm_89) have
-that A100 has not and the other way round, and CDNA2 (gfx90a). Compiled to machine code and run in
-the simulator, before and after LLVM's optimiser, against float64."""
+that A100 has not and the other way round, CDNA2 (gfx90a), and RDNA3 (gfx1100), whose waves have 32
+lanes. Compiled to machine code and run in the simulator, before and after LLVM's optimiser, against
+float64."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from test_row_products import E4, E5, Product
 
 import tilec
 import tilec.language as T
-from tilec.target import TARGETS, cuda_target
+from tilec.fuzz.waits import unfinished_at_barriers
+from tilec.target import cuda_target, find_target
 
-SM86, SM89, GFX90A = "cuda:sm_86", "cuda:sm_89", "hip:gfx90a"
-MACHINES = {GFX90A: 0x3F}  # EF_AMDGPU_MACH_AMDGCN_GFX90A
+SM86, SM89, GFX90A, GFX1100 = "cuda:sm_86", "cuda:sm_89", "hip:gfx90a", "hip:gfx1100"
+TARGETS = (SM86, SM89, GFX90A, GFX1100)
+MACHINES = {GFX90A: 0x3F, GFX1100: 0x41}  # EF_AMDGPU_MACH_AMDGCN_…
 HALF = ("float16", "float16", "float32", "float32")
 PRODUCTS = [
     (SM86, Product(*HALF), "m16n8k16.row.col.f32.f16.f16.f32"),
@@ -33,6 +36,13 @@ PRODUCTS = [
     (GFX90A, Product("int8", "int8", "int32", "int32", (16, 64, 64)), "v_mfma_i32_16x16x16i8"),
     (GFX90A, Product(*F32, (64, 64, 32), tf32=True), "v_mfma_f32_32x32x2f32"),
     (GFX90A, Product(*("float64",) * 4, (32, 32, 16)), "v_mfma_f64_16x16x4f64"),
+    (GFX1100, Product(*HALF), "v_wmma_f32_16x16x16_f16"),
+    (GFX1100, Product(*HALF, (64, 64, 32), True, False), "v_wmma_f32_16x16x16_f16"),
+    (GFX1100, Product(*HALF, (128, 128, 32), False, True), "v_wmma_f32_16x16x16_f16"),
+    (GFX1100, Product("bfloat16", "bfloat16", "float32", "float32"), "v_wmma_f32_16x16x16_bf16"),
+    (GFX1100, Product(E4, E4, "float32", "float32"), "v_wmma_f32_16x16x16_f16"),
+    (GFX1100, Product("int8", "int8", "int32", "int32"), "v_wmma_i32_16x16x16_iu8"),
+    (GFX1100, Product("uint8", "int8", "int32", "int32"), "v_wmma_i32_16x16x16_iu8"),
 ]  # fmt: skip
 
 
@@ -49,14 +59,14 @@ def test_products(target: str, p: Product, row: str) -> None:
         assert not report.findings
         np.testing.assert_array_equal(c, want)
     made = kernel.compile(a, b, c, target=target)
-    used = {*re.findall(r"v_mfma\w+|mma\.sync\S+", made.asm)}
+    used = {*re.findall(r"v_w?mf?ma\w+|mma\.sync\S+", made.asm)}
     assert {name.removeprefix("mma.sync.aligned.") for name in used} == {row}
     assert not made.resources.spilled_bytes
     if target in MACHINES:
         assert made.binary[48] == MACHINES[target]
 
 
-@pytest.mark.parametrize("target", [SM86, SM89, GFX90A])
+@pytest.mark.parametrize("target", TARGETS)
 def test_float8_is_ocps(target: str) -> None:
     """By Ada's conversions, and by integer arithmetic where there are none."""
     x = (np.random.default_rng(0).standard_normal((8, 64)) * 100).astype(np.float32)
@@ -81,7 +91,7 @@ def test_a_device_runs_its_own_target() -> None:
     }  # fmt: skip
 
 
-M, N, K = T.dynamic("M, N, K")
+M, N, K, N1 = T.dynamic("M, N, K, N1")
 
 
 @tilec.kernel
@@ -105,9 +115,61 @@ def matmul(
         T.copy(c, C[by * BM, bx * BN])
 
 
-@pytest.mark.parametrize("target", [SM86, SM89, GFX90A])
+@pytest.mark.parametrize("target", TARGETS)
 def test_what_is_chosen_fits_a_small_chip(target: str) -> None:
     """99 KB of shared memory a block, where A100 has 163; 64 KB of LDS."""
     made = matmul.compile(*[tilec.spec((4096, 4096), "float16")] * 3, target=target)
-    assert 0 < made.resources.shared_bytes <= TARGETS[target].shared_bytes
+    assert 0 < made.resources.shared_bytes <= find_target(target).shared_bytes
     assert made.resources.spilled_bytes == 0
+
+
+@tilec.kernel
+def row_softmax(X: T.Tensor((M, N1), "float32"), Y: T.Tensor((M, N1), "float32")):
+    with T.Kernel(M, threads=128) as row:
+        x = T.alloc_fragment((512,), "float32")
+        top, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+        for i in T.Parallel(512):
+            x[i] = T.if_then_else(i < N1, X[row, i], -T.infinity("float32"))
+        T.reduce_max(x, top)
+        for i in T.Parallel(512):
+            x[i] = T.exp(x[i] - top[0])
+        T.reduce_sum(x, total)
+        for i in T.Parallel(512):
+            if i < N1:
+                Y[row, i] = x[i] / total[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lanes_exchange(target: str) -> None:
+    """Reductions across the lanes of a wave, of 32 and of 64."""
+    x = np.random.default_rng(1).standard_normal((3, 300)).astype(np.float32)
+    want = np.exp(x - x.max(1, keepdims=True), dtype=np.float64)
+    want /= want.sum(1, keepdims=True)
+    for optimised in (False, True):
+        y = np.zeros_like(x)
+        report = tilec.simulate(row_softmax, x, y, target=target, optimised=optimised)
+        assert report.ok, str(report)
+        np.testing.assert_allclose(y, want, rtol=1e-5)
+
+
+@tilec.kernel
+def either(n: T.float32, B: T.Tensor((1,), "int32")):
+    with T.Kernel(1, threads=128):
+        s = T.alloc_shared((1,), "int32")
+        t = T.alloc_shared((1,), "int32")
+        s[0] = 1
+        if n >= 1:
+            T.clear(s)
+        else:
+            for i in T.Parallel(1):
+                t[i] = T.atomic_cas(s[i], 1, 1)
+        B[0] = s[0]
+
+
+@pytest.mark.parametrize("target", [GFX90A, GFX1100])
+def test_waits_are_followed_through_masks(target: str) -> None:
+    """LLVM notes by a mask which way a wave has come; masks of 32 lanes are single registers."""
+    asm = either.compile(0.0, np.zeros(1, np.int32), target=target).asm
+    assert list(unfinished_at_barriers(asm)) == []
+    without = "\n".join(line for line in asm.split("\n") if "s_waitcnt" not in line)
+    assert list(unfinished_at_barriers(without))
