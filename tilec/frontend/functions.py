@@ -198,6 +198,14 @@ class Functions(Expressions):
         """A call of a function, method or class of the user's, or of a Python module's."""
         args, kwargs = self.arguments(node)
         shown = ast.unparse(node.func)
+        owner = type(getattr(function, "__self__", None))
+        if (getattr(function, "__module__", None) or owner.__module__) in _CHANCE:
+            message = (
+                f"{shown}(…) would be what it is now in each launch: a kernel is compiled once"
+            )
+            raise self.error(
+                message, "take it as a parameter; T.rng_init and T.rng_rand draw numbers"
+            )
         while True:
             if isinstance(function, functools.partial):
                 args = [*function.args, *args]
@@ -220,14 +228,6 @@ class Functions(Expressions):
         if isinstance(function, types.FunctionType) and function in BUILTINS:
             message = f"{shown} stands for T.{function.__name__}"
             raise self.error(message, f"write T.{function.__name__}(…) here")
-        owner = type(getattr(function, "__self__", None))
-        if (getattr(function, "__module__", None) or owner.__module__) in _CHANCE:
-            message = (
-                f"{shown}(…) would be what it is now in each launch: a kernel is compiled once"
-            )
-            raise self.error(
-                message, "take it as a parameter; T.rng_init and T.rng_rand draw numbers"
-            )
         run_time = [*filter(at_run_time, (*args, *kwargs.values()))]
         traceable = isinstance(function, types.FunctionType)
         if not run_time and not (traceable and needs_tracing(function, BUILTINS)):
