@@ -825,6 +825,18 @@ def test_grid_mistake(case: str) -> None:
     assert message in fails("\n" + text, **options).message
 
 
+@pytest.mark.parametrize("call", ["random.random()", "time.time()", "np.random.rand()"])
+def test_what_differs_from_call_to_call(call: str) -> None:
+    text = (
+        "\nimport random, time\nimport numpy as np\n\ndef kernel(A: T.Tensor((4,), 'float32')):\n"
+    )
+    text += f"    with T.Kernel(1):\n        A[0] = {call}  #!\n"
+    function, _ = compile_text(text)
+    with pytest.raises(CompileError, match="would be what it is now in each launch") as e:
+        traced(function, {"A": np.zeros(4, np.float32)})
+    assert "T.rng_init" in e.value.hint
+
+
 def test_out_names_a_parameter() -> None:
     function, _ = compile_text("\ndef kernel(Cat: T.Tensor((64,), 'float32')):\n    pass\n")
     with pytest.raises(CompileError, match="out names 'Cot'.*did you mean 'Cat'"):

@@ -33,6 +33,8 @@ from tilec.ir.errors import CompileError
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
+# Modules whose functions give something else each time, which no key of a variant can tell.
+_CHANCE = {"random", "secrets", "time", "numpy.random"}
 MOST_DEEP = 32
 """Calls of a traced function inside of itself."""
 
@@ -197,6 +199,14 @@ class Functions(Expressions):
         """A call of a function, method or class of the user's, or of a Python module's."""
         args, kwargs = self.arguments(node)
         shown = ast.unparse(node.func)
+        owner = type(getattr(function, "__self__", None))
+        if (getattr(function, "__module__", None) or owner.__module__) in _CHANCE:
+            message = (
+                f"{shown}(…) would be what it is now in each launch: a kernel is compiled once"
+            )
+            raise self.error(
+                message, "take it as a parameter; T.rng_init and T.rng_rand draw numbers"
+            )
         while True:
             if isinstance(function, functools.partial):
                 args = [*function.args, *args]
