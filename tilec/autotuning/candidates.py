@@ -92,6 +92,22 @@ def check_configs(kernel: Kernel, configs: Any) -> list[dict[str, Any]]:
     return [dict(c) for c in configs]
 
 
+def check_key(kernel: Kernel, key: Any) -> tuple[str, ...]:
+    """The names of what tells problems apart. Raises LaunchError for what is none."""
+    parameters = [p for p in kernel.parameters if p.kind != "constexpr"]
+    sizes = {e: None for p in parameters for e in p.shape or () if isinstance(e, str)}
+    known = [p.name for p in parameters] + [e for e in sizes if e.isidentifier()]
+    hint = f"name parameters and sizes: {', '.join(known)}"
+    if isinstance(key, str) or not isinstance(key, Sequence):
+        raise LaunchError(f"key of autotune is {shown(key)}, not a list of names", hint=hint)
+    for name in key:
+        if name not in known:
+            near = did_you_mean(str(name), known)
+            message = f"key of autotune names {shown(name)}, which {kernel.name} has not{near}"
+            raise LaunchError(message, hint=hint)
+    return tuple(key)
+
+
 def candidates(
     problem: Problem, configs: Sequence[Mapping[str, Any]], topk: int
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -17,6 +18,7 @@ class Options:
     """What `autotune` was told; see there."""
 
     configs: Any = None
+    key: Sequence[str] | None = None
     topk: int = 16
     budget: float | None = 10.0
     executor: Executor | None = None
@@ -49,19 +51,32 @@ class Tuning:
 
 
 _INSTEAD = {  # keywords of Triton's and TileLang's
-    "key": "leave it out: shapes, strides, dtypes and alignments of the arguments are the key",
     **dict.fromkeys(("warmup", "rep", "timeout"), "budget= limits the seconds of all of it"),
-    "space": "write configs=[{…}, …], or give a parameter the default T.auto(32, 64)",
     "ref_prog": "write reference=…, a function of the same arguments",
 }
 
 
 def refuse_unknown(kwargs: Mapping[str, Any]) -> None:
-    known = [f.name for f in dataclasses.fields(Options)]
+    known = ["space", *(f.name for f in dataclasses.fields(Options))]
     name = next(iter(kwargs))
     near = "" if name in _INSTEAD else did_you_mean(name, known)
     message = f"tilec.autotune has no keyword {name!r}{near}"
     raise LaunchError(message, hint=_INSTEAD.get(name, f"it has {', '.join(known)}"))
+
+
+def configs_of(space: Any) -> list[dict[str, Any]]:
+    """Every combination of the values that `space` lists by name. Raises LaunchError."""
+    hint = 'write space={"BM": [64, 128], "BN": [64, 128]}'
+    if not isinstance(space, Mapping) or not space:
+        message = f"space of tilec.autotune is {shown(space)}, not a dictionary of lists"
+        raise LaunchError(message, hint=hint)
+    for name, values in space.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            message = (
+                f"space of tilec.autotune has {shown(values)} for {name!r}, not a list of some"
+            )
+            raise LaunchError(message, hint=hint)
+    return [dict(zip(space, each)) for each in itertools.product(*space.values())]
 
 
 def check_options(options: Options) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from tilec.autotuning.candidates import Candidate, Problem, answer_of, check_configs
-from tilec.autotuning.options import Options, Tuning, check_options, refuse_unknown
+from tilec.autotuning.candidates import Candidate, Problem, answer_of, check_configs, check_key
+from tilec.autotuning.options import Options, Tuning, check_options, configs_of, refuse_unknown
 from tilec.autotuning.search import measure
 from tilec.autotuning.workers import processors
 from tilec.ir.caller import for_users, opaque
@@ -28,7 +28,7 @@ from tilec.jit.compiled import require_memory
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.fingerprint import describe
 from tilec.jit.launchpath import name_of
-from tilec.jit.specialise import Asked, Chosen
+from tilec.jit.specialise import Asked, Chosen, SpecialisationKey
 from tilec.kernel import Kernel
 from tilec.runtime.arguments import REQUIRED, bind_call
 from tilec.runtime.devices import device_target, driver
@@ -52,6 +52,7 @@ class Tuned:
         # By all of a call but its numbers: what was found. With its whole numbers, which a plan is
         # chosen by, too: the configuration, once the plan stands for these.
         self._tuned: dict[Any, tuple[Mapping[str, Any], Chosen]] = {}
+        self._keys_of: dict[Any, SpecialisationKey] = {}  # of the call that it was found for
         self._found: dict[Any, Mapping[str, Any]] = {}
         self._measuring = threading.RLock()  # one at a time, or each is slower for the others
 
@@ -100,7 +101,9 @@ class Tuned:
         with self._measuring:
             if problem in self._tuned:
                 config, chosen = self._tuned[problem]
-                self.kernel.choices.adopt(self._problem(grid, args, kwargs).asked(config), chosen)
+                asked = self._problem(grid, args, kwargs).asked(config)
+                if asked.key() == self._keys_of[problem]:  # else the plan may not fit
+                    self.kernel.choices.adopt(asked, chosen)
             else:
                 _, config, chosen = self._tune(grid, args, kwargs, again=False)
             self._remember(problem, call, config, chosen)
@@ -110,6 +113,7 @@ class Tuned:
         if len(self._found) >= _MOST_FOUND:
             self._found.clear()
             self._tuned.clear()
+            self._keys_of = {problem: self._keys_of[problem]}
         if self._tuned.get(problem, (config, chosen)) != (config, chosen):  # tuned again
             self._found = {k: v for k, v in [*self._found.items()] if k[0] != problem}
         self._tuned[problem] = config, chosen
@@ -117,13 +121,27 @@ class Tuned:
 
     def _keys(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """What tells a problem from others, and a call from others of one problem."""
-        parameters = self.kernel.parameters
+        parameters, key = self.kernel.parameters, self.options.key
         read = {**dict(zip((p.name for p in parameters), args)), **kwargs}
         numbers = {p.name for p in parameters if p.kind == "scalar"}
         rest = {n: v for n, v in read.items() if n not in numbers and n != "stream"}
         shape = None if grid is None or callable(grid) else describe(grid)
         whole = [(n, v) for n, v in read.items() if n in numbers and isinstance(v, int)]
-        return (shape, *((n, _told_apart(v)) for n, v in rest.items())), tuple(whole)
+        told = {n: _told_apart(v) for n, v in rest.items()}
+        if key is None:
+            return (shape, *told.items()), tuple(whole)
+        arrays = {p.name: told[p.name] for p in parameters if p.kind == "tensor" and p.name in told}
+        shapes = {n: x[0] for n, x in arrays.items() if isinstance(x, tuple)}
+        sizes = {
+            e: extent
+            for p in parameters
+            for e, extent in zip(p.shape or (), shapes.get(p.name, ()))
+            if isinstance(e, str)
+        }
+        known = {**sizes, **read, **shapes}
+        kinds = [(n, x[2:4] if n in shapes else x) for n, x in told.items()]
+        values = [(n, known.get(n)) for n in key]
+        return (shape, *values, *kinds), (*whole, *told.items())
 
     # --- tuning -----------------------------------------------------------------------------------
 
@@ -161,15 +179,19 @@ class Tuned:
         call = asked.call
         place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
         shelf = f"measured on {_device_name(call.device, call.index)} {describe(configs)}"
+        names, _ = self._keys(grid, args, kwargs)
+        where = _place(asked) if options.key is None else f"{options.key}: {names}"
         if not again and options.cache:
-            known = self._read(problem, asked, shelf, place)
+            known = self._read(problem, asked, shelf, where, place)
             if known is not None:
+                self._keys_of[names] = problem.asked(known[1]).key()
                 return known
         _refuse_capture(place)
         found, best = measure(problem, options, configs, args, kwargs, place)
         self.results.append(found)
         if options.cache:
-            _store(asked, shelf, found, best)
+            _store(asked, shelf, where, found, best)
+        self._keys_of[names] = best.asked.key()
         return found, best.config, best.chosen
 
     def _configs(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -180,10 +202,10 @@ class Tuned:
         return check_configs(self.kernel, configs) if configs is not None else []
 
     def _read(
-        self, problem: Problem, asked: Asked, shelf: str, place: str
+        self, problem: Problem, asked: Asked, shelf: str, where: str, place: str
     ) -> tuple[Tuning, Mapping[str, Any], Chosen] | None:
         """What an earlier program has measured for this problem; None if nothing."""
-        match load_choices(asked.key(), shelf).get(_place(asked)):
+        match load_choices(asked.key(), shelf).get(where):
             case [dict() as config, None | dict() as fields, list() as packed, float() as ms]:
                 plan = None if fields is None else plan_in(fields)
                 if fields is not None and plan is None:
@@ -206,13 +228,13 @@ def _place(asked: Asked) -> str:
     return place_of(dataclasses.replace(asked, call=call))
 
 
-def _store(asked: Asked, shelf: str, found: Tuning, best: Candidate) -> None:
+def _store(asked: Asked, shelf: str, where: str, found: Tuning, best: Candidate) -> None:
     plan = best.chosen.plan
     fields = None if plan is None else dataclasses.asdict(plan)
     note = [dict(found.config), fields, [*best.chosen.packed], found.milliseconds]
     try:
         known = load_choices(asked.key(), shelf)
-        store_choices(asked.key(), {**known, _place(asked): note}, shelf)
+        store_choices(asked.key(), {**known, where: note}, shelf)
     except TypeError:  # a constant that JSON does not know
         return
 
@@ -246,6 +268,8 @@ def autotune(
     /,
     *args: Any,
     configs: Any = None,
+    space: Any = None,
+    key: Sequence[str] | None = None,
     topk: int = 16,
     budget: float | None = 10.0,
     executor: Executor | None = None,
@@ -266,6 +290,11 @@ def autotune(
     configs    dictionaries of compile-time parameters (and `threads`), or a function of the
                arguments by name that returns such a list. What they leave to T.auto, and all of it
                without `configs`, is taken from what tilec predicts to be fast.
+    space      in the place of `configs`: a dictionary of lists, of which every combination of
+               values is a configuration.
+    key        names of parameters and sizes: calls in which these are the same (an array: its
+               shape), and the dtypes and devices, are one problem. Without it all of a call is but
+               its numbers.
     topk       how many of these predictions are tried (of each configuration that leaves
                something open).
     budget     seconds for all of it, None for no limit; the best prediction is always measured.
@@ -282,7 +311,12 @@ def autotune(
     The arrays of a call are written by the call alone: candidates write copies.
     Raises LaunchError, and the first candidate's error where none can run.
     """
-    options = Options(configs, topk, budget, executor, reference, rtol, atol, progress, cache)
+    if space is not None:
+        if configs is not None:
+            message = "tilec.autotune is given both configs and space"
+            raise LaunchError(message, hint="space is every combination; leave one of them out")
+        configs = configs_of(space)
+    options = Options(configs, key, topk, budget, executor, reference, rtol, atol, progress, cache)
     check_options(options)
     if kernel is None:
         if kwargs:
@@ -301,4 +335,6 @@ def _decorated(options: Options, kernel: Any) -> Tuned:
         raise LaunchError(message, hint="write @tilec.autotune above @tilec.kernel")
     if options.configs is not None and not callable(options.configs):
         check_configs(kernel, options.configs)
+    if options.key is not None:
+        check_key(kernel, options.key)
     return Tuned(kernel, options)
