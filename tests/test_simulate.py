@@ -695,3 +695,20 @@ def test_what_parted_lanes_leave_alone_is_not_joined(
     assert tilec.simulate(parting, x, y, target=target).ok
     np.testing.assert_array_equal(y, 10 * x + 5 * (x % 6 == 0))
     assert len(joined) == 2
+
+
+def test_outputs_come_in_the_order_of_the_return() -> None:
+    @tilec.kernel
+    def parts(A: T.Tensor((N,), "float32")):
+        low = T.empty((N,), "float32")
+        high = T.empty((N,), "float32")
+        for i in T.Parallel(N):
+            low[i] = T.min(A[i], 0.0)
+            high[i] = T.max(A[i], 0.0)
+        return high, low
+
+    a = np.arange(-3, 4, dtype=np.float32)
+    report = tilec.simulate(parts, a, target="cuda:sm_80")
+    assert list(report.outputs) == ["high", "low"]
+    for made, called in zip(report.outputs.values(), parts(a)):
+        np.testing.assert_array_equal(made, called)

@@ -166,7 +166,9 @@ def _run(
     planned: Planned, records: Records, target: Target, wishes: Wishes, resident: int | None = None
 ) -> Report:
     report = run(launch_of(planned, records, resident), wishes)
-    report.outputs = dict(planned.outputs)
+    made = planned.outputs  # in the order of the return, then the others
+    names = dict.fromkeys((*planned.variant.image.returned, *made))
+    report.outputs = {name: made[name] for name in names if name in made}
     if records.is_optimised:
         report.notes += ("as LLVM's optimiser leaves it",)
     if target.kind == "cuda" and find_ptxas() is None:

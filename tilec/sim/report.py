@@ -37,9 +37,9 @@ class Report:
     were run, `seconds` in all: fewer than were wanted after the finding of one that does not end
     ("step limit"), and where the run was interrupted, `complete` being False then; the arrays and
     the counts are those of the blocks that were run. `trace`: the values that were asked for.
-    `printed`: lines of T.print. `outputs`: the arrays that the call allocated, by name; they are
-    not saved. `notes`: what the reader should know of how this was run. `by_hand`: the kernel's
-    author orders barriers and asynchronous copies.
+    `printed`: lines of T.print. `outputs`: the arrays that the call allocated, by name, in the
+    order of its return; they are not saved. `notes`: what the reader should know of how this was
+    run. `by_hand`: the kernel's author orders barriers and asynchronous copies.
     """
 
     kernel: str
