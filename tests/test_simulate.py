@@ -700,8 +700,7 @@ def test_what_parted_lanes_leave_alone_is_not_joined(
 def test_outputs_come_in_the_order_of_the_return() -> None:
     @tilec.kernel
     def parts(A: T.Tensor((N,), "float32")):
-        low = T.empty((N,), "float32")
-        high = T.empty((N,), "float32")
+        low, high = T.empty((N,), "float32"), T.empty((N,), "float32")
         for i in T.Parallel(N):
             low[i] = T.min(A[i], 0.0)
             high[i] = T.max(A[i], 0.0)

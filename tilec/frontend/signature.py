@@ -309,8 +309,18 @@ class _Reader(Launches):
             elif isinstance(s, ast.AnnAssign) and s.value is not None and n < last:
                 # dtype: str = "float16"
                 self.evaluation.assign(ast.copy_location(ast.Assign([s.target], s.value), s))
-            if isinstance(s, ast.Assign) and self._calls(s.value, T.empty, T.alloc_global):
-                self.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
+            self.allocated += self._made(s)
+
+    def _made(self, s: ast.stmt) -> list[str]:
+        """The tensors that a statement makes: `a = T.empty(…)`, `a, b = T.empty(…), T.empty(…)`."""
+        if not isinstance(s, ast.Assign):
+            return []
+        pairs, several = [(t, s.value) for t in s.targets], ast.Tuple | ast.List
+        for target, value in pairs:  # which grows
+            if isinstance(target, several) and isinstance(value, several):
+                pairs += zip(target.elts, value.elts)
+        made = [t for t, value in pairs if self._calls(value, T.empty, T.alloc_global)]
+        return [t.id for t in made if isinstance(t, ast.Name)]
 
     def _annotates(self, s: ast.stmt) -> bool:
         return (
@@ -530,8 +540,7 @@ class _Reader(Launches):
         if called is not None:
             macro = _Reader(read_source(called), {})
             for s in macro.source.node.body:
-                if isinstance(s, ast.Assign) and macro._calls(s.value, T.empty):
-                    macro.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
+                macro.allocated += macro._made(s)
             self.allocated += macro.allocated
             return macro.returned()
         parts = last.value.elts if isinstance(last.value, ast.Tuple | ast.List) else [last.value]
