@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.schedule import Arrangement, Plan
+from tilec.ir.trends import trend
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
 from tilec.tune.plans import plans
@@ -502,11 +503,11 @@ def test_loops_that_get_longer_begin_with_the_longest_block() -> None:
     assert loop.kind == "persistent"
     inner = next(o for o in walk(loop.body) if isinstance(o, For) and o.kind == "pipelined")
     facts = Facts(kept["fold_clears"])
-    assert facts.trend(inner.hi, loop.body.args[0]) == -1
+    assert trend(facts, inner.hi, loop.body.args[0]) == -1
     full = compiled("full")["fold_clears"]
     loop = next(o for o in walk(full.body) if isinstance(o, For))
     inner = next(o for o in walk(loop.body) if isinstance(o, For) and o.kind == "pipelined")
-    assert Facts(full).trend(inner.hi, loop.body.args[0]) == 0
+    assert trend(Facts(full), inner.hi, loop.body.args[0]) == 0
 
 
 def test_targets_without_such_products_have_no_such_plan() -> None:

@@ -18,9 +18,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import ModRef, modref
+from tilec.ir.effects import acting
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.ops import Copy, For, Gemm, Scope
 from tilec.ir.schedule import Arrangement

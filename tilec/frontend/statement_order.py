@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Op, Value, inputs
-from tilec.ir.effects import buffers_written
+from tilec.ir.effects import acting, buffers_written
 from tilec.ir.ops import Yield
 
 _FREE = -1

@@ -2,7 +2,8 @@
 
 `Facts` is an interval and power-of-two analysis in one pass over the function, for guards, vector
 widths and unsigned division; asked for it, it says which sums values are (`tilec.ir.affine`).
-Over which group of threads a value is the same is asked of `tilec.ir.uniformity`.
+How values go with an index is asked of `tilec.ir.trends`, over which group of threads they are the
+same of `tilec.ir.uniformity`.
 
 Integer ops wrap, and a wrapped value obeys no interval. So a bound is an int only where it is
 proved, wrapping included: a value read from memory has its dtype's range, and an op that may leave
@@ -19,18 +20,7 @@ from collections.abc import Mapping
 
 from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
-from tilec.ir.core import (
-    Block,
-    Effect,
-    Func,
-    Op,
-    Param,
-    Value,
-    defining_ops,
-    squeeze,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, upstream
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.types import BufferType, Extent
 
@@ -176,40 +166,7 @@ class Facts(Forms):
             return None
         return form.terms.get(index, 0)
 
-    def holds_between(self, cond: Value, index: Value) -> bool:
-        """Whether a condition that holds for two values of a loop's `index` is known to hold for
-        all between them: it is made of comparisons of what grows evenly with the index."""
-        if index not in self.origins.of(cond):
-            return True
-        match self._defined.get(cond):
-            case ops.Binary(kind="and", lhs=a, rhs=b):
-                return self.holds_between(a, index) and self.holds_between(b, index)
-            case ops.Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and a.is_integer:
-                return None not in (self.slope(a, index), self.slope(b, index))
-        return False
-
-    def trend(self, value: Value, index: Value) -> int | None:
-        """Whether `value` grows with a block's or a loop's `index` (1), falls (-1) or has nothing
-        to do with it (0); None where that is not known."""
-        found: dict[Value, int | None] = {index: 1}
-        origins = self.origins.of(index)
-        left = [value]
-        while left:
-            v = left[-1]
-            o = self._defined.get(v)
-            if v in found or o is None or not origins & self.origins.of(v):
-                found.setdefault(v, 0 if not origins & self.origins.of(v) else None)
-                left.pop()
-                continue
-            o = self._rounding_up(o) or o
-            if todo := [x for x in o.operands if x not in found]:
-                left += todo
-            else:
-                found[v] = self._trend(o, [found[x] for x in o.operands])
-                left.pop()
-        return found[value]
-
-    def _rounding_up(self, o: Op) -> Op | None:
+    def rounding_up(self, o: Op) -> Op | None:
         """The division that `x // y + (x % y != 0)` is but for the rounding."""
         match o:
             case ops.Binary(kind="add", lhs=whole, rhs=more):
@@ -222,23 +179,6 @@ class Facts(Forms):
                                     same = left.operands == division.operands
                                     return division if same else None
         return None
-
-    def _trend(self, o: Op, parts: list[int | None]) -> int | None:
-        """Of what `o` makes of operands with these trends."""
-        match o:
-            case ops.Cast(operand=x) if (
-                o.result.dtype.is_int and o.result.dtype.bits >= x.dtype.bits
-            ):
-                return parts[0]
-            case ops.Binary(kind="add" | "min" | "max"):
-                found = set(parts) - {0}
-            case ops.Binary(kind="sub"):
-                found = {parts[0], None if parts[1] is None else -parts[1]} - {0}
-            case ops.Binary(kind="mul" | "floordiv" | "truncdiv", rhs=by) if parts[1] == 0:
-                found = {parts[0] if self.non_negative(by) else None} - {0}
-            case _:
-                return None
-        return found.pop() if len(found) == 1 else None if found else 0
 
     # --- one pass in textual order ----------------------------------------------------------------
 
@@ -323,7 +263,7 @@ class Facts(Forms):
         """Blocks of a dimension of which there are as many as parts of a number that they divide
         begin so much before its end."""
         o = self._defined.get(count)
-        o = None if o is None else self._rounding_up(o) or o
+        o = None if o is None else self.rounding_up(o) or o
         if not isinstance(o, ops.Binary) or o.kind != "floordiv":
             return
         whole, by = self.form(o.lhs), self.form(o.rhs).constant
@@ -515,52 +455,6 @@ def _homes(func: Func) -> dict[Value, Block]:
         found.update((v, block) for v in (*block.args, *(r for o in block.ops for r in o.results)))
         blocks += [region for o in block.ops for region in o.regions]
     return found
-
-
-def acting(block: Block) -> list[Op]:
-    """The ops of `block` that act, in order: what a reader of the source calls its statements.
-    Allocations, reads and stores to variables (`local`) do not count, nor do loops and branches
-    that hold nothing else."""
-    return [o for o in block.ops if _acts(o)]
-
-
-def _acts(o: Op) -> bool:
-    if o.pure or o.regions:
-        return any(_acts(x) for region in o.regions for x in region.ops)
-    return not all(_is_quiet(e) for e in o.effects())
-
-
-def _is_quiet(e: Effect) -> bool:
-    if e.region is None or e.kind in ("read", "allocate"):
-        return e.region is not None
-    return e.region.type.space == "local" and not squeeze(e.region.extents)
-
-
-def asks_for_threads(func: Func) -> bool:
-    """Whether it shows in what the user's code does, as it is written in TILE, that each thread
-    does it: it asks for the thread index, or has atomics that are no iteration's."""
-    return any(func.body.every(ops.ThreadIndex)) or _has_own_atomics(func.body)
-
-
-def threads_show(func: Func) -> bool:
-    """Whether what the kernel (TILE) does hangs on how many threads there are: barriers count them,
-    too, operands that each has its part of, layouts that its author has made for them, and what he
-    has written for an assembler."""
-    by_warps = any(
-        isinstance(o, ops.WarpMma | ops.LoadMatrices | ops.Asm | ops.AsmEffect)
-        or (isinstance(o, ops.AnnotateLayout) and o.dest.buffer.space == "fragment")
-        for o in walk(func.body)
-    )
-    return by_warps or asks_for_threads(func) or ops.is_by_hand(func.body)
-
-
-def _has_own_atomics(block: Block) -> bool:
-    for o in block.ops:
-        if isinstance(o, ops.Atomic):
-            return True
-        if not isinstance(o, ops.Parallel) and any(map(_has_own_atomics, o.regions)):
-            return True
-    return False
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
+from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, squeeze, walk
 
 ORDER: Effects = (Effect("order"),)
 DESCRIBE: Effects = (Effect("describe"),)
@@ -72,6 +72,25 @@ def is_clonable(o: Op, written: Container[Value]) -> bool:
         e.kind == "read" and e.region and _is_global(e.region.buffer) and e.buffer not in written
         for e in o.effects()
     )
+
+
+def acting(block: Block) -> list[Op]:
+    """The ops of `block` that act, in order: what a reader of the source calls its statements.
+    Allocations, reads and stores to variables (`local`) do not count, nor do loops and branches
+    that hold nothing else."""
+    return [o for o in block.ops if _acts(o)]
+
+
+def _acts(o: Op) -> bool:
+    if o.pure or o.regions:
+        return any(_acts(x) for region in o.regions for x in region.ops)
+    return not all(_is_quiet(e) for e in o.effects())
+
+
+def _is_quiet(e: Effect) -> bool:
+    if e.region is None or e.kind in ("read", "allocate"):
+        return e.region is not None
+    return e.region.type.space == "local" and not squeeze(e.region.extents)
 
 
 def _is_global(v: Value) -> bool:

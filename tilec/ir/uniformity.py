@@ -1,6 +1,7 @@
 """Over which group of threads a value is the same (`Uniformity`): what decides whether threads meet
 at a barrier, and whether one of them may do something for all; and which values differ between the
-lanes, or threads, that run a block side by side (`varying`)."""
+lanes, or threads, that run a block side by side (`varying`). And whether it shows in what a kernel
+does that threads do it, or how many: where it does not, passes choose as they like."""
 
 from __future__ import annotations
 
@@ -220,3 +221,33 @@ def _spread(block: Block, found: set[Value], same: Container[Value], alone: bool
             found.update(o.results)
         if not isinstance(o, (ops.For, ops.While, ops.If)) and not found.isdisjoint(o.operands):
             found.update(r for r in o.results if r not in same)
+
+
+# --- whether threads show ---
+
+
+def asks_for_threads(func: Func) -> bool:
+    """Whether it shows in what the user's code does, as it is written in TILE, that each thread
+    does it: it asks for the thread index, or has atomics that are no iteration's."""
+    return any(func.body.every(ops.ThreadIndex)) or _has_own_atomics(func.body)
+
+
+def threads_show(func: Func) -> bool:
+    """Whether what the kernel (TILE) does hangs on how many threads there are: barriers count them,
+    too, operands that each has its part of, layouts that its author has made for them, and what he
+    has written for an assembler."""
+    by_warps = any(
+        isinstance(o, ops.WarpMma | ops.LoadMatrices | ops.Asm | ops.AsmEffect)
+        or (isinstance(o, ops.AnnotateLayout) and o.dest.buffer.space == "fragment")
+        for o in walk(func.body)
+    )
+    return by_warps or asks_for_threads(func) or ops.is_by_hand(func.body)
+
+
+def _has_own_atomics(block: Block) -> bool:
+    for o in block.ops:
+        if isinstance(o, ops.Atomic):
+            return True
+        if not isinstance(o, ops.Parallel) and any(map(_has_own_atomics, o.regions)):
+            return True
+    return False

@@ -17,7 +17,6 @@ from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
-from tilec.ir.analysis import threads_show
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
@@ -39,6 +38,7 @@ from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Arrangement, Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
+from tilec.ir.uniformity import threads_show
 from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
 from tilec.jit.performance import Watch

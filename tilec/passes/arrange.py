@@ -37,11 +37,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import acting
 from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import Edge, ModRef, edges, modref
-from tilec.ir.effects import effects_in
+from tilec.ir.effects import acting, effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.memory import stage_bytes

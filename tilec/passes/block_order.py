@@ -32,6 +32,7 @@ from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, re
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
+from tilec.ir.trends import trend
 from tilec.ir.types import INT32, UINT32, DType, ScalarType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.building import under
@@ -78,7 +79,7 @@ def growing(func: Func) -> frozenset[int]:
     return frozenset(
         d
         for d, v in indices.items()
-        if any(facts.trend(o.hi, v) == 1 and facts.trend(o.lo, v) == 0 for o in loops)
+        if any(trend(facts, o.hi, v) == 1 and trend(facts, o.lo, v) == 0 for o in loops)
     )
 
 
@@ -87,7 +88,7 @@ def uneven(func: Func) -> bool:
     condition that such a loop stands under or has copies under, depends on the block."""
     facts = Facts(func)
     indices = [o.result for o in func.body.every(ops.BlockIndex)]
-    return _uneven(func.body, False, lambda v: any(facts.trend(v, x) != 0 for x in indices))
+    return _uneven(func.body, False, lambda v: any(trend(facts, v, x) != 0 for x in indices))
 
 
 def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> bool:

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
 from tilec.ir.core import (
     Block,
@@ -40,6 +39,7 @@ from tilec.ir.core import (
 from tilec.ir.effects import effects_in
 from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel, Yield
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
+from tilec.ir.uniformity import asks_for_threads
 from tilec.passes.utils.building import whole
 from tilec.target import Target
 

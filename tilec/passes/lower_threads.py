@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import (
@@ -57,7 +56,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.ir.uniformity import Level, uniformity_of, varying
+from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of, varying
 from tilec.passes.utils.dce import keep_results
 from tilec.target import Target
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import (
@@ -26,7 +25,7 @@ from tilec.ir.element_loops import (
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Reduce, Store
 from tilec.ir.types import FLOAT32, FLOAT64, TFLOAT32, BufferType, DType
-from tilec.ir.uniformity import uniformity_of
+from tilec.ir.uniformity import asks_for_threads, uniformity_of
 from tilec.passes.utils.accesses import is_by_each_thread
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.reductions import combine, taken

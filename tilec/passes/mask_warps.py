@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import ops
-from tilec.ir.analysis import asks_for_threads
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, users_of, walk
 from tilec.ir.types import INT32, BufferType
-from tilec.ir.uniformity import Level, uniformity_of
+from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of
 from tilec.passes.utils.building import or_zeros
 from tilec.target import Target
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.analysis import acting
 from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
+from tilec.ir.effects import acting
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
 from tilec.passes.utils.building import is_shared

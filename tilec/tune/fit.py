@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tilec import passes
-from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.ops import For
 from tilec.ir.schedule import Plan
+from tilec.ir.uniformity import asks_for_threads
 from tilec.passes.arrange import asks_to_overlap
 from tilec.passes.utils.plans import Wanted, is_open, pipelined, stages_of, take_wanted, with_plan
 from tilec.target import Target

@@ -17,6 +17,7 @@ from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours
 from tilec.ir.ops import Atomic, ElementAccess, For, Gemm, If, Mma, Parallel, Wgmma, decides
+from tilec.ir.trends import holds_between
 from tilec.ir.types import BufferType
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.addressing import Tensors, clone_expression
@@ -80,7 +81,7 @@ class MemoryFacts:
         return (
             isinstance(o, If)
             and not o.results
-            and (arg is None or self.facts.holds_between(o.cond, arg))
+            and (arg is None or holds_between(self.facts, o.cond, arg))
             and not any(x.regions for region in o.regions for x in region.ops)
         )
 

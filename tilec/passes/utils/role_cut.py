@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from tilec.ir.analysis import acting
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
-from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.effects import acting, is_clonable, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType

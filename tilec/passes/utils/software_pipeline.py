@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilec.ir.analysis import acting
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Substitution, Value, clone, clone_block, inputs, walk
 from tilec.ir.dependence import disturbs, modref
+from tilec.ir.effects import acting
 from tilec.ir.ops import (
     Alloc,
     For,
