@@ -11,7 +11,8 @@ from tilec.ir.caller import caller_loc, end_at_caller, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.options import Options
 from tilec.jit.fingerprint import remember_surroundings
-from tilec.kernel import Kernel, check_threads, kernel_in, make_kernel
+from tilec.jit.revision import check_threads
+from tilec.kernel import Kernel, kernel_in, make_kernel
 
 if TYPE_CHECKING:
     from tilec.tune import Recommendations

@@ -24,31 +24,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
-from tilec.ir.errors import (
-    CompileError,
-    CompileWarning,
-    LaunchError,
-    ResourceError,
-    TilecError,
-    shown,
-    warn,
-)
+from tilec.ir.errors import CompileError, CompileWarning, LaunchError, ResourceError, shown, warn
 from tilec.ir.faults import told_as_internal
 from tilec.ir.options import PLAIN, Options
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
-from tilec.jit.compiled import CompiledKernel, require_memory, returned, stream_handle
+from tilec.jit.compiled import CompiledKernel, returned, stream_handle
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
 from tilec.jit.parts import Parts
-from tilec.jit.partspath import write_parts_path
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
 from tilec.jit.stages import Stages
-from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
-from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
+from tilec.runtime.arguments import Call, Parameter, as_index
+from tilec.runtime.devices import resolve_target
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.image import NO_BLOCKS
 from tilec.runtime.tensors import common_kind
@@ -63,14 +54,6 @@ if TYPE_CHECKING:
     from tilec.tune import Recommendations
 else:  # loaded by the first kernel that is compiled
     build = Lazy("tilec.jit.build")
-
-
-def check_threads(threads: object, what: str, error: type[TilecError]) -> None:
-    """Raise `error`, placed at the call, unless `threads` is None or a positive int."""
-    whole = isinstance(threads, int) and not isinstance(threads, bool) and threads > 0
-    if threads is not None and not whole:
-        message = f"{what} is {shown(threads)}, not a positive int"
-        raise error(message, caller_loc(), "write threads=128")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +199,7 @@ class Kernel(Launchable):
         revision = self._current()
         if self.is_sequence:
             return self._launch_parts(revision, grid, args, kwargs)
-        asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
+        asked, bound, options = revision.asked(self.name, args, kwargs, None, grid, launched=True)
         call, left = asked.call, asked.open
         key = self.choices.key(asked)
         chosen = {name: call.constants[name] for name in left}
@@ -261,20 +244,7 @@ class Kernel(Launchable):
         parts = self.parts
         found = parts.launch(grid, args, kwargs)
         if self._path is None or "parts" not in revision.paths:
-            module, first = self.function.__globals__, parts.kernels[0].signature.returns
-            self._take_path(
-                revision,
-                "parts",
-                lambda: write_parts_path(
-                    self.name,
-                    parts.kernels,
-                    first,
-                    parts.signature.returns,
-                    revision.parameters,
-                    module,
-                    revision.reads,
-                ),
-            )
+            self._take_path(revision, "parts", lambda: parts.write_path(self.name, revision))
         return found
 
     def _take_path(
@@ -304,23 +274,19 @@ class Kernel(Launchable):
 
     # --- compiling ----------------------------------------------------------------------------
 
-    def _argument(self, name: str) -> str:
-        """An argument as messages name it: the kernel, its number, its name."""
-        passed = [p.name for p in self.parameters if p.kind != "output"]
-        return f"{self.name}, argument {passed.index(name) + 1}: {name}"
-
     def plan_launch(
         self, target: str, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Planned:
         """What a launch with these arguments would run if they were on a device of `target`: for
         the simulator, which takes arrays of the CPU. Raises LaunchError and CompileError."""
-        asked, _, _ = self._asked(self._current(), args, kwargs, target, grid)
-        call = asked.call
+        asked, _, _ = self._current().asked(self.name, args, kwargs, target, grid)
+        call, passed = asked.call, [p.name for p in self.parameters]
         for name, t in call.tensors.items():
             if t.device != "cpu":
                 where = "has a shape but no memory" if t.device == "meta" else f"is on {t.place}"
                 hint = "pass an array" if t.device == "meta" else f"pass {name}.cpu()"
-                message = f"{self._argument(name)} {where}; the simulator takes arrays of the CPU"
+                argument = f"{self.name}, argument {passed.index(name) + 1}: {name}"
+                message = f"{argument} {where}; the simulator takes arrays of the CPU"
                 raise LaunchError(message, hint=hint)
         if not call.tensors:
             call.device = "cpu"
@@ -392,44 +358,9 @@ class Kernel(Launchable):
     ) -> Asked:
         """What these arguments of `compile` ask for: scalars may be left out. Raises
         LaunchError."""
-        revision = self._current()
-        optional = tuple(
-            dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
-            for p in revision.parameters
-        )
         chosen = None if target is None else resolve_target(target)
-        asked, _, _ = self._asked(revision, args, kwargs, chosen, None, optional)
+        asked, _, _ = self._current().asked(self.name, args, kwargs, chosen, optional=True)
         return dataclasses.replace(asked, grid_given=asked.signature.grid_from_launch)
-
-    def _asked(
-        self,
-        revision: Revision,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        target: str | None,
-        grid: Any,
-        parameters: tuple[Parameter, ...] | None = None,
-        launched: bool = False,
-    ) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
-        """What these arguments ask for, compiled for `target` or for the device they are on; with
-        it the arguments by parameter, and the options of a launch, which are `threads` alone where
-        nothing is `launched`. Raises LaunchError."""
-        keywords = [k for k in revision.keywords if launched or k == "threads"]
-        bound = bind_call(self.name, parameters or revision.parameters, args, kwargs, keywords)
-        options = {k: bound.pop(k, None) for k in keywords}
-        threads = options.get("threads")
-        check_threads(threads, "threads", LaunchError)
-        signature, known = revision.resolve(bound)
-        call = read_arguments(self.name, known, bound, target or _target_of)
-        if launched:
-            require_memory(self.name, self.parameters, call)
-            if not call.tensors:
-                place = options.get("target"), options.get("device")
-                call.device, call.index = named_place(*place)
-        name = target or _target_of(call.device, call.index)
-        given = grid is not None
-        asked = Asked(call, signature, known, revision.source, name, threads, grid, given)
-        return asked, bound, options
 
     def variant(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant compiled under `key`: from memory, else from the disk cache, else
@@ -536,11 +467,6 @@ class Kernel(Launchable):
         func = self.choices.traced(revision.signature, key)
         with told_as_internal("compiling this kernel", revision.signature.loc):
             return build.compile_variant(revision.signature, key, func, plan)
-
-
-def _target_of(device: str, index: int) -> str:
-    """What arguments on this device are compiled for."""
-    return default_target() if device == "meta" else device_target(device, index)
 
 
 def kernel_in(value: Any) -> Any:

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilec.jit.compiled import CompiledKernel
+from tilec.jit.launchpath import LaunchPath
+from tilec.jit.partspath import write_parts_path
+from tilec.jit.revision import Revision
 from tilec.jit.specialise import spec
 from tilec.runtime.expressions import evaluate
 
@@ -53,6 +56,15 @@ class Parts:
         }
         facts = {**self.given(args, kwargs), **made}
         return [(first, args, kwargs), *((k, (), facts) for k in others)]
+
+    def write_path(self, name: str, revision: Revision) -> LaunchPath | None:
+        """The launch path of the kernel `name`, which is at this revision; None while a part has
+        none."""
+        first, returns = self.kernels[0], self.signature.returns
+        module, made = first.function.__globals__, first.signature.returns
+        return write_parts_path(
+            name, self.kernels, made, returns, revision.parameters, module, revision.reads
+        )
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name."""

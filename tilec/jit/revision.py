@@ -1,4 +1,5 @@
-"""A kernel under the values that the names in its source have at one time.
+"""A kernel under the values that the names in its source have at one time, and what a call asks of
+it then.
 
 What a kernel names outside of itself may change between two launches: a global, a list, a closure's
 variable, a macro. Whatever follows from these belongs to a `Revision`: the signature, the generated
@@ -12,19 +13,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import LaunchError, TilecError, shown
 from tilec.ir.options import PLAIN, Options
 from tilec.jit.captured import Reads
-from tilec.jit.compiled import CompiledKernel
+from tilec.jit.compiled import CompiledKernel, require_memory
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, renew_launcher
 from tilec.jit.fingerprint import Describer, describe
 from tilec.jit.launchpath import LaunchPath, write_path
-from tilec.jit.specialise import parameters_of
-from tilec.runtime.arguments import Parameter
+from tilec.jit.specialise import Asked, parameters_of
+from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.cache import hash_parts
+from tilec.runtime.devices import default_target, device_target, named_place
 from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -97,6 +101,38 @@ class Revision:
             found = self._resolved[key] = signature, parameters_of(signature)
         return found
 
+    def asked(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        target: str | None,
+        grid: Any = None,
+        launched: bool = False,
+        optional: bool = False,
+    ) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
+        """What these arguments of the kernel `name` ask for, compiled for `target` or for the
+        device they are on; with it the arguments by parameter, and the options of a launch, which
+        are `threads` alone where nothing is `launched`. `optional`: scalars may be left out. Raises
+        LaunchError."""
+        keywords = [k for k in self.keywords if launched or k == "threads"]
+        parameters = tuple(map(_optional, self.parameters)) if optional else self.parameters
+        bound = bind_call(name, parameters, args, kwargs, keywords)
+        options = {k: bound.pop(k, None) for k in keywords}
+        threads = options.get("threads")
+        check_threads(threads, "threads", LaunchError)
+        signature, known = self.resolve(bound)
+        call = read_arguments(name, known, bound, target or _target_of)
+        if launched:
+            require_memory(name, self.parameters, call)
+            if not call.tensors:
+                place = options.get("target"), options.get("device")
+                call.device, call.index = named_place(*place)
+        found = target or _target_of(call.device, call.index)
+        given = grid is not None
+        asked = Asked(call, signature, known, self.source, found, threads, grid, given)
+        return asked, bound, options
+
     def renew(self, reads: Reads) -> None:
         """The names stand for the same values again, now found as `reads` says."""
         module = self._of[0].__globals__
@@ -135,3 +171,21 @@ def read_revision(
     of = out, threads, part, dataclasses.astuple(options)
     source = hash_parts([text, describe(of)])
     return Revision(function, out, threads, part, options, source, describer.reads)
+
+
+def check_threads(threads: object, what: str, error: type[TilecError]) -> None:
+    """Raise `error`, placed at the call, unless `threads` is None or a positive int."""
+    whole = isinstance(threads, int) and not isinstance(threads, bool) and threads > 0
+    if threads is not None and not whole:
+        message = f"{what} is {shown(threads)}, not a positive int"
+        raise error(message, caller_loc(), "write threads=128")
+
+
+def _optional(p: Parameter) -> Parameter:
+    """The parameter of a scalar that may be left out."""
+    return replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
+
+
+def _target_of(device: str, index: int) -> str:
+    """What arguments on this device are compiled for."""
+    return default_target() if device == "meta" else device_target(device, index)
