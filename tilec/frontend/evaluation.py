@@ -64,6 +64,17 @@ class Evaluation(Calls):
         """Whether `node` names something that has no value yet."""
         return any(isinstance(self.names.get(name), Undefined) for name in names_in(node))
 
+    def extents_of(self, name: str, node: ast.expr) -> object:
+        """Extents as they are written; those that the call alone knows are sizes of their own."""
+        if not isinstance(node, ast.Tuple | ast.List):
+            if not self.lacks_values(node):
+                return self.expression(node)
+            return (T.dynamic(f"{name}__0"),)
+        return tuple(
+            T.dynamic(f"{name}__{d}") if self.lacks_values(e) else self.expression(e)
+            for d, e in enumerate(node.elts)
+        )
+
     def annotation_at(self, place: ast.expr, tree: ast.expr) -> object:
         """What an annotation written at `place` as `tree` means."""
         if isinstance(tree, ast.Name) and tree.id in ("int", "float", "bool"):

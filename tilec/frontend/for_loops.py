@@ -8,12 +8,12 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import integer, static_int
+from tilec.frontend.body import grid_syncs
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
-from tilec.frontend.launches import grid_syncs
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles

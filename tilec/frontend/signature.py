@@ -8,7 +8,6 @@ waits for little else.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import types
 import typing
@@ -18,24 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from tilec import language as T
 from tilec.builtins import foreign
-from tilec.frontend.launches import Launches
+from tilec.frontend.body import BodyReader
 from tilec.frontend.source import Source, read_source, said_at, said_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.options import PLAIN, Options
 from tilec.ir.types import BOOL, FLOAT32, INT32, ON_CHIP, DType, find_dtype
 from tilec.support.lazy import Lazy
-from tilec.support.syntax import name_nodes, names_in, placed
+from tilec.support.syntax import names_in, placed
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation, values
-    from tilec.frontend.evaluation import Evaluation
-    from tilec.frontend.whole_loops import nests, places
+    from tilec.frontend.whole_loops.nests import Tells
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     values = Lazy("tilec.frontend.values")
-    nests = Lazy("tilec.frontend.whole_loops.nests")
-    places = Lazy("tilec.frontend.whole_loops.places")
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
@@ -95,7 +91,7 @@ class Signature:
     part: int | None = None
     options: Options = PLAIN
     lost: tuple[str, ...] = ()
-    telling: Mapping[str, nests.Tells] = field(default_factory=dict)
+    telling: Mapping[str, Tells] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -230,25 +226,15 @@ class _Draft:
     pointer: bool = False
 
 
-class _Reader(Launches):
-    """Reads a kernel's header, and what its body says of the parameters."""
+class _Reader(BodyReader):
+    """Reads a kernel's header, and what its body says of the parameters and results."""
 
     def __init__(self, source: Source, constants: Mapping[str, Any]) -> None:
-        self.source = source
+        super().__init__(source, constants)
         self.found_sizes: dict[str, bool] = {}
         self.allocated: list[str] = []
         self.pending = False
-        self.constants = constants
         self.drafts: dict[str, _Draft] = {}
-
-    @functools.cached_property
-    def evaluation(self) -> Evaluation:
-        """In the body."""
-        return self.beginning()
-
-    def beginning(self) -> Evaluation:
-        made: Evaluation = evaluation.Evaluation(self.source, self.drafts, self.constants)
-        return made
 
     def error(self, message: str, hint: str, at: ast.AST | Loc) -> CompileError:
         return CompileError(message, at if isinstance(at, Loc) else self.source.loc(at), hint)
@@ -309,18 +295,7 @@ class _Reader(Launches):
             elif isinstance(s, ast.AnnAssign) and s.value is not None and n < last:
                 # dtype: str = "float16"
                 self.evaluation.assign(ast.copy_location(ast.Assign([s.target], s.value), s))
-            self.allocated += self._made(s)
-
-    def _made(self, s: ast.stmt) -> list[str]:
-        """The tensors that a statement makes: `a = T.empty(…)`, `a, b = T.empty(…), T.empty(…)`."""
-        if not isinstance(s, ast.Assign):
-            return []
-        pairs, several = [(t, s.value) for t in s.targets], ast.Tuple | ast.List
-        for target, value in pairs:  # which grows
-            if isinstance(target, several) and isinstance(value, several):
-                pairs += zip(target.elts, value.elts)
-        made = [t for t, value in pairs if self._calls(value, T.empty, T.alloc_global)]
-        return [t.id for t in made if isinstance(t, ast.Name)]
+            self.allocated += self.made(s)
 
     def _annotates(self, s: ast.stmt) -> bool:
         return (
@@ -331,7 +306,7 @@ class _Reader(Launches):
 
     def _points(self, s: ast.stmt) -> ast.Call | None:
         """The call of T.make_tensor by which a statement says what a parameter points to."""
-        if isinstance(s, ast.Assign) and self._calls(s.value, T.make_tensor):
+        if isinstance(s, ast.Assign) and self.calls(s.value, T.make_tensor):
             assert isinstance(s.value, ast.Call)
             first = next(iter(s.value.args), None) or next(
                 (k.value for k in s.value.keywords if k.arg == "ptr"), None
@@ -361,44 +336,10 @@ class _Reader(Launches):
         with self.evaluation.at(call):
             named = given.get("dtype")
             dtype = "float32" if named is None else self.evaluation.expression(named)
-            extents = self._extents_of(draft.name, shape)
-            strides = given.get("strides")
-            steps = None if strides is None else self._extents_of(f"{draft.name}_step", strides)
+            extents_of, strides = self.evaluation.extents_of, given.get("strides")
+            extents = extents_of(draft.name, shape)
+            steps = None if strides is None else extents_of(f"{draft.name}_step", strides)
             draft.annotation = self.evaluation.annotation(T.Tensor, [extents, dtype, steps])
-
-    def _extents_of(self, name: str, node: ast.expr) -> object:
-        """Extents as they are written; those that the call alone knows are sizes of their own."""
-        if not isinstance(node, ast.Tuple | ast.List):
-            if not self.evaluation.lacks_values(node):
-                return self.evaluation.expression(node)
-            return (T.dynamic(f"{name}__0"),)
-        return tuple(
-            T.dynamic(f"{name}__{d}")
-            if self.evaluation.lacks_values(e)
-            else self.evaluation.expression(e)
-            for d, e in enumerate(node.elts)
-        )
-
-    def _calls(self, node: ast.expr, *builtins: Callable[..., Any]) -> bool:
-        """Whether `node` is a call of one of `builtins`, under whatever name."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
-            return False
-        try:
-            return self._named(node.func) in builtins
-        except CompileError:
-            return False  # reported when the kernel is traced
-
-    def _named(self, node: ast.expr) -> object:
-        """What a name or an attribute stands for; None for what the call gives a value."""
-        if "evaluation" not in vars(self):  # there are no names but the parameters
-            match node:
-                case ast.Name(id=name):
-                    return None if name in self.drafts else self.source.lookup(name)[1]
-                case ast.Attribute(value=ast.Name() | ast.Attribute() as value, attr=attr):
-                    owner = self._named(value)
-                    if owner is None or isinstance(owner, types.ModuleType):
-                        return getattr(owner, attr, None)
-        return self.evaluation.expression(node)
 
     def _read_annotation(self, draft: _Draft, s: ast.AnnAssign) -> None:
         if draft.annotation is not REQUIRED:
@@ -418,47 +359,6 @@ class _Reader(Launches):
             self.pending = True
             return
         draft.annotation = self.evaluation.annotation_at(written, written)
-
-    def tiles(self) -> dict[str, str] | None:
-        """Names for the tile sizes of a kernel of mathematics only, none for what is no product;
-        None for a kernel that is something else."""
-        body = self.source.node.body
-        if not any(isinstance(s, ast.For) for s in body):
-            return None
-        found = nests.whole_loop(body, self._known)
-        if found is None:
-            return None
-        is_product = nests.product_of(found[1], self._known) is not None
-        sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
-        return {size: nests.fresh_name(size, used) for size in sizes}
-
-    def telling(self) -> dict[str, nests.Tells]:
-        """The sizes that a whole loop's form follows, and what they count."""
-        found = nests.whole_loop(self.source.node.body, self._known)
-        assert found is not None
-        told: dict[str, nests.Tells] = {}
-        nest = places.as_folds(found[1], self._known, str) or found[1]
-        for what, extents in nests.telling(nest, self._known).items():
-            for n in name_nodes(*extents):
-                if isinstance(size := self._known(n), T.Size):
-                    told[size.text] = what
-        return told
-
-    def telling_tiles(self) -> dict[str, nests.Tells]:
-        """The sizes that are extents of T.Parallel, or parts of such."""
-        told: dict[str, nests.Tells] = {}
-        for call in ast.walk(self.source.node):
-            if isinstance(call, ast.Call) and call.args and self._known(call.func) is T.Parallel:
-                sizes = (self._known(n) for n in name_nodes(*call.args))
-                told |= {size.text: "tiles" for size in sizes if isinstance(size, T.Size)}
-        return told
-
-    def _known(self, node: ast.expr) -> object:
-        """What a name or an attribute stands for, None where that is not known yet."""
-        try:
-            return self._named(node) if isinstance(node, ast.Name | ast.Attribute) else None
-        except CompileError:
-            return None
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -540,7 +440,7 @@ class _Reader(Launches):
         if called is not None:
             macro = _Reader(read_source(called), {})
             for s in macro.source.node.body:
-                macro.allocated += macro._made(s)
+                macro.allocated += macro.made(s)
             self.allocated += macro.allocated
             return macro.returned()
         parts = last.value.elts if isinstance(last.value, ast.Tuple | ast.List) else [last.value]

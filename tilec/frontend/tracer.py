@@ -10,10 +10,10 @@ from typing import Literal
 from tilec import language as T
 from tilec.frontend import narrow
 from tilec.frontend.arithmetic import integer, static_int
+from tilec.frontend.body import grid_syncs
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
-from tilec.frontend.launches import grid_syncs
 from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
 from tilec.frontend.values import (

@@ -1,0 +1,194 @@
+"""What a kernel's body says before it is traced: what names in it stand for, the tensors that it
+makes, the sizes that its loops follow, how many launches it is."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilec import language as T
+from tilec.frontend.source import Source, read_source
+from tilec.ir.errors import CompileError
+from tilec.support.lazy import Lazy
+from tilec.support.syntax import name_nodes
+
+if TYPE_CHECKING:
+    from tilec.frontend import evaluation
+    from tilec.frontend.evaluation import Evaluation
+    from tilec.frontend.whole_loops import nests, places
+    from tilec.frontend.whole_loops.nests import Tells
+else:
+    evaluation = Lazy("tilec.frontend.evaluation")
+    nests = Lazy("tilec.frontend.whole_loops.nests")
+    places = Lazy("tilec.frontend.whole_loops.places")
+
+
+def grid_syncs(body: Sequence[ast.stmt], named: Callable[[ast.expr], object]) -> int:
+    """How many statements of a `with T.Kernel` are T.sync_grid(); `named`: what a name means."""
+    calls = (s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
+    count = 0
+    for c in calls:
+        if isinstance(c.func, ast.Name | ast.Attribute):
+            with contextlib.suppress(CompileError):  # reported when the kernel is traced
+                count += named(c.func) is T.sync_grid
+    return count
+
+
+class BodyReader:
+    """Reads it. `drafts`: the parameters by name; `constants`: the values of some. It is not
+    evaluated where names of the module are all that is asked."""
+
+    def __init__(self, source: Source, constants: Mapping[str, Any]) -> None:
+        self.source, self.constants = source, constants
+        self.drafts: Mapping[str, Any] = {}
+
+    @functools.cached_property
+    def evaluation(self) -> Evaluation:
+        """What is known in the body, as far as it has been read."""
+        return self.beginning()
+
+    def beginning(self) -> Evaluation:
+        """What is known in front of the body."""
+        made: Evaluation = evaluation.Evaluation(self.source, self.drafts, self.constants)
+        return made
+
+    def calls(self, node: ast.expr, *builtins: Callable[..., Any]) -> bool:
+        """Whether `node` is a call of one of `builtins`, under whatever name."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            return False
+        try:
+            return self.named(node.func) in builtins
+        except CompileError:
+            return False  # reported when the kernel is traced
+
+    def named(self, node: ast.expr) -> object:
+        """What a name or an attribute stands for; None for what the call gives a value."""
+        if "evaluation" not in vars(self):  # there are no names but the parameters
+            match node:
+                case ast.Name(id=name):
+                    return None if name in self.drafts else self.source.lookup(name)[1]
+                case ast.Attribute(value=ast.Name() | ast.Attribute() as value, attr=attr):
+                    owner = self.named(value)
+                    if owner is None or isinstance(owner, types.ModuleType):
+                        return getattr(owner, attr, None)
+        return self.evaluation.expression(node)
+
+    def meaning(self, node: ast.expr) -> object:
+        """What a name or an attribute stands for, None where that is not known yet."""
+        try:
+            return self.named(node) if isinstance(node, ast.Name | ast.Attribute) else None
+        except CompileError:
+            return None
+
+    def made(self, s: ast.stmt) -> list[str]:
+        """The tensors that a statement makes: `a = T.empty(…)`, `a, b = T.empty(…), T.empty(…)`."""
+        if not isinstance(s, ast.Assign):
+            return []
+        pairs, several = [(t, s.value) for t in s.targets], ast.Tuple | ast.List
+        for target, value in pairs:  # which grows
+            if isinstance(target, several) and isinstance(value, several):
+                pairs += zip(target.elts, value.elts)
+        made = [t for t, value in pairs if self.calls(value, T.empty, T.alloc_global)]
+        return [t.id for t in made if isinstance(t, ast.Name)]
+
+    def tiles(self) -> dict[str, str] | None:
+        """Names for the tile sizes of a kernel of mathematics only, none for what is no product;
+        None for a kernel that is something else."""
+        body = self.source.node.body
+        if not any(isinstance(s, ast.For) for s in body):
+            return None
+        found = nests.whole_loop(body, self.meaning)
+        if found is None:
+            return None
+        is_product = nests.product_of(found[1], self.meaning) is not None
+        sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
+        return {size: nests.fresh_name(size, used) for size in sizes}
+
+    def telling(self) -> dict[str, Tells]:
+        """The sizes that a whole loop's form follows, and what they count."""
+        found = nests.whole_loop(self.source.node.body, self.meaning)
+        assert found is not None
+        told: dict[str, Tells] = {}
+        nest = places.as_folds(found[1], self.meaning, str) or found[1]
+        for what, extents in nests.telling(nest, self.meaning).items():
+            for n in name_nodes(*extents):
+                if isinstance(size := self.meaning(n), T.Size):
+                    told[size.text] = what
+        return told
+
+    def telling_tiles(self) -> dict[str, Tells]:
+        """The sizes that are extents of T.Parallel, or parts of such."""
+        told: dict[str, Tells] = {}
+        for call in ast.walk(self.source.node):
+            if isinstance(call, ast.Call) and call.args and self.meaning(call.func) is T.Parallel:
+                sizes = (self.meaning(n) for n in name_nodes(*call.args))
+                told |= {size.text: "tiles" for size in sizes if isinstance(size, T.Size)}
+        return told
+
+    # --- launches ---------------------------------------------------------------------------------
+
+    def launches(self) -> int:
+        """How many launches the body is. Loops around T.Kernel, and branches, are followed as far
+        as they do not depend on a call's arguments."""
+        body = self.source.node.body
+        found = self.kernels(body)
+        if found and any(isinstance(s, ast.For | ast.If) for s in body):
+            known = self.beginning()
+            return self.kernels(body, known=known)
+        return found
+
+    def kernels(
+        self,
+        body: Sequence[ast.stmt],
+        around: tuple[object, ...] = (),
+        known: Evaluation | None = None,
+    ) -> int:
+        """How many launches statements are: of each `T.Kernel` with extents one, and one more for
+        each T.sync_grid in it; with those of the macros and functions that they call, and of two
+        branches the one with more. `around`: the functions that are being read; `known`: what is
+        known in front of each statement."""
+        count = 0
+        for s in body:
+            called = self._called(s.value) if isinstance(s, ast.Assign) else None
+            if known is not None and isinstance(s, ast.Assign) and called is None:
+                known.assign(s)
+            if isinstance(s, ast.With):
+                calls = [i.context_expr for i in s.items if isinstance(i.context_expr, ast.Call)]
+                if any(self.calls(c, T.Kernel) and c.args for c in calls):
+                    count += 1 + grid_syncs(s.body, self.named)
+                else:
+                    count += self.kernels(s.body, around)
+            elif isinstance(s, ast.If):
+                test = None if known is None else known.decided(s.test)
+                sides = [side for side, taken in ((s.body, True), (s.orelse, False))
+                         if test in (taken, None)]  # fmt: skip
+                inside = known if len(sides) == 1 else None
+                count += max(self.kernels(side, around, inside) for side in sides)
+            elif isinstance(s, ast.For) and known is not None:
+                count += sum(self.kernels(s.body, around, known) for _ in known.each(s))
+            elif isinstance(s, ast.For | ast.While):
+                count += self.kernels(s.body, around)
+            elif isinstance(s, ast.Expr | ast.Assign | ast.Return) and isinstance(
+                s.value, ast.Call
+            ):
+                called = self._called(s.value)
+                if called is not None and called not in around:
+                    reader = type(self)(read_source(called), {})
+                    count += reader.kernels(reader.source.node.body, (*around, called))
+        return count
+
+    def _called(self, node: ast.expr) -> Callable[..., Any] | None:
+        """The macro or the plain function that a statement of the body calls."""
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name not in self.drafts:
+                found = self.source.lookup(name)[1]
+                if isinstance(found, T.Macro):
+                    return found.function
+                ours = (getattr(found, "__module__", None) or "").split(".", 1)[0] == "tilec"
+                if isinstance(found, types.FunctionType) and not ours:
+                    return found
+        return None
