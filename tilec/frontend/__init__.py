@@ -6,11 +6,12 @@
 A kernel's source is interpreted, never executed: `source` finds the syntax tree, and one class,
 built up file by file, walks it: `context` (builders, names, places) < `arithmetic` < `memory`
 (buffers and regions) < `operators` < `containers` < `expressions` < `functions` (macros, what is
-the user's) < `calls` < `branches` < `loops` < `for_loops` < `statements` < `tracer` (the kernel's
-own level). What a builtin of `tilec.language` means stands in one function of `builtins_*`. Plain
-functions on known values are the exception: they run as Python (`plain_python`). Python variables
-that run-time control flow changes become carried SSA values; everything that is known at compile
-time stays a Python value, and a condition known at compile time is decided here."""
+the user's) < `calls` < `branches` < `loops` < `for_loops` < `statements` < `parameters` < `tracer`
+(the kernel's own level). What a builtin of `tilec.language` means stands in one function of
+`builtins_*`. Plain functions on known values are the exception: they run as Python
+(`plain_python`). Python variables that run-time control flow changes become carried SSA values;
+everything that is known at compile time stays a Python value, and a condition known at compile time
+is decided here."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ from tilec.frontend.signature import (
 )
 
 if TYPE_CHECKING:
-    from tilec.frontend.tracer import Specialisation, TensorFact, trace
+    from tilec.frontend.parameters import Specialisation, TensorFact
+    from tilec.frontend.tracer import trace
 
 __all__ = [
     "REQUIRED", "Parameter", "Signature", "Specialisation", "TensorFact", "bind_constants",
@@ -37,4 +39,5 @@ def __getattr__(name: str) -> Any:
     # A launch of a kernel from the disk cache reads its signature and traces nothing.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("tilec.frontend.tracer"), name)
+    module = "tracer" if name == "trace" else "parameters"
+    return getattr(importlib.import_module(f"tilec.frontend.{module}"), name)
