@@ -33,16 +33,15 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
-from tilec.ir.errors import CompileError
-from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.branch_parts import always_at, in_parts
+from tilec.passes.utils.group_barriers import GroupBarriers
 from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
-from tilec.passes.utils.rings import meeting, waited_by_all
+from tilec.passes.utils.rings import waited_by_all
 from tilec.passes.utils.sync_state import (
     ALL,
     Effects,
@@ -94,13 +93,13 @@ def _syncs(blocks: Sequence[Block]) -> int:
 
 class _Placer:
     def __init__(self, func: Func, target: Target) -> None:
-        self.barrier, self.in_role = meeting(func), False
+        self.in_role = False
         self.threads = int(func.attrs["threads"] or 0)
         self.size = target.warp_size
         self.by_hand = bool(func.attrs.get("by_hand"))
         self.ordered = any(map(_is_authors, walk(func.body)))
         self.group = ALL  # whose code is walked
-        self.numbers_of, self.numbered = _barrier_numbers(func), _numbered(func)
+        self.barriers = GroupBarriers(func, target.warp_size)
         self.uniformity, self.facts = uniformity_of(func), facts_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
@@ -149,7 +148,7 @@ class _Placer:
             e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes
         )
         self.copied = {self.spans[v] for v in by_copies if v in self.spans}
-        self.by_threads = self._by_threads(func) if self.numbered else set()
+        self.by_threads = self._by_threads(func) if self.barriers.numbered else set()
 
     def _by_threads(self, func: Func) -> set[Span]:
         """The memory that no tile op touches: the author's threads have it in order among those
@@ -328,9 +327,9 @@ class _Placer:
                 return o
             case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
                 o = self.meeting(o.loc)
-            case ops.Barrier(threads=0) if (o.id or o.number) and self.barrier[1]:
+            case ops.Barrier(threads=0) if (o.id or o.number) and self.barriers.whole[1]:
                 # Of all threads of the program, beside which there are producer warps.
-                o = replace(o, threads=self.barrier[1])
+                o = replace(o, threads=self.barriers.whole[1])
         state.meet(self.group)
         return o
 
@@ -377,23 +376,7 @@ class _Placer:
 
     def meeting(self, loc: Loc) -> ops.Barrier:
         """The barrier of the threads whose code is walked."""
-        if self.group == ALL:
-            return ops.Barrier(*self.barrier, loc=loc)
-        number = self.numbers_of.get(self.group)
-        if number is None and self.numbered is not None:
-            raise CompileError(
-                "a group of threads meets here, at a barrier that T.sync_threads may name: the "
-                f"number in line {self.numbered.loc.line} is known at run time",
-                loc,
-                "write a compile-time number there, such as T.sync_threads(1, …)",
-            )
-        if number is None:
-            raise CompileError(
-                f"the threads part into more groups than the {NAMED_BARRIERS} barriers of a block",
-                loc,
-                "use fewer groups, or move tile ops out of some of them",
-            )
-        return ops.Barrier(number, self.group[1] * self.size, loc=loc)
+        return self.barriers.of(self.group, loc)
 
     def _must_fence(self, o: Op, state: State) -> bool:
         """Whether what these threads did must be before what asynchronous engines do for those who
@@ -506,20 +489,3 @@ class _Placer:
             left.writes &= e.there
             left.unfenced &= e.there
         return left
-
-
-def _numbered(func: Func) -> ops.Barrier | None:
-    """A barrier whose number is known at run time, if there is one."""
-    found = (o for o in func.body.every(ops.Barrier) if o.number is not None)
-    return next(found, None)
-
-
-def _barrier_numbers(func: Func) -> dict[Group, int]:
-    """A named barrier for each group of threads, of those that the author does not use."""
-    scopes = [o for o in func.body.every(ops.Scope)]
-    groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
-    taken = {o.id for o in walk(func.body) if isinstance(o, (ops.Barrier, ops.BarrierArrive))}
-    if _numbered(func) is not None:  # it may be any of them
-        return {}
-    free = (n for n in range(NAMED_BARRIERS - 1, 0, -1) if n not in taken)
-    return dict(zip(groups, free))

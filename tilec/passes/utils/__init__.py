@@ -17,5 +17,6 @@ conversions               fragments from layout to layout
 loop_body                 one iteration of a loop over elements, in registers
 rings, multicast          stages of a tile ahead of its use, filled for a cluster
 realign                   tiles of rows that begin anywhere
+groups, group_barriers    groups of threads, and where each meets
 identities, dce
 """
