@@ -11,7 +11,8 @@ import numpy as np
 from tilec.builtins.annotations import only_inside
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.expressions import Expressions
-from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from tilec.ir.core import Effect, Effects, Op, Region, Value
+from tilec.ir.op_classes import op
 from tilec.ir.ops import Const
 
 

@@ -17,8 +17,9 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
-from tilec.ir.core import OPS, Func, Op, Region, Value, inputs, upstream, walk
+from tilec.ir.core import Func, Op, Region, Value, inputs, upstream, walk
 from tilec.ir.errors import ResourceError
+from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, If
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tilec.frontend.statement_order import BadOrder, arrange
-from tilec.ir.core import OPS, Effect, Effects, Func, Op, Region, Value, altered, op, walk
+from tilec.ir.core import Effect, Effects, Func, Op, Region, Value, altered, walk
 from tilec.ir.effects import is_clonable, is_seen, written_tensors
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import OPS, op
 from tilec.ir.ops import Barrier, If
 from tilec.ir.parser import parse_func
 from tilec.passes.block_order import only_inside

@@ -17,8 +17,9 @@ from programs import PROGRAMS, expected
 
 from tilec.ir import types as t
 from tilec.ir.builder import Builder
-from tilec.ir.core import OPS, Block, Func, Op, Param, Region, Value, clone_block
+from tilec.ir.core import Block, Func, Op, Param, Region, Value, clone_block
 from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
+from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, Const, For, If, Load, Print, While, Yield
 from tilec.ir.ops.gather import Places
 from tilec.ir.parser import ParseError, parse_func, parse_type

@@ -16,8 +16,9 @@ from frontend_help import ops, run, traced
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import OPS, Effect, Effects, Func, Op, Value, op, rewrite
+from tilec.ir.core import Effect, Effects, Func, Op, Value, rewrite
 from tilec.ir.errors import CompileError, LaunchError
+from tilec.ir.op_classes import OPS, op
 from tilec.ir.ops import Alloc, Barrier, If
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan

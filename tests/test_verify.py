@@ -10,9 +10,10 @@ from programs import PROGRAMS
 
 from tilec.ir import types as t
 from tilec.ir.builder import Builder
-from tilec.ir.core import OPS, Block, Func, Op, Param, Value, walk
+from tilec.ir.core import Block, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.layout import blocked
+from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Alloc, Binary, Const, For, Parallel, Yield
 from tilec.ir.parser import parse_func
 from tilec.ir.verify import CONTRACTS, RULES, allowed, span, verify

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.ir.core import OPS, Block, Op
+from tilec.ir.core import Block, Op
 from tilec.ir.loc import UNKNOWN, Loc
+from tilec.ir.op_classes import OPS
 from tilec.ir.types import INT32, DType
 from tilec.ir.values import Value
 

@@ -14,10 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from tilec.ir.core import OPS, Block, Func, Op, Param, Region, Value
+from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
+from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Const
 from tilec.ir.ops.gather import Places
 from tilec.ir.printer import FieldForm, Opaque, op_form

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from tilec.ir.core import Op, Region, Value, op
+from tilec.ir.core import Op, Region, Value
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.types import DType, scalar_type
 
 __all__ = ["ATOMICS", "atomicrmw", "ElementAccess", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]

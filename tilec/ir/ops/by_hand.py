@@ -4,9 +4,10 @@ They stand beside the barriers of `schedule`, which are the same for users and p
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, op, walk
+from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.ops.peers import ClusterCopy
 from tilec.ir.ops.schedule import (
     Barrier,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.types import BOOL, INT32, ScalarType, Type, scalar_type
 
 __all__ = ["Yield", "For", "While", "If", "Parallel", "yielded", "decides", "handed_on"]

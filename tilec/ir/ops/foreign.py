@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.core import Effect, Op, Value, base, op
+from tilec.ir.core import Effect, Op, Value, base
 from tilec.ir.errors import CompileError
+from tilec.ir.op_classes import op
 from tilec.ir.semantics import Array, array, np
 from tilec.ir.types import DType, Type, scalar_type
 

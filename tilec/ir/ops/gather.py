@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.types import BufferType
 
 __all__ = ["Gather", "Places"]

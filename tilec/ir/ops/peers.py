@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from tilec.ir.core import Effect, Effects, Op, Region, Value
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.ops.schedule import check_barrier
 from tilec.ir.types import Type, VectorType, scalar_type
 

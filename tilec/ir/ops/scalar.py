@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir import semantics
-from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.semantics import Array
 from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_type
 

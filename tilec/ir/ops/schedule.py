@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.core import Block, Op, Value
 from tilec.ir.effects import ORDER, OUTPUT
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.types import BOOL, INT32, BufferType, Type
 
 __all__ = [

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Effects, Op, Value, op
+from tilec.ir.core import Effects, Op, Value
 from tilec.ir.effects import ORDER, OUTPUT, read, update
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.semantics import Array, np
 from tilec.ir.types import INT32, UINT32, DType, Type, VectorType, scalar_type
 

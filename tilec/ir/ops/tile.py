@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import semantics
-from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
+from tilec.ir.core import Effect, Effects, Op, Region, Value, squeeze
 from tilec.ir.effects import DESCRIBE, OUTPUT, read, write
 from tilec.ir.errors import InternalError
+from tilec.ir.op_classes import op
 from tilec.ir.ops.atomic import ElementAccess
 from tilec.ir.ops.scalar import COMPARE_KINDS
 from tilec.ir.semantics import Array
