@@ -14,7 +14,7 @@ from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.memory import BlockMemory
 from tilec.sim.numbers import BYTES
-from tilec.sim.records import LoadStore
+from tilec.sim.program import LoadStore
 from tilec.sim.regions import GlobalMemory
 from tilec.sim.tensors import GlobalTensor
 from tilec.sim.threads import Threads

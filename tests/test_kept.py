@@ -19,7 +19,7 @@ from tilec.frontend.tracer import _KernelTracer
 from tilec.ir.errors import CompileError
 from tilec.jit.attempts import Attempt, Attempts
 from tilec.sim.block import ThreadBlock
-from tilec.sim.records import Program
+from tilec.sim.program import Program
 
 N = T.dynamic("N")
 

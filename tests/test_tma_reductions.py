@@ -20,7 +20,7 @@ from tilec.ir.instr.memory import TMA_REDUCTIONS
 from tilec.ir.llvm import Inst
 from tilec.ir.types import INT32
 from tilec.sim.buffers import SHARED_BASE
-from tilec.sim.records import LoadStore
+from tilec.sim.program import LoadStore
 from tilec.sim.tensors import TensorMap
 
 pytestmark = pytest.mark.usefixtures("unassembled")

@@ -22,7 +22,7 @@ from tilec.ir.llvm import Inst
 from tilec.passes.simplify import _Forward
 from tilec.sim import records
 from tilec.sim.block import ThreadBlock
-from tilec.sim.records import Program
+from tilec.sim.program import Program
 from tilec.target import Target, find_target
 from tilec.tune import fit
 

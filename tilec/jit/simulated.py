@@ -25,7 +25,8 @@ from tilec.jit.build import trace_variant
 from tilec.jit.host_functions import with_host_meanings
 from tilec.jit.specialise import SpecialisationKey
 from tilec.sim.buffers import RegisterBuffer
-from tilec.sim.records import Program, read_program
+from tilec.sim.program import Program
+from tilec.sim.records import read_program
 from tilec.target import find_target
 
 _STRING = re.compile(r'(@[\w.]+) = .* c"((?:\\[0-9A-F]{2})*)"$')

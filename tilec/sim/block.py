@@ -22,7 +22,7 @@ from tilec.sim.engines import Engines
 from tilec.sim.findings import Findings
 from tilec.sim.intrinsics import DISPATCH_PACKET, intrinsic
 from tilec.sim.memory import BlockMemory, Updates
-from tilec.sim.records import LoadStore, Program
+from tilec.sim.program import LoadStore, Program
 from tilec.sim.regions import GlobalMemory
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.threads import BlockInfo, Coordinates, Threads

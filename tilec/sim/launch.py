@@ -14,7 +14,8 @@ from tilec.ir.errors import LaunchError, shown
 from tilec.sim.block import Launch, Setting
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
-from tilec.sim.records import Program, read_program
+from tilec.sim.program import Program
+from tilec.sim.records import read_program
 from tilec.sim.regions import GlobalMemory, host_memory
 from tilec.sim.report import Report
 from tilec.sim.scheduler import LaunchRun, lines_of_loop

@@ -24,7 +24,7 @@ from tilec.sim.clocks import Ints, Order
 from tilec.sim.counts import Counts
 from tilec.sim.faults import tell_several
 from tilec.sim.numbers import KINDS
-from tilec.sim.records import LoadStore
+from tilec.sim.program import LoadStore
 from tilec.sim.regions import GlobalMemory, Region, SharedMemory
 from tilec.sim.shadow import Actors
 from tilec.sim.tensors import Bytes, Storage

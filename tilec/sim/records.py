@@ -1,18 +1,15 @@
 """A kernel's records as Python: one function per segment, with its values in local variables.
 
-A segment is a part of a basic block that ends at a branch or at a record that may wait. What lives
-across segments is in their `env`, a list; `Segment.live_in` says which of it is still needed,
-so that little is copied where the lanes of a warp part. Each scalar stack slot of the records is
-such a variable, and each stack array a tuple of values: nothing points to them but the records'
-own loads and stores."""
+What a segment is, and how values get from one to the next, is said by `program`. Each scalar stack
+slot of the records is such a variable, and each stack array a tuple of values: nothing points to
+them but the records' own loads and stores."""
 
 from __future__ import annotations
 
 import functools
 import heapq
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -24,92 +21,20 @@ from tilec.sim import numbers
 from tilec.sim.buffers import SHARED_BASE
 from tilec.sim.intrinsics import intrinsic, reads, work_of
 from tilec.sim.numbers import HELPERS, spelled
+from tilec.sim.program import (
+    NOWHERE,
+    Branch,
+    Const,
+    Edge,
+    LoadStore,
+    Operand,
+    Program,
+    Segment,
+    Wait,
+)
 from tilec.sim.undefined import UNDEF, VARIABLE, Undefined
 
 _GLOBAL = "ptr addrspace(1)"
-
-
-@dataclass(frozen=True, slots=True)
-class Const:
-    """An operand that is a number."""
-
-    value: Any
-
-
-NOWHERE = -1
-"""Where lanes meet that do not meet before they end."""
-
-Operand = int | Const
-"""A slot of `env`, or a number."""
-
-
-@dataclass(slots=True)
-class Edge:
-    """Going on at the segment `target`; `copies` are its phis: (slot, operand)."""
-
-    target: int
-    copies: tuple[tuple[int, Operand], ...] = ()
-
-
-@dataclass(slots=True)
-class Branch:
-    cond: Operand
-    then: Edge
-    orelse: Edge
-    merge: int
-    inst: Inst
-
-
-@dataclass(slots=True)
-class Wait:
-    """A record that may wait; its results go to `result`."""
-
-    inst: Inst
-    args: tuple[Operand, ...]
-    result: int | None
-    next: int
-
-
-End = Edge | Branch | Wait | None
-
-
-@dataclass(slots=True)
-class Segment:
-    """`run(active, env)` executes it; `end` is what follows: None where the thread ends."""
-
-    index: int
-    label: str
-    insts: list[Inst]
-    end: End = None
-    live_in: tuple[int, ...] = ()
-    run: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStore:
-    """A load or store: `count` elements of the LLVM type `kind`; `space` "global", "shared" or
-    "constant"."""
-
-    inst: Inst
-    space: str
-    kind: str
-    count: int
-    vector: bool
-    align: int
-    bytes: int
-
-
-@dataclass(slots=True)
-class Program:
-    """All segments; `params[i]` is the slot of parameter i (None: it is not used). `granule`: bytes
-    in which accesses to shared memory may be told apart, a power of two up to 16 that divides the
-    address and size of each."""
-
-    segments: list[Segment]
-    slots: int
-    params: list[int | None]
-    start: list[Any]
-    granule: int
 
 
 def read_program(function: Function, watched: Collection[str] = ()) -> Program:
@@ -528,8 +453,3 @@ def _is_array(first: Any, i: Inst, load: bool) -> bool:
     if vector is None:
         return True
     return type(first[0]) is tuple
-
-
-def operand_value(env: Sequence[Any], operand: Operand) -> Any:
-    """What an operand holds."""
-    return env[operand] if type(operand) is int else operand.value  # type: ignore[union-attr]

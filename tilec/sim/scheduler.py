@@ -19,7 +19,7 @@ from tilec.sim.barriers import Barriers
 from tilec.sim.block import Setting, ThreadBlock
 from tilec.sim.clocks import Across, Clocks, NoClocks
 from tilec.sim.memory import BlockMemory
-from tilec.sim.records import Branch, Edge, Program, Segment, Wait, operand_value
+from tilec.sim.program import Branch, Edge, Program, Segment, Wait, operand_value
 from tilec.sim.thread_state import Group, ThreadState, meet
 from tilec.sim.threads import Coordinates
 

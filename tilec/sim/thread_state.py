@@ -19,7 +19,7 @@ from tilec.sim.clocks import Ints
 from tilec.sim.engines import Engines
 from tilec.sim.faults import tell_behaviour, tell_index, tell_outside, tell_undefined
 from tilec.sim.memory import BlockMemory
-from tilec.sim.records import LoadStore, Operand, operand_value
+from tilec.sim.program import LoadStore, Operand, operand_value
 from tilec.sim.threads import Threads
 from tilec.sim.undefined import (
     UNDEF,
