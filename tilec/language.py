@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tilec.builtins import foreign as _foreign
 from tilec.builtins.allreduce import *
 from tilec.builtins.annotations import *
+from tilec.builtins.annotations import dtype_of as _dtype_of
 from tilec.builtins.annotations import only_inside
 from tilec.builtins.atomics import *
 from tilec.builtins.barriers import *
@@ -348,7 +349,10 @@ def cast(
     both neighbours at random, the nearer the likelier, by `rbits`, 32 random bits. `sat`, of floats
     beyond the range: True, they become the largest number (the default of float8); False, infinity,
     or nan where there is none (the default of others). Modes are for floats, those but "rs" also
-    for float to int. Raises CompileError for other dtypes."""
+    for float to int. Raises CompileError for other dtypes.
+
+    Outside of kernels, of a number of Python's: one that is of this dtype in them."""
+    return _dtype_of(dtype)(value)
 
 
 def isfinite(x: Any) -> Any:
@@ -364,6 +368,7 @@ def reinterpret(value: Any, dtype: object) -> Any:
 
 def Cast(dtype: object, value: Any) -> Any:
     """`cast` with its arguments the other way round."""
+    return _dtype_of(dtype)(value)
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

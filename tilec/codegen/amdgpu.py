@@ -34,13 +34,14 @@ from tilec.target import Target
 
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
-# The immediate of s_waitcnt (MI300 ISA, "S_WAITCNT"): bits 0 to 3, 14 and 15 vmcnt, 4 to 6 expcnt,
-# 8 to 11 lgkmcnt; RDNA3 ISA: 0 to 2 expcnt, 4 to 9 lgkmcnt, 10 to 15 vmcnt), by the length of a
-# wave. All ones wait for nothing.
+# The immediate of s_waitcnt, by the length of a wave (MI300 ISA, "S_WAITCNT": bits 0 to 3, 14 and
+# 15 vmcnt, 4 to 6 expcnt, 8 to 11 lgkmcnt; RDNA3 ISA: 0 to 2 expcnt, 4 to 9 lgkmcnt, 10 to 15
+# vmcnt). All ones wait for nothing.
 LDS_DONE = {64: 0xC07F, 32: 0xFC07}
-# By the length of a wave, which tells CDNA and RDNA apart: the SIMDs of a compute unit, and the
-# most waves of one of them (LLVM's AMDGPU guide, "amdgpu-waves-per-eu"; the ISA documents).
-EXECUTION_UNITS = {64: (4, 8), 32: (2, 16)}
+# By the length of a wave, which tells CDNA and RDNA apart: the SIMDs of a multiprocessor (a compute
+# unit; RDNA's two that share blocks), and the most waves of one of them (LLVM's AMDGPU guide,
+# "amdgpu-waves-per-eu"; the ISA documents).
+EXECUTION_UNITS = {64: (4, 8), 32: (4, 16)}
 
 
 class AmdgpuScalars(GpuScalars):

@@ -322,7 +322,7 @@ def _box_muller(t: Expressions, words: list[Scalar], dtype: DType) -> list[Scala
 @T.macro
 def _series(x, terms):  # type: ignore[no-untyped-def]
     """In the language of kernels: terms[0] + x * (terms[1] + …)."""
-    found = T.float64(terms[-1])  # type: ignore[var-annotated]
+    found = T.float64(terms[-1])
     for term in terms[-2::-1]:
         found = T.fma(found, x, T.float64(term))
     return found

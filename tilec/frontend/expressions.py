@@ -31,7 +31,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
-from tilec.ir.types import DType, find_dtype
+from tilec.ir.types import DType, TypedFloat, TypedInt, find_dtype
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
@@ -156,6 +156,8 @@ class Expressions(Containers):
             return self.size_value(value)
         if isinstance(value, str) and type(value) is not str:  # text that names a dtype, say
             return foreign_dtype(value) or find_vector(str(value)) or str(value)
+        if isinstance(value, TypedInt | TypedFloat):
+            return self.constant(int(value) if value.dtype.is_int else float(value), value.dtype)
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
         if isinstance(value, tuple | list):

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, InternalError
@@ -52,17 +52,41 @@ class DType:
     def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
         return _named, (self.name,)  # also of copies
 
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """A cast, which only kernels have; there the front end sees this object, not the call."""
-        raise CompileError(
-            f"T.{self.name}(…) converts a number inside a kernel only",
-            caller_loc(),
-            f'outside, write numpy.{self.name}(…), or "{self.name}" where a dtype is asked for',
-        )
+    def __call__(self, value: object = None) -> Any:
+        """Outside of kernels, a number that is of this dtype where a kernel uses it (in kernels the
+        front end sees this object, not the call). Raises CompileError for what is no number."""
+        if not isinstance(value, int | float):
+            raise CompileError(
+                f"T.{self.name}(…) converts numbers; outside of a kernel they are Python's",
+                caller_loc(),
+                f'write T.{self.name}(0), or "{self.name}" where a dtype is asked for',
+            )
+        made: TypedInt | TypedFloat = TypedFloat(value) if self.is_float else TypedInt(value)
+        made.dtype = self
+        return made
 
 
 def _named(name: str) -> DType:
     return DTYPES[name]
+
+
+class TypedInt(int):
+    """A number of Python's with the dtype that it has in a kernel, where others take that of what
+    they are computed with. What Python computes of it has none."""
+
+    dtype: DType
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.dtype, (int(self),)
+
+
+class TypedFloat(float):
+    """See `TypedInt`."""
+
+    dtype: DType
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.dtype, (float(self),)
 
 
 BOOL = DType("bool", "bool", 8, "i1")

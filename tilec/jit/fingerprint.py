@@ -27,7 +27,7 @@ from tilec.builtins.annotations import Macro, Ref
 from tilec.builtins.choices import Auto
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import keep_lines
-from tilec.ir.types import DType
+from tilec.ir.types import DType, TypedFloat, TypedInt
 from tilec.jit.captured import Outside, Reads, held_by, is_plain, outside_of
 from tilec.support.lazy import Lazy
 
@@ -105,6 +105,9 @@ class Describer:
         match value:
             case DType():
                 return f"dtype {value.name}"
+            case TypedInt() | TypedFloat():
+                plain: int | float = float(value) if value.dtype.is_float else int(value)
+                return f"{value.dtype.name} {self.value(plain)}"
             case enum.Enum():
                 return f"{_named(kind)}.{value.name} {self.value(value.value)}"
             case types.ModuleType() if not self._is_users(value):
