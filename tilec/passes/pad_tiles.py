@@ -27,16 +27,15 @@ whole ones of the next: TMA brings them in half as many boxes. Products read wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
 from tilec.ir import ops
-from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
@@ -53,6 +52,7 @@ from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.extents import rounded, shared_by, up
 from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
+from tilec.passes.utils.tile_ends import SharedTiles, ends, same_dim
 from tilec.target import SECTOR, Target
 
 MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
@@ -85,15 +85,15 @@ def _padded(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> Func:
 def _widen_rows(func: Func, target: Target) -> Func:
     """Shared operands that copies fill, with rows of whole `ROW` bytes, where all of it fits."""
     shapes = dict[Value, tuple[int, ...]]()
-    facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
+    tiles = SharedTiles(func)
     for o in func.body.every(ops.Gemm):
         if o.metadata is not None or not _of_warps(o, target):
             continue
         for x in (o.a, o.b):
             *rows, columns = x.type.static_shape
             unit = ROW * 8 // x.dtype.bits
-            wide = -(-columns // unit) * unit
-            if columns < wide <= MORE * columns and _grows(func, x, -1, facts, safe, written):
+            wide = up(columns, unit)
+            if columns < wide <= MORE * columns and tiles.may_grow(x, -1):
                 shapes[x.buffer] = (*rows, wide)
     for user, e in effects_in(func.body):
         stays = isinstance(user, ops.Alloc | ops.Copy | ops.Gemm) and _stays(user, e)
@@ -138,7 +138,7 @@ def _of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
 def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
     """Products that the instruction of several warps could do with a larger K, and that K."""
     found: dict[ops.Gemm, int] = {}
-    facts, safe, written = facts_of(func), SafeValues(func), written_tensors(func.body)
+    tiles = SharedTiles(func)
     for o in func.body.every(ops.Gemm):
         if o.metadata is not None:
             continue
@@ -147,47 +147,9 @@ def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
         if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
             continue
         sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
-        if all(_grows(func, x, d, facts, safe, written) for x, d in sides):
-            found[o] = -(-k // rows[0].k) * rows[0].k
+        if all(tiles.may_grow(x, d) for x, d in sides):
+            found[o] = up(k, rows[0].k)
     return found
-
-
-def _grows(
-    func: Func, x: Region, dim: int, facts: Facts, safe: SafeValues, written: Collection[Value]
-) -> bool:
-    """Whether a shared operand may have zeros behind its end along `dim`: it is filled by threads,
-    or by copies that reach over the end of what they copy."""
-    v = x.buffer
-    if v.buffer.space != "shared" or x.extents[dim] != v.buffer.static_shape[dim]:
-        return False
-    for o, e in effects_in(func.body):
-        if e.buffer is not v:
-            continue
-        if not isinstance(o, ops.Alloc | ops.Copy | ops.Fill | ops.Gemm | ops.Load | ops.Store):
-            return False  # laid out by hand, or known by its address
-        if isinstance(o, ops.Copy) and o.dest.buffer is v and o.source.type.space == "global":
-            whole = o.dest.is_whole and all(facts.constant(i) == 0 for i in o.dest.offsets)
-            if not (whole and safe.zero(o.source.buffer) and o.source.buffer not in written):
-                return False
-            if not ends(o.source, _same_dim(o.dest, dim, o.source), facts):
-                return False
-    return True
-
-
-def _same_dim(x: Region, dim: int, other: Region) -> int | None:
-    """The dimension of `other` that a copy takes for dimension `dim` of `x`."""
-    if x.extents[dim] == 1:
-        return None
-    place = sum(e != 1 for e in x.extents[: dim % len(x.extents)])
-    return [d for d, e in enumerate(other.extents) if e != 1][place]
-
-
-def ends(x: Region, dim: int | None, facts: Facts) -> bool:
-    """Whether the box ends where its tensor does along `dim`, or behind it."""
-    if dim is None:
-        return False
-    size, first = x.type.shape[dim], facts.constant(x.offsets[dim])
-    return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
 
 
 def _fragments(func: Func) -> list[Value]:
@@ -460,7 +422,7 @@ class _Padding:
         if len(whole) == 1 and whole[0] is o.source and o.dest.type.space == "global":
             grown = self._grown(o.source)
             more = [d for d, e in enumerate(grown.extents) if e != o.source.extents[d]]
-            dims = [_same_dim(o.source, d, o.dest) for d in more]
+            dims = [same_dim(o.source, d, o.dest) for d in more]
             if all(ends(o.dest, d, self.facts) for d in dims):  # what is more is not written
                 extents = list(o.dest.extents)
                 for d, there in zip(more, dims):

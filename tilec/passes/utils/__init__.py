@@ -4,6 +4,7 @@ What is asked of a program:
 
 accesses, memory_access   element accesses, and where in memory they are
 regions                   loops over elements that move a box
+tile_ends                 where tiles end, and which may have more
 slicing                   what copies and their addresses are computed from
 operands, gemm_layouts    a product's operands, and the layouts that it asks for
 registers, consumer_groups  what a thread may hold; loops over blocks that warpgroups share

@@ -1,0 +1,53 @@
+"""Where tiles end, and which of them may have more behind their ends."""
+
+from __future__ import annotations
+
+from tilec.ir import ops
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.copy_engines import SafeValues
+from tilec.ir.core import Func, Region
+from tilec.ir.effects import effects_in, written_tensors
+
+
+class SharedTiles:
+    """Those of a kernel that are in shared memory."""
+
+    def __init__(self, func: Func) -> None:
+        self.func, self.facts = func, facts_of(func)
+        self.safe, self.written = SafeValues(func), written_tensors(func.body)
+
+    def may_grow(self, x: Region, dim: int) -> bool:
+        """Whether a shared operand may have zeros behind its end along `dim`: it is filled by
+        threads, or by copies that reach over the end of what they copy."""
+        v = x.buffer
+        if v.buffer.space != "shared" or x.extents[dim] != v.buffer.static_shape[dim]:
+            return False
+        for o, e in effects_in(self.func.body):
+            if e.buffer is not v:
+                continue
+            if not isinstance(o, ops.Alloc | ops.Copy | ops.Fill | ops.Gemm | ops.Load | ops.Store):
+                return False  # laid out by hand, or known by its address
+            if isinstance(o, ops.Copy) and o.dest.buffer is v and o.source.type.space == "global":
+                tensor = o.source.buffer
+                whole = o.dest.is_whole and all(self.facts.constant(i) == 0 for i in o.dest.offsets)
+                if not (whole and self.safe.zero(tensor) and tensor not in self.written):
+                    return False
+                if not ends(o.source, same_dim(o.dest, dim, o.source), self.facts):
+                    return False
+        return True
+
+
+def same_dim(x: Region, dim: int, other: Region) -> int | None:
+    """The dimension of `other` that a copy takes for dimension `dim` of `x`."""
+    if x.extents[dim] == 1:
+        return None
+    place = sum(e != 1 for e in x.extents[: dim % len(x.extents)])
+    return [d for d, e in enumerate(other.extents) if e != 1][place]
+
+
+def ends(x: Region, dim: int | None, facts: Facts) -> bool:
+    """Whether the box ends where its tensor does along `dim`, or behind it."""
+    if dim is None:
+        return False
+    size, first = x.type.shape[dim], facts.constant(x.offsets[dim])
+    return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
