@@ -45,8 +45,8 @@ def test_products_have_the_dtype_of_both(target: str) -> None:
         else:
             assert tilec.simulate(kernel, a, b, target=target).ok
         np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-6)
-    tile = scaled("float32", 3.3).compile(a, np.zeros(100, np.float32), target=target).stages["tile"]
-    assert "const 3.3, f32" in tile
+    made = scaled("float32", 3.3).compile(a, np.zeros(100, np.float32), target=target)
+    assert "const 3.3, f32" in made.stages["tile"]
 
 
 def test_they_are_numbers_of_pythons() -> None:
