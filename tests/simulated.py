@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import tilec
+from tilec.jit.revision import Revision
 from tilec.jit.simulate import OPTIONS
 from tilec.kernel import Kernel
 
@@ -46,16 +47,16 @@ def _by_position(kernel: Kernel, args: list[Any], given: dict[str, Any]) -> list
 def tiles_near(size: int) -> Iterator[None]:
     """What is left to tilec is not chosen, from fifteen tiles that are traced and compared: it is
     the value next to `size`, the smaller of two. 0: it is chosen."""
-    asked = Kernel._asked
+    asked = Revision.asked
 
-    def settled(kernel: Kernel, *args: Any, **given: Any) -> Any:
-        found = asked(kernel, *args, **given)
+    def settled(revision: Revision, *args: Any, **given: Any) -> Any:
+        found = asked(revision, *args, **given)
         for name, a in found[0].open.items():
             nearest = min(a.values, key=lambda v: (abs(v - size), v))
             found[0].call.constants[name] = nearest
         return found
 
-    with mock.patch.object(Kernel, "_asked", settled if size else asked):
+    with mock.patch.object(Revision, "asked", settled if size else asked):
         yield
 
 

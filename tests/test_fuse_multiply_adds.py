@@ -187,6 +187,7 @@ def test_flags_of_tilelang(flags: Any, way: str) -> None:
     if way == "jit":
         made = tilelang.jit(target="cpu", compile_flags=flags)(program)(128)
     elif way == "tuner":
+        pytest.importorskip("torch")  # whose arrays the tuner makes
         tuner = tilelang.AutoTuner.from_kernel(program, [{"n": 128}])
         tuner.set_compile_args(target="cpu", compile_flags=flags)
         made = tuner.run().kernel

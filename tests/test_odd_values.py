@@ -370,7 +370,7 @@ def test_a_kernel_is_no_sequence() -> None:
 def test_target_errors_are_tilecs() -> None:
     assert issubclass(tilec.TargetError, tilec.TilecError)
     with pytest.raises(tilec.TargetError) as error:
-        scale.compile(spec, spec, target="cuda:sm_9")
+        scale.compile(spec, spec, target="cuda:sm_90b")
     assert (
         error.value.hint == 'write target="cuda:sm_90a", or leave target out'
         and error.value.loc is not None

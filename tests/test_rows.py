@@ -16,6 +16,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     MATRIX_INSTRUCTIONS,
     PTX_FOR,
+    AmdInstruction,
     Asm,
     MfmaInstruction,
     MmaInstruction,
@@ -23,6 +24,7 @@ from tilec.ir.instr import (
     SimtInstruction,
     SparseMmaInstruction,
     WgmmaInstruction,
+    WmmaInstruction,
     find_instruction,
     instructions_of,
     memory,
@@ -135,8 +137,9 @@ def mfma(size, k, double, lane, which, i):
     return 4 * (lane // 16) + i, lane % 16
 
 
-def check_map(layout, formula):
-    assert layout.size("reg") and layout.replicas("reg") == layout.replicas("lane") == 1
+def check_map(layout, formula, replicas=1):
+    assert layout.size("reg") and layout.replicas("reg") == 1
+    assert layout.replicas("lane") == replicas
     table = layout.table("reg", "lane", "warp")
     for reg in range(layout.size("reg")):
         for lane in range(layout.size("lane")):
@@ -145,12 +148,21 @@ def check_map(layout, formula):
                 assert tuple(table[reg, lane, warp]) == want, (layout, reg, lane, warp)
 
 
+def wmma(lane, which, i):
+    """RDNA3 ISA, "Wave Matrix Multiply Accumulate": lanes 16 to 31 hold A and B again."""
+    if which == "c":
+        return 2 * i + lane // 16, lane % 16
+    return (lane % 16, i) if which == "a" else (i, lane % 16)
+
+
 def formula_of(row, which):
     match row:
         case WgmmaInstruction():
             return lambda w, l, i: wgmma(row.a_dtype.bits, w, l, which, i)
         case MfmaInstruction():
             return lambda w, l, i: mfma(row.m, row.k, row.a_dtype.bits == 64, l, which, i)
+        case WmmaInstruction():
+            return lambda w, l, i: wmma(l, which, i)
         case SparseMmaInstruction():
             return lambda w, l, i: mma_sp(row.a_dtype.bits, l, which, i)
         case MmaInstruction():
@@ -174,7 +186,7 @@ SOME_ROWS = [
 def register_bits(row):
     """Bits of one operand of the instruction as it is spelled: a 32-bit register (64 of float64),
     or all that a lane of AMD's holds."""
-    if isinstance(row, MfmaInstruction):
+    if isinstance(row, AmdInstruction):
         layouts, dtypes = (row.a, row.b, row.c), (row.a_dtype, row.b_dtype, row.c_dtype)
         return [layout.size("reg") * t.bits for layout, t in zip(layouts, dtypes)]
     return [64 if row.a_dtype.bits == 64 else 32] * 3
@@ -182,7 +194,8 @@ def register_bits(row):
 
 @pytest.mark.parametrize("row", SOME_ROWS, ids=lambda r: r.name)
 def test_operands_live_where_the_manual_says(row):
-    check_map(row.a, formula_of(row, "a"))
+    replicas = 2 if isinstance(row, WmmaInstruction) else 1
+    check_map(row.a, formula_of(row, "a"), replicas)
     check_map(row.c, formula_of(row, "c"))
     assert row.registers == tuple(
         layout.size("reg") * dtype.bits // width
@@ -191,7 +204,7 @@ def test_operands_live_where_the_manual_says(row):
         )
     )
     if not isinstance(row, WgmmaInstruction):
-        check_map(row.b, formula_of(row, "b"))
+        check_map(row.b, formula_of(row, "b"), replicas)
 
 
 FLOAT8, INT8 = ("e4m3", "e5m2"), ("i8", "u8")
@@ -230,8 +243,8 @@ def test_widths_of_wgmma_with_integers():
 def test_rows_are_found_by_their_dtypes():
     for dtypes, names in (
         ((dt.FLOAT16, dt.FLOAT16, dt.FLOAT16), {"wgmma", "mma"}),
-        ((dt.INT8, dt.UINT8, dt.INT32), {"wgmma", "mma"}),
-        ((dt.INT8, dt.INT8, dt.INT32), {"wgmma", "mma", "mfma"}),
+        ((dt.INT8, dt.UINT8, dt.INT32), {"wgmma", "mma", "wmma"}),
+        ((dt.INT8, dt.INT8, dt.INT32), {"wgmma", "mma", "mfma", "wmma"}),
         ((dt.FLOAT8_E5M2, dt.FLOAT8_E4M3, dt.FLOAT32), {"wgmma", "mma", "mfma"}),
         ((dt.FLOAT32, dt.FLOAT32, dt.FLOAT32), {"mfma"}),
         ((dt.TFLOAT32, dt.TFLOAT32, dt.FLOAT32), {"wgmma", "mma", "mfma"}),

@@ -370,7 +370,12 @@ def test_several_devices_switch_context_only_when_needed(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("capability", "target"),
-    [((9, 0), "cuda:sm_90a"), ((8, 0), "cuda:sm_80"), ((8, 9), "cuda:sm_80")],
+    [
+        ((9, 0), "cuda:sm_90a"),
+        ((8, 0), "cuda:sm_80"),
+        ((8, 9), "cuda:sm_89"),
+        ((8, 7), "cuda:sm_80"),
+    ],
 )
 def test_target_of_device(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], target: str

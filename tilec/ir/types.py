@@ -55,13 +55,17 @@ class DType:
     def __call__(self, value: object = None) -> Any:
         """Outside of kernels, a number that is of this dtype where a kernel uses it (in kernels the
         front end sees this object, not the call). Raises CompileError for what is no number."""
-        if not isinstance(value, int | float):
+        made: TypedInt | TypedFloat
+        try:
+            if not isinstance(value, int | float):
+                raise ValueError(value)
+            made = TypedFloat(value) if self.is_float else TypedInt(value)
+        except (ValueError, OverflowError):  # what is infinite is no int
             raise CompileError(
                 f"T.{self.name}(…) converts numbers; outside of a kernel they are Python's",
                 caller_loc(),
                 f'write T.{self.name}(0), or "{self.name}" where a dtype is asked for',
-            )
-        made: TypedInt | TypedFloat = TypedFloat(value) if self.is_float else TypedInt(value)
+            ) from None
         made.dtype = self
         return made
 

@@ -37,7 +37,7 @@ NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
-ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40), "wmma": (100, 40)}
+ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
 NARROW_ACCESS = 2.4  # clocks of a warp's access of less than 16 bytes for each thread

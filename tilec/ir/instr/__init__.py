@@ -11,7 +11,13 @@ and does.
 
 from tilec.ir.errors import InternalError, did_you_mean
 from tilec.ir.instr import cluster, memory, sync
-from tilec.ir.instr.amd import AMD_INSTRUCTIONS, FLOAT8_NAMES, AmdInstruction, MfmaInstruction
+from tilec.ir.instr.amd import (
+    AMD_INSTRUCTIONS,
+    FLOAT8_NAMES,
+    AmdInstruction,
+    MfmaInstruction,
+    WmmaInstruction,
+)
 from tilec.ir.instr.instruction import Asm, Instruction, Intrinsic, MatrixInstruction, Operands
 from tilec.ir.instr.memory import MatrixMove
 from tilec.ir.instr.nvidia import (
@@ -64,7 +70,7 @@ def find_instruction(name: str) -> MatrixInstruction:
 __all__ = [
     "FLOAT8_NAMES", "MATRIX_INSTRUCTIONS", "PTX_FOR", "WGMMA_INT_N", "WGMMA_N", "Asm", "Intrinsic",
     "AmdInstruction", "MatrixMove", "MatrixInstruction", "MfmaInstruction", "MmaInstruction",
-    "Operands",
-    "Instruction", "SimtInstruction", "SparseMmaInstruction", "WgmmaInstruction", "cluster",
-    "find_instruction", "memory", "instructions_of", "sparse_instructions_of", "sync", "wgmma_wait",
+    "Operands", "Instruction", "SimtInstruction", "SparseMmaInstruction", "WgmmaInstruction",
+    "WmmaInstruction", "cluster", "find_instruction", "memory", "instructions_of",
+    "sparse_instructions_of", "sync", "wgmma_wait",
 ]  # fmt: skip
