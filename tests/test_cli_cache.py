@@ -34,7 +34,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
     kernel: Any = tilec.kernel(doubled.function)
     kernel.compile(*[tilec.spec((64,), "float32")] * 2, target="cuda:sm_80")
     long_ago = time.time() - 40 * 86_400
-    for path, _ in cache.files():
+    for path, _ in (*cache.images(), *cache.notes()):
         os.utime(path, (long_ago, long_ago))
     kernel.compile(*[tilec.spec((64,), "float32")] * 2, target="hip:gfx90a")
     damaged = cache.path("ab" * 32)
@@ -53,7 +53,7 @@ def test_what_there_is(filled: DiskCache, capsys: pytest.CaptureFixture[str]) ->
     found = told(capsys, "--list")
     assert found["folder"] == str(filled.root) and not found["cleared"]
     assert found["kernels"] == 3 == len(found["entries"])
-    assert found["bytes"] == sum(p.stat().st_size for p, _ in filled.files())
+    assert found["bytes"] == sum(p.stat().st_size for p, _ in (*filled.images(), *filled.notes()))
     names = [(e["kernel"], e["target"]) for e in found["entries"]]
     assert names == [("", ""), ("doubled", "hip:gfx90a"), ("doubled", "cuda:sm_80")]
     assert main(["cache", "--list"]) == 0
@@ -70,7 +70,7 @@ def test_old_ones_are_deleted_then_all(
     assert len(filled.entries()) == 3, "only counted"
     assert told(capsys, "--clear", "--older-than", "30")["kernels"] == 1
     assert len(filled.entries()) == 2
-    assert told(capsys, "--clear")["cleared"] and filled.files() == []
+    assert told(capsys, "--clear")["cleared"] and filled.images() == filled.notes() == []
     again: Any = tilec.kernel(doubled.function)
     x = np.arange(64, dtype=np.float32)
     again(x, y := np.zeros_like(x))

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from test_gfx950 import F32, OCP, quarters, through_float8
+from test_gfx950 import F32, OCP, product_of, through_float8
 from test_row_products import E4, E5, Product
 
 import tilec
@@ -48,17 +48,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("target", "p", "row"), PRODUCTS)
 def test_products(target: str, p: Product, row: str) -> None:
-    kernel = tilec.kernel(p.kernel())
-    depth = 2 * p.tile[2]
-    a = quarters((depth, 40) if p.transpose_a else (40, depth), p.a)
-    b = quarters((48, depth) if p.transpose_b else (depth, 48), p.b)
-    want = (a.T if p.transpose_a else a).astype(float) @ (b.T if p.transpose_b else b).astype(float)
-    for optimised in (False, True):
-        c = np.zeros((40, 48), p.out)
-        report = tilec.simulate(kernel, a, b, c, target=target, optimised=optimised)
-        assert not report.findings
-        np.testing.assert_array_equal(c, want)
-    made = kernel.compile(a, b, c, target=target)
+    made = product_of(p, target)
     used = {*re.findall(r"v_w?mf?ma\w+|mma\.sync\S+", made.asm)}
     assert {name.removeprefix("mma.sync.aligned.") for name in used} == {row}
     assert not made.resources.spilled_bytes

@@ -45,8 +45,8 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("p", "row"), PRODUCTS, ids=[row for _, row in PRODUCTS])
-def test_products(p: Product, row: str) -> None:
+def product_of(p: Product, target: str) -> tilec.CompiledKernel:
+    """`p` compiled, after its numbers were right before and after LLVM's optimiser."""
     kernel = tilec.kernel(p.kernel())
     depth = 2 * p.tile[2]
     a = quarters((depth, 40) if p.transpose_a else (40, depth), p.a)
@@ -54,10 +54,15 @@ def test_products(p: Product, row: str) -> None:
     want = (a.T if p.transpose_a else a).astype(float) @ (b.T if p.transpose_b else b).astype(float)
     for optimised in (False, True):
         c = np.zeros((40, 48), p.out)
-        report = tilec.simulate(kernel, a, b, c, target=GFX950, optimised=optimised)
+        report = tilec.simulate(kernel, a, b, c, target=target, optimised=optimised)
         assert not report.findings
         np.testing.assert_array_equal(c, want)
-    made = kernel.compile(a, b, c, target=GFX950)
+    return kernel.compile(a, b, c, target=target)
+
+
+@pytest.mark.parametrize(("p", "row"), PRODUCTS, ids=[row for _, row in PRODUCTS])
+def test_products(p: Product, row: str) -> None:
+    made = product_of(p, GFX950)
     assert set(re.findall(r"v_mfma\w+", made.asm)) == {row}
     assert made.resources.spilled_bytes == 0
     assert made.binary[48] == 0x4F, "EF_AMDGPU_MACH_AMDGCN_GFX950"

@@ -54,6 +54,7 @@ def test_they_are_numbers_of_pythons() -> None:
     assert three == 3.5 and three.dtype == "float16" and type(-three) is float
     for again in (copy.deepcopy(three), pickle.loads(pickle.dumps(three))):
         assert again == 3.5 and again.dtype == "float16"
+    assert T.Cast("float32", np.int64(3)) == 3.0 and T.bool(True) == 1
     seven: Any = T.int8(7.9)
     assert seven == 7 and isinstance(seven, int) and list(range(10))[seven] == 7
 
@@ -65,6 +66,8 @@ def test_what_is_no_number() -> None:
         assert e.value.loc.file == __file__
     with pytest.raises(tilec.CompileError, match="unknown dtype 'float99'"):
         T.cast(1.0, "float99")
+    with pytest.raises(tilec.CompileError, match="T.cast with round, sat or rbits means something"):
+        T.cast(3.3, "float16", round="rz")
     large = T.int8(300)
 
     @tilec.kernel

@@ -352,6 +352,8 @@ def cast(
     for float to int. Raises CompileError for other dtypes.
 
     Outside of kernels, of a number of Python's: one that is of this dtype in them."""
+    if round or sat is not None or rbits is not None:
+        only_inside("cast with round, sat or rbits")
     return _dtype_of(dtype)(value)
 
 

@@ -92,8 +92,8 @@ def check_configs(kernel: Kernel, configs: Any) -> list[dict[str, Any]]:
     return [dict(c) for c in configs]
 
 
-def check_key(kernel: Kernel, key: Any) -> tuple[str, ...]:
-    """The names of what tells problems apart. Raises LaunchError for what is none."""
+def check_key(kernel: Kernel, key: Any) -> None:
+    """Raises LaunchError for what is no list of names that tell problems apart."""
     parameters = [p for p in kernel.parameters if p.kind != "constexpr"]
     sizes = {e: None for p in parameters for e in p.shape or () if isinstance(e, str)}
     known = [p.name for p in parameters] + [e for e in sizes if e.isidentifier()]
@@ -105,7 +105,6 @@ def check_key(kernel: Kernel, key: Any) -> tuple[str, ...]:
             near = did_you_mean(str(name), known)
             message = f"key of autotune names {shown(name)}, which {kernel.name} has not{near}"
             raise LaunchError(message, hint=hint)
-    return tuple(key)
 
 
 def candidates(

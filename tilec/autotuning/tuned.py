@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilec.autotuning.candidates import Candidate, Problem, answer_of, check_configs, check_key
 from tilec.autotuning.options import Options, Tuning, check_options, configs_of, refuse_unknown
@@ -38,6 +38,15 @@ from tilec.runtime.tensors import read_tensor
 _MOST_FOUND = 4096  # problems that a tuned kernel remembers
 
 
+class Found(NamedTuple):
+    """What was found for a problem: the configuration, and the plan (`chosen`), which fits calls of
+    the variant `key`."""
+
+    config: Mapping[str, Any]
+    chosen: Chosen
+    key: SpecialisationKey
+
+
 class Tuned:
     """A kernel that is tuned by measurement; call it as the kernel, `tuned(…)` or `tuned[grid](…)`.
 
@@ -51,8 +60,7 @@ class Tuned:
         self.results: list[Tuning] = []
         # By all of a call but its numbers: what was found. With its whole numbers, which a plan is
         # chosen by, too: the configuration, once the plan stands for these.
-        self._tuned: dict[Any, tuple[Mapping[str, Any], Chosen]] = {}
-        self._keys_of: dict[Any, SpecialisationKey] = {}  # of the call that it was found for
+        self._tuned: dict[Any, Found] = {}
         self._found: dict[Any, Mapping[str, Any]] = {}
         self._measuring = threading.RLock()  # one at a time, or each is slower for the others
 
@@ -82,9 +90,9 @@ class Tuned:
         """Measure for these arguments, whether a result is on disk or not, and let calls like this
         one have it. Raises what the first candidate raises where none can run."""
         with self._measuring:
-            found, config, chosen = self._tune(grid, args, kwargs, again=True)
-        self._remember(*self._keys(grid, args, kwargs), config, chosen)
-        return found
+            tuning, found = self._tune(grid, args, kwargs, again=True)
+        self._remember(*self._keys(grid, args, kwargs), found)
+        return tuning
 
     def _call(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         problem, call = self._keys(grid, args, kwargs)
@@ -100,24 +108,23 @@ class Tuned:
     ) -> Mapping[str, Any]:
         with self._measuring:
             if problem in self._tuned:
-                config, chosen = self._tuned[problem]
-                asked = self._problem(grid, args, kwargs).asked(config)
-                if asked.key() == self._keys_of[problem]:  # else the plan may not fit
-                    self.kernel.choices.adopt(asked, chosen)
+                found = self._tuned[problem]
+                asked = self._problem(grid, args, kwargs).asked(found.config)
+                if asked.key() == found.key:  # else the plan may not fit
+                    self.kernel.choices.adopt(asked, found.chosen)
             else:
-                _, config, chosen = self._tune(grid, args, kwargs, again=False)
-            self._remember(problem, call, config, chosen)
-        return config
+                _, found = self._tune(grid, args, kwargs, again=False)
+            self._remember(problem, call, found)
+        return found.config
 
-    def _remember(self, problem: Any, call: Any, config: Mapping[str, Any], chosen: Chosen) -> None:
+    def _remember(self, problem: Any, call: Any, found: Found) -> None:
         if len(self._found) >= _MOST_FOUND:
             self._found.clear()
             self._tuned.clear()
-            self._keys_of = {problem: self._keys_of[problem]}
-        if self._tuned.get(problem, (config, chosen)) != (config, chosen):  # tuned again
+        if self._tuned.get(problem, found) != found:  # tuned again
             self._found = {k: v for k, v in [*self._found.items()] if k[0] != problem}
-        self._tuned[problem] = config, chosen
-        self._found[problem, call] = config
+        self._tuned[problem] = found
+        self._found[problem, call] = found.config
 
     def _keys(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """What tells a problem from others, and a call from others of one problem."""
@@ -173,26 +180,25 @@ class Tuned:
 
     def _tune(
         self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], again: bool
-    ) -> tuple[Tuning, Mapping[str, Any], Chosen]:
+    ) -> tuple[Tuning, Found]:
         options, problem = self.options, self._problem(grid, args, kwargs)
         asked, configs = problem.asked({}), problem.configs
         call = asked.call
         place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
         shelf = f"measured on {_device_name(call.device, call.index)} {describe(configs)}"
-        names, _ = self._keys(grid, args, kwargs)
-        where = _place(asked) if options.key is None else f"{options.key}: {names}"
+        where = _place(asked)
+        if options.key is not None:
+            where = f"{options.key}: {self._keys(grid, args, kwargs)[0]}"
         if not again and options.cache:
             known = self._read(problem, asked, shelf, where, place)
             if known is not None:
-                self._keys_of[names] = problem.asked(known[1]).key()
                 return known
         _refuse_capture(place)
-        found, best = measure(problem, options, configs, args, kwargs, place)
-        self.results.append(found)
+        tuning, best = measure(problem, options, configs, args, kwargs, place)
+        self.results.append(tuning)
         if options.cache:
-            _store(asked, shelf, where, found, best)
-        self._keys_of[names] = best.asked.key()
-        return found, best.config, best.chosen
+            _store(asked, shelf, where, tuning, best)
+        return tuning, Found(best.config, best.chosen, best.asked.key())
 
     def _configs(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         configs = self.options.configs
@@ -203,7 +209,7 @@ class Tuned:
 
     def _read(
         self, problem: Problem, asked: Asked, shelf: str, where: str, place: str
-    ) -> tuple[Tuning, Mapping[str, Any], Chosen] | None:
+    ) -> tuple[Tuning, Found] | None:
         """What an earlier program has measured for this problem; None if nothing."""
         match load_choices(asked.key(), shelf).get(where):
             case [dict() as config, None | dict() as fields, list() as packed, float() as ms]:
@@ -212,13 +218,14 @@ class Tuned:
                     return None
                 chosen = Chosen({}, plan, packed=tuple(packed))
                 try:
-                    self.kernel.choices.adopt(problem.asked(config), chosen)
+                    call = problem.asked(config)
+                    self.kernel.choices.adopt(call, chosen)
                 except (LaunchError, CompileError):  # of another kernel than today's
                     return None
                 words = plan.describe() if plan else ""
-                found = Tuning(self.kernel.name, place, config, words, ms, (), 0.0)
-                self.results.append(found)
-                return found, config, chosen
+                tuning = Tuning(self.kernel.name, place, config, words, ms, (), 0.0)
+                self.results.append(tuning)
+                return tuning, Found(config, chosen, call.key())
         return None
 
 

@@ -49,13 +49,12 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"--older-than {days:g} is no number of days")
     cache, now = DiskCache(root), time.time()
     before = math.inf if days is None else now - days * _DAY
-    files = cache.files(before)
-    kernels = [f for f in files if f[0] in {*cache.entries()}]
+    kernels, notes = cache.images(before), cache.notes(before)
     told = {
         "folder": str(root),
         "kernels": len(kernels),
-        "notes": len(files) - len(kernels),
-        "bytes": sum(facts.st_size for _, facts in files),
+        "notes": len(notes),
+        "bytes": sum(facts.st_size for _, facts in (*kernels, *notes)),
         "cleared": options.clear,
     }
     listed = []

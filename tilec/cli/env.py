@@ -157,7 +157,7 @@ def _cache() -> dict[str, Any]:
     root = cache_root()
     if root is None:
         return {"folder": None, "kernels": 0, "bytes": 0}
-    sizes = [facts.st_size for path, facts in DiskCache(root).files() if path.suffix == ".tilec"]
+    sizes = [facts.st_size for _, facts in DiskCache(root).images()]
     return {"folder": str(root), "kernels": len(sizes), "bytes": sum(sizes)}
 
 

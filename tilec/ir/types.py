@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -57,9 +58,9 @@ class DType:
         front end sees this object, not the call). Raises CompileError for what is no number."""
         made: TypedInt | TypedFloat
         try:
-            if not isinstance(value, int | float):
+            if not isinstance(value, numbers.Real):
                 raise ValueError(value)
-            made = TypedFloat(value) if self.is_float else TypedInt(value)
+            made = TypedFloat(value) if self.is_float else TypedInt(math.trunc(value))
         except (ValueError, OverflowError):  # what is infinite is no int
             raise CompileError(
                 f"T.{self.name}(…) converts numbers; outside of a kernel they are Python's",

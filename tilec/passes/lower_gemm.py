@@ -33,8 +33,6 @@ from tilec.target import Target
 CHUNK_BITS = 128  # of a row of a matrix that ldmatrix reads
 # Instructions whose operands lie as ldmatrix gives them.
 LDMATRIX_FEEDS = ("mma", "mma_fp8", "mma_sp", "mma_sp_fp8")
-
-
 BESIDE = 32  # registers of a thread for addresses and the like
 
 
@@ -145,7 +143,7 @@ class _WgmmaOperand:
         return self._at(mn, k) * self.operand.buffer.dtype.bits // 128
 
 
-# --- mma and mfma ---
+# --- mma, mfma and wmma ---
 
 
 def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, target: Target) -> None:

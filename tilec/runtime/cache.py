@@ -134,14 +134,21 @@ class DiskCache:
         self._broken = True
 
     def entries(self) -> list[Path]:
-        """The files of all stored images."""
-        return sorted(self.root.glob(f"??/*{_SUFFIX}"))
+        """The files of all stored images, the newest first."""
+        return [path for path, _ in self.images()]
 
-    def files(self, before: float = math.inf) -> list[tuple[Path, os.stat_result]]:
-        """The files of images and notes that were written before a time (seconds since the epoch),
-        the newest first."""
+    def images(self, before: float = math.inf) -> list[tuple[Path, os.stat_result]]:
+        """The files of images that were written before a time (seconds since the epoch), the newest
+        first."""
+        return self._files(_SUFFIX, before)
+
+    def notes(self, before: float = math.inf) -> list[tuple[Path, os.stat_result]]:
+        """The same of notes."""
+        return self._files(_NOTE, before)
+
+    def _files(self, suffix: str, before: float) -> list[tuple[Path, os.stat_result]]:
         found = []
-        for path in (*self.entries(), *self.root.glob(f"??/*{_NOTE}")):
+        for path in self.root.glob(f"??/*{suffix}"):
             with contextlib.suppress(OSError):  # another process has just replaced it
                 facts = path.stat()
                 if facts.st_mtime < before:
@@ -151,10 +158,10 @@ class DiskCache:
     def clear(self, before: float = math.inf) -> int:
         """Delete the images and notes that were written before a time; returns how many images
         there were."""
-        files = self.files(before)
-        for path, _ in files:
+        images = self.images(before)
+        for path, _ in (*images, *self.notes(before)):
             path.unlink(missing_ok=True)
-        return sum(path.suffix == _SUFFIX for path, _ in files)
+        return len(images)
 
 
 def file_identity(path: str | Path | None) -> str:
