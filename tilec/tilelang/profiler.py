@@ -14,7 +14,11 @@ from tilec.runtime.tensors import array_dtype
 
 def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: Any) -> float:
     """The median time of a call in milliseconds, as `tilec.bench.do_bench` measures it."""
-    return float(bench.do_bench(fn, warmup, rep))
+    return _timed(fn, warmup, rep)
+
+
+def _timed(fn: Callable[[], Any], warmup: float, rep: float, device: str | None = None) -> float:
+    return float(bench.do_bench(fn, warmup, rep, device=device))
 
 
 class TensorSupplyType(enum.Enum):
@@ -33,7 +37,8 @@ class TensorSupplyType(enum.Enum):
 
 class Profiler:
     """Random inputs of a kernel's annotated shapes, and what it does with them. `extent` gives the
-    value of an extent that is not a number."""
+    value of an extent that is not a number. `device` is "cpu" for inputs and times of the CPU, else
+    those are of the GPU if there is one."""
 
     def __init__(
         self,
@@ -41,9 +46,10 @@ class Profiler:
         parameters: Sequence[Parameter],
         extent: Callable[[int | str | None], int | str | None] = lambda written: written,
         supply: TensorSupplyType = TensorSupplyType.Auto,
+        device: str | None = None,
     ) -> None:
         self.kernel, self.parameters, self.extent = kernel, parameters, extent
-        self.supply = supply
+        self.supply, self.device = supply, device
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -51,11 +57,11 @@ class Profiler:
         return self.kernel
 
     def inputs(self) -> list[Any]:
-        """A torch tensor for each parameter, on the GPU if there is one, of the `supply`. Raises
-        LaunchError where an extent has no value, or a parameter is no tensor."""
+        """A torch tensor for each parameter, on the device, of the `supply`. Raises LaunchError
+        where an extent has no value, or a parameter is no tensor."""
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         made = []
         for p in self.parameters:
             shape = [e for e in map(self.extent, p.shape or ()) if isinstance(e, int)]
@@ -81,7 +87,7 @@ class Profiler:
         """The median time in milliseconds of the kernel, or of `func`, with the inputs."""
         given = self.inputs() if input_tensors is None else list(input_tensors)
         called = self.kernel if func is None else func
-        return do_bench(lambda: called(*given), warmup, rep)
+        return _timed(lambda: called(*given), warmup, rep, self.device)
 
     def assert_allclose(
         self,

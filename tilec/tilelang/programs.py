@@ -217,7 +217,8 @@ class JITKernel:
         """Inputs of the annotated shapes, of a kind, and the time of a call."""
         given = [p for p in self.kernel.parameters_for(self.constants) if p.kind == "tensor"]
         extent = functools.partial(_extent, sizes=self.sizes, unknown=None)
-        return Profiler(self, given, extent, tensor_supply_type)
+        device = "cpu" if self.target == "cpu" else None
+        return Profiler(self, given, extent, tensor_supply_type, device)
 
 
 def compile(
