@@ -228,12 +228,51 @@ class Facts(Forms):
                         self._set(arg, (0, max(extent - 1, 0)))
                 case _:
                     pass
-            for region in o.regions:
-                self._block(region)
-            if isinstance(o, ops.If):
+            if not isinstance(o, ops.If):
+                for region in o.regions:
+                    self._block(region)
+            else:
+                self._where(o.cond, True, o.then)
+                self._where(o.cond, False, o.orelse)
                 for (a, b), (r,) in ops.handed_on(o):
                     both = union(self.range(a), self.range(b))
                     self._set(r, both, min(self.divisor(a), self.divisor(b)))
+
+    def _where(self, cond: Value, holds: bool, block: Block) -> None:
+        """What `block` computes where a condition holds, or does not: of what is compared it has
+        those numbers alone for which it runs."""
+        ranges: dict[Value, Range | None] = {}
+        forms = len(self._forms)
+        for o in self._conjuncts(cond, holds):
+            bounds = _BOUNDS.get(o.kind if holds else _ELSE[o.kind])
+            if bounds is None or not o.lhs.is_integer:
+                continue
+            left = RANGES["add"](self.range(o.rhs), bounds)
+            right = RANGES["sub"](self.range(o.lhs), bounds)
+            for v, found in ((o.lhs, left), (o.rhs, right)):
+                narrow = _narrowed(self.range(v), found)
+                if narrow != self.range(v) and narrow[0] != narrow[1]:
+                    ranges.setdefault(v, self._ranges.get(v))
+                    self._ranges[v] = narrow
+        self._block(block)
+        for v, before in ranges.items():
+            if before is None:
+                del self._ranges[v]
+            else:
+                self._ranges[v] = before
+        if ranges and len(self._forms) > forms:
+            self._forms.clear()  # some may hold in the block alone
+
+    def _conjuncts(self, cond: Value, holds: bool) -> list[ops.Compare]:
+        """The comparisons that all hold, or do not, where `cond` does."""
+        match self._defined.get(cond):
+            case ops.Compare() as o:
+                return [o]
+            case ops.Binary(kind="and", lhs=a, rhs=b) if holds:
+                return self._conjuncts(a, holds) + self._conjuncts(b, holds)
+            case ops.Binary(kind="or", lhs=a, rhs=b) if not holds:
+                return self._conjuncts(a, holds) + self._conjuncts(b, holds)
+        return []
 
     def _assume(self, o: ops.Assume, block: Block) -> None:
         """Where the statements of `block` run this holds, and so wherever something is used that is
@@ -435,6 +474,7 @@ _BOUNDS: dict[str, Range] = {  # of a - b where a kind b
     "ge": (0, None),
     "eq": (0, 0),
 }
+_ELSE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
 def _narrowed(a: Range, b: Range) -> Range:

@@ -295,6 +295,11 @@ def needs_all(o: Op) -> bool:
     return _needs(o) == Level.BLOCK
 
 
+def needs_others(o: Op) -> bool:
+    """Whether threads of a scope, or of a warp, must come together to `o`."""
+    return _needs(o) is not None
+
+
 _TOGETHER = ("barrier", "cluster_barrier", "cluster_copy", "grid_sync")
 _BY_WARP = ("warp_sync", "shuffle", "shuffle_xor", "warp_mma", "load_matrices")
 

@@ -23,8 +23,8 @@ from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
 from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of, varying
-from tilec.ir.verify import meets, needs_all, spelled
-from tilec.passes.utils.building import or_zero
+from tilec.ir.verify import meets, needs_all, needs_others, spelled
+from tilec.passes.utils.building import or_zero, under
 from tilec.passes.utils.stages_by_hand import with_stages_by_hand
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
@@ -204,6 +204,8 @@ def whole_warps(func: Func, target: Target) -> Func:
         S[t] = f(t)              ->     if t < 48 { S[t] = f(t) }
         copy A, B                       copy A, B
 
+    A block of one thread that does nothing but what each thread does by itself is one condition
+    around all of it: no other thread has to see what it writes.
     Reading costs nothing and stays, but for shared memory at a thread's own index, which would lie
     behind its end; of tensors it is guarded, whatever the author says of his threads."""
     asked, size = int(func.attrs.get("threads") or 0), target.warp_size
@@ -212,6 +214,8 @@ def whole_warps(func: Func, target: Target) -> Func:
     threads = -(-asked // size) * size
     if threads == asked:
         return func
+    if asked == 1 and not any(needs_others(o) for o in walk(func.body)):
+        return _alone(func).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))
     shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
@@ -225,6 +229,25 @@ def whole_warps(func: Func, target: Target) -> Func:
         return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
     return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+
+
+def _alone(func: Func) -> Func:
+    """The body, done by the first thread; what it allocates, and computes for that and from sizes,
+    stands outside of that condition."""
+    outside, inside, made = list[Op](), list[Op](), set[Value]()
+    for o in func.body.statements:
+        free = o.pure or isinstance(o, ops.Alloc | ops.Assume)
+        if free and not o.region_fields and made.isdisjoint(o.operands):
+            outside.append(o)
+        else:
+            inside.append(o)
+            made.update(o.results)
+    if not inside:
+        return func
+    b = Builder(inside[0].loc)
+    first = b.compare("eq", b.value(ops.ThreadIndex), b.const(0))
+    statements = (*outside, *b.ops, under(first, inside))
+    return func.with_body(func.body.with_ops((*statements, func.body.ops[-1])))
 
 
 def _is_threads_own(o: Op, facts: Uniformity) -> bool:

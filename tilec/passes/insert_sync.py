@@ -232,12 +232,14 @@ class _Placer:
 
     def stored(self, v: Value, o: Op) -> set[Stored]:
         """Two statements that write one tensor may write an element each by another thread, unless
-        each thread has elements of its own. Copies of one statement (`version_loops`) are of those
-        that run one or the other."""
+        each thread has elements of its own, or they are of other boxes. Copies of one statement
+        (`version_loops`) are of those that run one or the other."""
         if v.buffer.space != "global" or v in self.spans:
             return set()
-        own = own_places(o, self.facts, self.uniformity) if isinstance(o, ops.Store) else None
-        return {(v, own or o.loc)}
+        if not isinstance(o, ops.Store):
+            return {Stored(v, o.loc)}
+        box = tuple(map(self.facts.range, o.indices))
+        return {Stored(v, own_places(o, self.facts, self.uniformity) or o.loc, box)}
 
     def block(self, block: Block, state: State) -> Block:
         statements: list[Op] = []

@@ -1,4 +1,4 @@
-"""join_branches: copies that both branches of an `if` make are made once, from where it says.
+"""join_branches: what both branches of an `if` put in one place is put there once, as it says.
 
 Before: TILE. After: an `if` that all threads decide alike, whose branches copy boxes of the same
 buffers and do nothing else, is those copies, with offsets that the condition selects:
@@ -7,20 +7,31 @@ buffers and do nothing else, is those copies, with offsets that the condition se
     else:        T.copy(K[n * BN, 0], K_s)
 
 fills K_s in each iteration of a pipelined loop, and so may run ahead, which neither copy could.
+So is, in T.Parallel, an `if` whose branches compute an element of the same place:
+
+    if (m < M) and (k < K): S[i, j] = A[m, k]
+    else:                   S[i, j] = 0
+
+stores what the condition selects. Tensors that the kernel does not write are read in any case,
+where they have such an element: a vector of them in one access, or copied past the registers.
 `as_taken` is what a prediction looks at: also without branches that are never taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite
-from tilec.ir.ops import DIVISIONS, Binary, Copy, For, If, constants, yielded
+from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite
+from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.ops import Copy, For, If, Parallel, Store, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
+from tilec.passes.utils.if_conversion import is_bound, may_trap
 from tilec.target import Target
+
+MOST_OPS = 64  # of a branch that is done in any case
 
 
 def join_branches(func: Func, target: Target) -> Func:
@@ -29,12 +40,21 @@ def join_branches(func: Func, target: Target) -> Func:
     if any(o.order or o.stage for o in func.body.every(For)):
         return func  # they count the author's statements
     uniformity, numbers = uniformity_of(func), constants(func.body)
+    made, written = defining_ops(func.body), written_tensors(func.body)
 
     def visit(o: If) -> list[Op] | None:
+        if o.results:
+            return None
         alike = uniformity.level(o.cond) == Level.BLOCK
-        return _joined(o, numbers) if alike and not o.results else None
+        return _joined(o, numbers) if alike else None
 
-    return func.rewrite(If, visit)
+    def joined(p: Parallel) -> Op | None:
+        body = p.body.rewrite(
+            If, lambda o: _stored_once(o, numbers, written) if is_bound(o.cond, made) else None
+        )
+        return None if body is p.body else replace(p, body=body)
+
+    return func.rewrite(If, visit).rewrite(Parallel, joined)
 
 
 def as_taken(func: Func, target: Target) -> Func:
@@ -61,7 +81,7 @@ def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | No
     scalars = [x for side in sides for x in side if x.pure]
     if len(made[0]) != len(made[1]) or not made[0]:
         return None
-    if any(_may_trap(x, numbers) for x in scalars):
+    if any(may_trap(x, numbers) for x in scalars):
         return None
     b = Builder(o.loc)
     b.ops += scalars
@@ -77,14 +97,32 @@ def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | No
     return b.ops
 
 
+def _stored_once(
+    o: If, numbers: Mapping[Value, bool | int | float], written: Container[Value]
+) -> list[Op] | None:
+    """One store of an element in the place of both branches' own."""
+    b = Builder(o.loc)
+    stores: list[Store] = []
+    for side in (o.then.statements, o.orelse.statements):
+        *others, last = side or (o,)
+        if not isinstance(last, Store) or len(others) > MOST_OPS or o.results:
+            return None
+        if not all(is_clonable(x, written) and not may_trap(x, numbers) for x in others):
+            return None
+        b.ops += others
+        stores.append(last)
+    first, second = stores
+    if (first.dest, first.indices) != (second.dest, second.indices):
+        return None
+    if all(getattr(first, f) == getattr(second, f) for f in Store.attribute_fields):
+        b.ops.append(replace(first, value=b.select(o.cond, first.value, second.value)))
+        return b.ops
+    return None
+
+
 def _selected(b: Builder, cond: Value, first: Region, second: Region) -> Region | None:
     """The box of the buffer of both that the condition says; None if they are of no one shape."""
     if first.buffer is not second.buffer or first.extents != second.extents:
         return None
     pairs = zip(first.offsets, second.offsets)
     return replace(first, offsets=tuple(x if x is y else b.select(cond, x, y) for x, y in pairs))
-
-
-def _may_trap(o: Op, numbers: Mapping[Value, bool | int | float]) -> bool:
-    """Whether an op must not be done where its branch is not taken: a division, maybe by 0."""
-    return isinstance(o, Binary) and o.kind in DIVISIONS and not numbers.get(o.rhs)

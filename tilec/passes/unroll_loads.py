@@ -22,19 +22,23 @@ from places that it loads, or one of few iterations in which warps load matrices
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
 the assembler has their loads before the first is used; what is left of them runs as it did. Their
 order, and each number, is what it was. Loads do not go over stores by themselves: those of tensors
-that the kernel does not write, at places that no iteration tells the next, stand first. (What
+that the kernel does not write, or of elements that their iteration alone writes, at places that no
+iteration tells the next, stand first. Branches that load and compute, and no more, are loads on
+conditions then (`if_conversion`). (What
 `batch_loads` does is for loops over tiles, LLVM's for bodies that are short: `codegen.gpu`.)"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from tilec.ir.analysis import facts_of
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
+    Binary,
     CheckIndex,
     Compare,
     Const,
@@ -43,6 +47,7 @@ from tilec.ir.ops import (
     If,
     LdmatrixValues,
     Load,
+    Lookup,
     MemLoad,
     MemStore,
     RegRead,
@@ -55,19 +60,26 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.short_loops import is_short
-from tilec.ir.types import BOOL
+from tilec.ir.types import BOOL, VectorType
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.building import iteration, updated
+from tilec.passes.utils.if_conversion import if_converted
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
 BYTES_TOGETHER = 192  # of a thread, on their way at once
 MOST_OPS = 2048
+MOST_OPS_BRANCHES = 512  # of an iteration
+MOST_OPS_TOGETHER = 128  # of a loop that is written out, whose loads ask first
 MOST_WITHIN = 16  # iterations of a loop inside
 MOST_AHEAD = 32  # iterations, of such as follow from one another
 BYTES_AHEAD = 128  # of a thread
 LEAST_AHEAD = 4
 BYTES_WRITTEN_OUT = 64  # of a thread, in a loop over its elements
+MOST_GUARDED = 8  # of such as ask first whether there is something to load
+MOST_BRANCHES = (
+    4  # iterations of a loop that is written out for what their conditions have in common
+)
 MOST_STEPS = 4  # iterations of a loop of products: the assembler loads matrices as it has registers
 
 
@@ -83,37 +95,75 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return None
         if o.lo.dtype.kind != "int":
             return None
+        trips = Trips.of(o, numbers, func)
         count = 1
         if o.kind == "serial":
-            count = _side_by_side(o, numbers, func) or _together(o, numbers, written)
+            count = _side_by_side(o, trips, func) or _together(o, trips, numbers, written)
         if count > 1:
-            return _unrolled(o, count, numbers, subst)
-        ahead = None if overlapping else _Ahead(o, written, roomy)
-        count = ahead.count(numbers) if ahead else 1
-        return _unrolled(o, count, numbers, subst, ahead) if count > 1 else None
+            return _unrolled(o, count, trips, subst)
+        if overlapping:
+            return None
+        flat = if_converted(o, numbers, facts_of(func)) if o.kind == "serial" else o
+        ahead = _Ahead(flat, written, roomy, facts_of(func), converted=flat is not o)
+        count = ahead.count(trips, numbers)
+        if count > 1:
+            return _unrolled(flat, count, trips, subst, ahead)
+        count = _branches(o, trips)
+        return _unrolled(o, count, trips, subst) if count > 1 else None
 
     return func.rewrite(For, visit, subst)
 
 
-def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> int:
+@dataclass(frozen=True)
+class Trips:
+    """How many iterations a loop has: `most` at most, and just as many where that is `exact`; None
+    where nobody knows."""
+
+    most: int | None
+    exact: bool
+
+    @classmethod
+    def of(cls, o: For, numbers: Mapping[Value, Number], func: Func) -> Trips:
+        """Of a loop in steps of one."""
+        indices = o.indices(numbers.get)
+        if indices is not None:
+            return cls(len(indices), True)
+        facts = facts_of(func)
+        made = facts.made_by(o.hi)
+        bounds = made.operands if isinstance(made, Binary) and made.kind == "min" else (o.hi,)
+        found = ((facts.form(v) - facts.form(o.lo)).constant for v in bounds)
+        known = [max(n, 0) for n in found if n is not None]
+        return cls(min(known, default=None), bool(known) and len(bounds) == 1)
+
+
+def _together(o: For, trips: Trips, numbers: Mapping[Value, Number], written: set[object]) -> int:
     """How many iterations are worth asking for at once."""
     found = _Work(numbers, written)
     if not found.block(o.body, 1) or not (found.bytes or found.matrices) or not found.local:
         return 1
-    indices = o.indices(numbers.get)
     if found.matrices and not found.bytes:
-        return len(indices or ()) if 1 < len(indices or ()) <= MOST_STEPS else 1
+        return trips.most if trips.exact and trips.most and trips.most <= MOST_STEPS else 1
     most = min(MOST_TOGETHER, BYTES_TOGETHER // found.bytes, MOST_OPS // found.ops)
-    if indices is not None:
-        most = min(most, len(indices))
+    if trips.most is not None:
+        most = min(most, trips.most)
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _side_by_side(o: For, numbers: Mapping[Value, Number], func: Func) -> int:
+def _branches(o: For, trips: Trips) -> int:
+    """How many iterations a short loop has that only change registers, on conditions; else 0."""
+    if o.kind != "serial" or not trips.exact or not 1 < (trips.most or 0) <= MOST_BRANCHES:
+        return 0
+    inside = [*walk(o.body)]
+    plain = all(x.pure or isinstance(x, MemLoad | If | For | Yield) for x in inside)
+    asks = any(isinstance(x, If) for x in o.body.ops) and o.body.has(MemLoad)
+    return (trips.most or 0) if plain and asks and len(inside) <= MOST_OPS_BRANCHES else 0
+
+
+def _side_by_side(o: For, trips: Trips, func: Func) -> int:
     """How many iterations a loop has that only change registers, if what they load lies side by
     side: LLVM makes one wide load of it. Else 0."""
-    trips, body = len(o.indices(numbers.get) or ()), o.body.statements
-    if not 1 < trips <= MOST_WITHIN or trips * len(body) > MOST_OPS:
+    count, body = trips.most or 0, o.body.statements
+    if not trips.exact or not 1 < count <= MOST_WITHIN or count * len(body) > MOST_OPS:
         return 0
     loads = [x for x in body if isinstance(x, MemLoad)]
     plain = all(
@@ -122,7 +172,7 @@ def _side_by_side(o: For, numbers: Mapping[Value, Number], func: Func) -> int:
     if not plain or not loads or any(x.guard is not None for x in loads):
         return 0
     facts, index = facts_of(func), o.body.args[0]
-    return trips if any(facts.slope(x.offset, index) == x.lanes for x in loads) else 0
+    return count if any(facts.slope(x.offset, index) == x.lanes for x in loads) else 0
 
 
 class _Work:
@@ -166,10 +216,14 @@ class _Work:
 class _Ahead:
     """The loads of an iteration that can stand before those of earlier ones, with what computes
     their places (`first`); `inside`: conditions that say no more than that it is one. `roomy`:
-    whether threads have registers for those that a tile's edge may leave out, too."""
+    whether threads have registers for those that a tile's edge may leave out, too. `converted`:
+    whether branches have become conditions of loads."""
 
-    def __init__(self, o: For, written: set[object], roomy: bool) -> None:
-        self.loop, self.roomy = o, roomy
+    def __init__(
+        self, o: For, written: set[object], roomy: bool, facts: Facts, converted: bool
+    ) -> None:
+        self.loop, self.roomy, self.converted = o, roomy, converted
+        written = written - self.own(facts)
         goes_on = "lt", o.body.args[0], o.hi
         compared = (x for x in o.body.ops if isinstance(x, Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
@@ -178,6 +232,7 @@ class _Ahead:
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
         self.loads: list[MemLoad] = []
+        self.fixed: set[Op] = set()  # of these, what is the same in every iteration
         for x in o.body.ops:
             if not isinstance(x, MemLoad) or not self.is_ready(x, written):
                 continue
@@ -189,12 +244,38 @@ class _Ahead:
             if carried.isdisjoint(v for y in behind for v in y.operands):
                 self.first |= {*behind}
                 self.loads.append(x)
+                if all(o.body.args[0] not in y.operands for y in behind):
+                    self.fixed.add(x)
+
+    def own(self, facts: Facts) -> set[object]:
+        """The tensors of which an iteration reads what no other writes: elements of its own, each
+        before it stores it."""
+        index = self.loop.body.args[0]
+        places: dict[Value, list[tuple[Value, int]]] = {}
+        stored: set[Value] = set()
+        late: set[Value] = set()
+        for x in walk(self.loop.body):
+            match x:
+                case MemLoad(source=tensor, lanes=lanes):
+                    late |= {tensor} & stored
+                case MemStore(dest=tensor, value=Value(type=type)):
+                    lanes = type.lanes if isinstance(type, VectorType) else 1
+                    stored.add(tensor)
+                case _:
+                    continue
+            places.setdefault(tensor, []).append((x.offset, lanes))
+
+        def is_own(at: Value, width: int, others: list[tuple[Value, int]]) -> bool:
+            same = all((facts.form(v), n) == (facts.form(at), width) for v, n in others)
+            return same and abs(facts.slope(at, index) or 0) >= width
+
+        return {v for v in stored - late if is_own(*places[v][0], places[v])}
 
     def is_ready(self, o: MemLoad, written: set[object]) -> bool:
         sure = o.guard is None or o.guard in self.inside or self.copies or self.roomy
         return sure and o.source.buffer.space == "global" and o.source not in written
 
-    def count(self, numbers: Mapping[Value, Number]) -> int:
+    def count(self, trips: Trips, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""
         body = self.loop.body
         inside = [*walk(body)]
@@ -206,20 +287,31 @@ class _Ahead:
         ):
             return 1
         acts = self.copies or any(isinstance(x, MemStore | If) for x in inside)
-        if not acts and (is_short(body) or not self.roomy):
+        guarded = any(x.guard is not None for x in self.loads)
+        if not acts and (is_short(body) and not guarded or not self.roomy):
             return 1  # the former LLVM does
-        places = {(x.source, x.offset): x for x in self.loads}.values()
+        places = {(x.source, x.offset): x for x in self.loads if x not in self.fixed}.values()
+        if not places:
+            return 1
         least = 1 if written_out else 4  # bytes: LLVM makes vectors of neighbours
         size = sum(max(x.lanes * x.source.dtype.bits // 8, least) for x in places)
         most = BYTES_WRITTEN_OUT if written_out else BYTES_AHEAD
         most = min(MOST_AHEAD, most // size, MOST_OPS // len(inside))
-        indices = self.loop.indices(numbers.get)
-        if indices is not None:
-            most = min(most, len(indices))
-            if not acts and most == len(indices):
+        if guarded and (written_out or self.converted and most < (trips.most or MOST_AHEAD)):
+            most = min(most, MOST_GUARDED)
+        if trips.most is not None:
+            most = min(most, trips.most)
+            if not acts and trips.exact and most == trips.most:
                 return most
         least = 2 if written_out else LEAST_AHEAD
         return 1 << most.bit_length() - 1 if most >= least else 1
+
+    def may_stay(self, count: int) -> bool:
+        """Whether a loop that was to be written out had better stay one: the assembler would ask
+        for the loads of all its parts at once, and hold their places."""
+        asks = any(x.guard is not None for x in self.loads)
+        names = self.loop.body.has(RegRead, RegWrite, Lookup)
+        return asks and not names and count * len(self.loop.body.ops) > MOST_OPS_TOGETHER
 
     def iterations(
         self, b: Builder, indices: Sequence[Value], values: tuple[Value, ...]
@@ -256,25 +348,19 @@ def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
 
 
 def _unrolled(
-    o: For,
-    count: int,
-    numbers: Mapping[Value, Number],
-    subst: Substitution,
-    ahead: _Ahead | None = None,
+    o: For, count: int, trips: Trips, subst: Substitution, ahead: _Ahead | None = None
 ) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
-    indices = o.indices(numbers.get)
-    known = None if indices is None else len(indices) % count
-    if indices is None:
-        trips = b.binary("max", b.binary("sub", o.hi, o.lo), 0)
-        rest = b.binary("mod", trips, count)
-        end = b.binary("add", o.lo, b.binary("sub", trips, rest))
+    known = trips.most % count if trips.exact and trips.most is not None else None
+    if known is None:
+        rest = b.binary("mod", b.binary("max", b.binary("sub", o.hi, o.lo), 0), count)
+        end = b.binary("sub", b.binary("max", o.hi, o.lo), rest)
     else:
-        end = b.const(indices.stop - known, o.lo.dtype) if known else o.hi
+        end = b.binary("sub", o.hi, known) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
-    all_of_them = indices is not None and len(indices) == count and o.kind == "serial"
+    all_of_them = trips == Trips(count, True) and o.kind == "serial"
     if all_of_them:
         first, values = o.lo, o.inits
     if ahead is None:
@@ -290,7 +376,10 @@ def _unrolled(
         return inner.ops
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
-    done = b.emit(For, o.kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
+    kind = o.kind
+    if ahead is not None and ahead.may_stay(count):
+        kind = "serial"
+    done = b.emit(For, kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
         left = For(o.kind, end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
         done = clone(left, {})

@@ -203,7 +203,8 @@ class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
     of the address. Where `guard` is false: `other` (a scalar, for each element; zero if absent).
     `cache`: how long L2 should keep it, "evict_first" or "evict_last"; "" where nobody says; what
-    a target's instruction cannot say is left out. `words`: their bits, as a vector of u32."""
+    a target's instruction cannot say is left out. `words`: their bits, as a vector of u32.
+    `speculative`: the elements are the tensor's, whether what stands around it runs or not."""
 
     source: Value
     offset: Value
@@ -213,6 +214,7 @@ class MemLoad(Op):
     other: Value | None = None
     cache: str = ""
     words: bool = False
+    speculative: bool = False
 
     def infer(self) -> Sequence[Type]:
         dtype = self.source.dtype

@@ -8,23 +8,27 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Substitution, Value, rewritten, walk
+from tilec.ir.core import Block, Op, Substitution, Value, clone, rewritten, upstream, walk
 from tilec.ir.loc import Loc
 from tilec.ir.types import ScalarType
 
 
 def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list[Op]:
     """`o`, whose other side does nothing, cut in front of the ops at these places: its parts, and
-    between two of them where all threads meet. What a part computes for later ones is a result of
-    it. `o` itself where that is no number."""
+    between two of them where all threads meet. What a part loads for later ones is a result of it,
+    which they compute with themselves. `o` itself where that is no number."""
     done: list[Op] = []
     subst: Substitution = {}
     left = o.then.ops
     pieces = [left[a:b] for a, b in zip([0, *at], [*at, len(left)])]
+    cheap: dict[Value, Op] = {}  # of earlier pieces: computed again rather than handed on
     for n, piece in enumerate(pieces[:-1]):
+        cheap |= {r: x for x in piece if x.pure and not x.region_fields for r in x.results}
         behind = (y for p in pieces[n + 1 :] for x in p for y in (x, *_inside(x)))
         later = {v for y in behind for v in y.operands}
-        handed = [r for x in piece for r in x.results if r in later]
+        again = [*upstream([v for v in cheap if v in later], cheap)]
+        needed = later.union(*(x.operands for x in again))
+        handed = [r for x in piece for r in x.results if r in needed and r not in cheap]
         if not all(isinstance(v.type, ScalarType) for v in handed):
             return [o]
         then, orelse = Builder(o.loc), Builder(o.loc)
@@ -34,8 +38,9 @@ def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list
         b = Builder(o.loc)
         types = tuple(v.type for v in handed)
         made = b.emit(ops.If, o.cond, then.block(), orelse.block(), types)
-        subst |= dict(zip(handed, made.results))
         done += [*b.ops, meeting(pieces[n + 1][0].loc or o.loc)]
+        subst |= dict(zip(handed, made.results))
+        pieces[n + 1] = tuple(clone(x, subst) for x in again) + pieces[n + 1]
     last = rewritten(pieces[-1], lambda _: None, subst)
     return [*done, replace(o, then=Block((), last))]
 

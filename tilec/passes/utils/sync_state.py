@@ -7,9 +7,9 @@ from collections.abc import Collection, Container
 from dataclasses import dataclass, field, fields
 
 from tilec.ir.core import Op, Value
+from tilec.ir.intervals import Range
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
-Stored = tuple[Value, object]  # a tensor that is only written, and what does it
 
 Group = tuple[int, int]  # first warp and warps of a group of threads; all are (0, 0)
 ALL: Group = (0, 0)
@@ -27,6 +27,27 @@ def within(inner: Group, outer: Group) -> bool:
 
 def meet_one_another(a: Group, b: Group) -> bool:
     return ALL in (a, b) or (a[0] < sum(b) and b[0] < sum(a))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What writes a tensor that is only written, `by` whom: the same lets no two threads write one
+    element. `box`: how far it reaches in each dimension."""
+
+    tensor: Value
+    by: object
+    box: tuple[Range, ...] = ()
+
+    def may_be_again(self, other: Stored) -> bool:
+        """Whether two threads may write an element by one and the other."""
+        if self.tensor is not other.tensor or self.by == other.by:
+            return False
+        return not any(map(_are_apart, self.box, other.box))
+
+
+def _are_apart(a: Range, b: Range) -> bool:
+    below = a[1] is not None and b[0] is not None and a[1] < b[0]
+    return below or (b[1] is not None and a[0] is not None and b[1] < a[0])
 
 
 @dataclass
@@ -184,5 +205,5 @@ def conflict(e: Effects, known: Known) -> bool:
         or overlap(e.owned_spans, known.writes | known.reads | known.private)
         or any(x is not y and overlap({a}, {b}) for a, x in e.owned for b, y in known.owned)
         or overlap(e.private, busy | (known.private - e.private))
-        or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
+        or any(x.may_be_again(y) for x in e.stored for y in known.stored)
     )
