@@ -131,12 +131,12 @@ class _Placer:
             if isinstance(o, ops.ClusterCopy) and o.engine == "tma":
                 self.refilled.add(o.dest.buffer)
                 self.sent.add(o.dest.buffer)
-        for v in written_tensors(func.body) & read:
-            self.spans[v] = (v, 0, 1)
+        tensors = written_tensors(func.body) & read
+        self.spans |= {v: (v, 0, 1) for v in tensors}
         self.conditions = [*func.body.every(ops.Compare)] if func.attrs.get("tilelang") else []
         self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
         alike = Counter(self.spans[v] for v in self.spans if v not in self.root)
-        own = own_elements(func, self.root, self.uniformity, self.size)
+        own = own_elements(func, self.root, tensors, self.uniformity, self.size)
         single = {v for v in own if v in self.spans and alike[self.spans[v]] == 1}
         self.owned = {v: own[v] for v in single}
         by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)

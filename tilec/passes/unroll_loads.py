@@ -74,6 +74,7 @@ MOST_OPS_TOGETHER = 128  # of a loop that is written out, whose loads ask first
 MOST_WITHIN = 16  # iterations of a loop inside
 MOST_AHEAD = 32  # iterations, of such as follow from one another
 BYTES_AHEAD = 128  # of a thread
+BYTES_WHOLE = 256  # of a loop that is done for good then
 LEAST_AHEAD = 4
 BYTES_WRITTEN_OUT = 64  # of a thread, in a loop over its elements
 MOST_GUARDED = 8  # of such as ask first whether there is something to load
@@ -295,6 +296,9 @@ class _Ahead:
             return 1
         least = 1 if written_out else 4  # bytes: LLVM makes vectors of neighbours
         size = sum(max(x.lanes * x.source.dtype.bits // 8, least) for x in places)
+        if not acts and not guarded and trips.exact and trips.most is not None:
+            if trips.most * size <= BYTES_WHOLE and trips.most <= MOST_OPS // len(inside):
+                return trips.most  # what is the same around it stays in registers
         most = BYTES_WRITTEN_OUT if written_out else BYTES_AHEAD
         most = min(MOST_AHEAD, most // size, MOST_OPS // len(inside))
         if guarded and (written_out or self.converted and most < (trips.most or MOST_AHEAD)):

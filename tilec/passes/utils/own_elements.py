@@ -4,7 +4,7 @@ same in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,14 +71,21 @@ Access = tuple[ops.ElementAccess, Around]
 
 
 def own_elements(
-    func: Func, roots: Mapping[Value, Value], uniformity: Uniformity, lanes: int
+    func: Func,
+    roots: Mapping[Value, Value],
+    tensors: Container[Value],
+    uniformity: Uniformity,
+    lanes: int,
 ) -> dict[Value, int]:
-    """The shared buffers of which no element is accessed by the statements of two threads (tile ops
-    and loops over tiles aside), whatever they do it for, and in whatever iteration: threads need
-    not meet for them; or only of two that are `lanes` of one warp. With how many threads share an
-    element at most: 1 or `lanes`. `roots`: the ring that a stage belongs to."""
+    """The shared buffers, and those of `tensors`, of which no element is accessed by the statements
+    of two threads of a block (tile ops and loops over tiles aside), whatever they do it for, and in
+    whatever iteration: threads need not meet for them; or only of two that are `lanes` of one warp.
+    With how many threads share an element at most: 1 or `lanes`. `roots`: the ring that a stage
+    belongs to."""
     accesses: dict[Value, list[Access]] = {}
     for o, around in _accesses(func.body, ()):
+        if o.buffer.buffer.space != "shared" and o.buffer not in tensors:
+            continue
         accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, around))
     table = _Table(func, uniformity, lanes)
     found = {v: table.owners(each) for v, each in accesses.items()}
@@ -89,8 +96,7 @@ def _accesses(block: Block, around: Around) -> Iterator[Access]:
     """What threads do outside of loops over tiles, and the loops and groups that it stands in."""
     for o in block.ops:
         if isinstance(o, ops.ElementAccess):
-            if o.buffer.buffer.space == "shared":
-                yield o, around
+            yield o, around
         elif not isinstance(o, ops.Parallel):
             within = (*around, o) if isinstance(o, ops.For | ops.Scope) else around
             for region in o.regions:
@@ -102,6 +108,12 @@ class _Table:
         self.func, self.uniformity, self.lanes = func, uniformity, lanes
         self.facts = facts_of(func)
         self.threads = [o.result for o in func.body.every(ops.ThreadIndex)]
+        self.blocks = {o.result for o in func.body.every(ops.BlockIndex)}
+
+    def _only_adds_blocks(self, v: Value) -> bool:
+        """Whether where a block begins changes nothing about which threads share an element."""
+        others = self.facts.form(v).terms.keys() - self.blocks
+        return all(self.blocks.isdisjoint(self.facts.origins.of(x)) for x in others)
 
     def owners(self, accesses: Sequence[Access]) -> int:
         """Whether each element is accessed by one thread (1), or one warp (`lanes`); 0 where it may
@@ -158,12 +170,16 @@ class _Table:
         thread = along(threads, 0)
         values.known = dict.fromkeys(self.threads, thread)
         values.known |= {v: along(each, n) for n, (v, each) in enumerate(axes, 1)}
+        shared = o.buffer.buffer.space == "shared"
+        if not shared and all(self._only_adds_blocks(o.indices[d]) for d in dims):
+            values.known |= {v: np.zeros((), np.int32) for v in self.blocks}
         number: Any = np.zeros(shape, np.int64)
         inside: Any = np.ones(shape, bool)
         for d in dims:
             at = values.evaluate(o.indices[d])
             if at is None:
                 return None
-            inside &= (at >= 0) & (at < o.buffer.buffer.static_shape[d])
+            if shared:
+                inside &= (at >= 0) & (at < o.buffer.buffer.static_shape[d])
             number = number * (1 << 20) + at
         return number[inside], np.broadcast_to(thread, shape)[inside]
