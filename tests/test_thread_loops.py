@@ -114,6 +114,38 @@ def test_loads_on_conditions_stand_first() -> None:
 
 
 @tilec.kernel
+def of_branches_own(X: T.Tensor((4, 2), "float32"), Y: T.Tensor((64,), "float32")):
+    """Where to load from is inside because of the outer branch, which goes like the inner one."""
+    with T.Kernel(1, threads=64):
+        t = T.get_thread_binding(0)
+        s = T.alloc_local((1,), "float32")
+        s[0] = 0
+        for i in T.serial(3):
+            at = t - 20 + i
+            if at >= 0 and at < 8:
+                row = at // 2
+                for j in T.serial(2):
+                    if t + j < 27:
+                        s[0] += X[row, j]
+        Y[t] = s[0]
+
+
+@pytest.mark.parametrize("target", [*GPUS, "cpu"])
+def test_a_branch_in_a_branch(target: str, rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((4, 2)).astype(np.float32), np.full(64, np.nan, np.float32)
+    run(of_branches_own, target, x, y)
+    want = np.zeros(64)
+    for t in range(64):
+        for at in range(t - 20, t - 17):
+            if 0 <= at < 8:
+                want[t] += sum(x[at // 2, j] for j in range(2) if t + j < 27)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+    text = stage(of_branches_own, x, y)
+    loads = [line for line in text.splitlines() if "mem_load" in line]
+    assert len(loads) == 6 and all("guard=" in line for line in loads) and "if " not in text
+
+
+@tilec.kernel
 def by_quotients(
     X: T.Tensor((64,), "float32"), D: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "float32")
 ):

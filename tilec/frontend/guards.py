@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from tilec.frontend.index import Indices
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
+from tilec.ir.ops import NEGATED
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 
 _LIMIT = 1 << 17  # iterations that are tried out
-_NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
@@ -47,7 +47,7 @@ class Comparison:
         return Comparison(kind, a - b, 0)
 
     def negated(self) -> Comparison:
-        return Comparison(_NEGATED[self.kind], self.tested, self.bound)
+        return Comparison(NEGATED[self.kind], self.tested, self.bound)
 
     def holds(self, values: Mapping[Value, Any]) -> Any:
         """Whether it does, for each of the iterations."""

@@ -26,6 +26,7 @@ from tilec.ir.types import BufferType, Extent
 
 _WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
+_MOST_CONJUNCTS = 16
 _CLUSTER_BLOCKS = 8
 
 
@@ -34,11 +35,12 @@ class Facts(Forms):
 
     Blocks count from 0 and, where the grid's extents are known, below them; sizes are at least 0, a
     loop index lies between its bounds, a dynamic stride is a multiple of what its tensor's `align`
-    promises.
+    promises. Where a branch computes something, its condition holds; `anywhere`: or not.
     """
 
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, anywhere: bool = False) -> None:
         super().__init__()
+        self._anywhere = anywhere
         self._multiples: dict[Value, int] = {}
         self.assumed: list[tuple[Affine, Range]] = []  # sums, and where the author says they lie
         self._ranges: dict[Value, Range] = {}
@@ -241,10 +243,9 @@ class Facts(Forms):
     def _where(self, cond: Value, holds: bool, block: Block) -> None:
         """What `block` computes where a condition holds, or does not: of what is compared it has
         those numbers alone for which it runs."""
-        ranges: dict[Value, Range | None] = {}
-        forms = len(self._forms)
-        for o in self._conjuncts(cond, holds):
-            bounds = _BOUNDS.get(o.kind if holds else _ELSE[o.kind])
+        ranges, forms = dict[Value, "Range | None"](), len(self._forms)
+        for o in () if self._anywhere else self._conjuncts(cond, holds):
+            bounds = _BOUNDS.get(o.kind if holds else ops.NEGATED[o.kind])
             if bounds is None or not o.lhs.is_integer:
                 continue
             left = RANGES["add"](self.range(o.rhs), bounds)
@@ -256,23 +257,20 @@ class Facts(Forms):
                     self._ranges[v] = narrow
         self._block(block)
         for v, before in ranges.items():
-            if before is None:
-                del self._ranges[v]
-            else:
-                self._ranges[v] = before
+            self._ranges[v] = dtype_range(v.dtype) if before is None else before
         if ranges and len(self._forms) > forms:
             self._forms.clear()  # some may hold in the block alone
 
     def _conjuncts(self, cond: Value, holds: bool) -> list[ops.Compare]:
-        """The comparisons that all hold, or do not, where `cond` does."""
-        match self._defined.get(cond):
-            case ops.Compare() as o:
-                return [o]
-            case ops.Binary(kind="and", lhs=a, rhs=b) if holds:
-                return self._conjuncts(a, holds) + self._conjuncts(b, holds)
-            case ops.Binary(kind="or", lhs=a, rhs=b) if not holds:
-                return self._conjuncts(a, holds) + self._conjuncts(b, holds)
-        return []
+        """The comparisons that all hold, or do not, where `cond` does; of many the last ones."""
+        found, left = list[ops.Compare](), [cond]
+        while left and len(found) < _MOST_CONJUNCTS:
+            match self._defined.get(left.pop()):
+                case ops.Compare() as o:
+                    found.append(o)
+                case ops.Binary(kind=kind) as o if kind == ("and" if holds else "or"):
+                    left += o.operands
+        return found
 
     def _assume(self, o: ops.Assume, block: Block) -> None:
         """Where the statements of `block` run this holds, and so wherever something is used that is
@@ -474,7 +472,6 @@ _BOUNDS: dict[str, Range] = {  # of a - b where a kind b
     "ge": (0, None),
     "eq": (0, 0),
 }
-_ELSE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
 def _narrowed(a: Range, b: Range) -> Range:
@@ -498,6 +495,6 @@ def _homes(func: Func) -> dict[Value, Block]:
 
 
 @functools.lru_cache(maxsize=8)
-def facts_of(func: Func) -> Facts:
+def facts_of(func: Func, anywhere: bool = False) -> Facts:
     """The facts of `func`: passes that follow one another ask the same."""
-    return Facts(func)
+    return Facts(func, anywhere)

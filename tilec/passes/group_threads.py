@@ -214,7 +214,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     threads = -(-asked // size) * size
     if threads == asked:
         return func
-    if asked == 1 and not any(needs_others(o) for o in walk(func.body)):
+    if asked == 1 and not any(map(_is_for_several, walk(func.body))):
         return _alone(func).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))
@@ -229,6 +229,10 @@ def whole_warps(func: Func, target: Target) -> Func:
         return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
     return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+
+
+def _is_for_several(o: Op) -> bool:
+    return needs_others(o) or (isinstance(o, ops.For) and o.kind in ("pipelined", "persistent"))
 
 
 def _alone(func: Func) -> Func:

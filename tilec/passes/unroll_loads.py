@@ -104,7 +104,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return _unrolled(o, count, trips, subst)
         if overlapping:
             return None
-        flat = if_converted(o, numbers, facts_of(func)) if o.kind == "serial" else o
+        flat = if_converted(o, numbers, facts_of(func, anywhere=True)) if o.kind == "serial" else o
         ahead = _Ahead(flat, written, roomy, facts_of(func), converted=flat is not o)
         count = ahead.count(trips, numbers)
         if count > 1:

@@ -13,7 +13,7 @@ from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_
 
 __all__ = [
     "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
-    "BlockIndex", "GridSize", "ThreadIndex", "DIVISIONS",
+    "BlockIndex", "GridSize", "ThreadIndex", "DIVISIONS", "NEGATED",
 ]  # fmt: skip
 
 DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")  # of integers
@@ -31,6 +31,7 @@ UNARY_KINDS = (
     "isinf", "fast_exp2", "fast_log2", "fast_sin", "fast_cos", "fast_rcp", *semantics.OF_BITS,
 )  # fmt: skip
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
+NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
 def _with_dtype(t: Type, dtype: DType) -> Type:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Op, Value
 from tilec.ir.fold import Number, fold
-from tilec.ir.ops import Binary, Cast, Compare, Select, Unary
+from tilec.ir.ops import NEGATED, Binary, Cast, Compare, Select, Unary
 from tilec.ir.semantics import wrap
 from tilec.ir.types import DType, ScalarType
 
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "min", "max"})
-_INVERSE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _FLOAT_DIGITS = {"f16": (11, 5), "bf16": (8, 8), "f32": (24, 8), "f64": (53, 11)}
 
@@ -178,7 +177,7 @@ def _involution(o: Unary, env: Env) -> Value | Op | None:
     if o.kind == "not" and isinstance(inner, Compare):
         # a float `lt` and `ge` are both false of a nan; `eq` and `ne` are opposites of one another
         if not inner.lhs.dtype.is_float or inner.kind in ("eq", "ne"):
-            return replace(inner, kind=_INVERSE[inner.kind], results=o.results, loc=o.loc)
+            return replace(inner, kind=NEGATED[inner.kind], results=o.results, loc=o.loc)
     return None
 
 

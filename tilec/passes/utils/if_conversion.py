@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
@@ -21,17 +20,17 @@ MOST_RARELY = 64  # of another one
 LOADS_RARELY = 4
 
 
-def if_converted(o: For, numbers: Mapping[Value, Number], facts: Facts) -> For:
+def if_converted(o: For, numbers: Mapping[Value, Number], anywhere: Facts) -> For:
     """The loop without those branches of its body that load and compute, and no more; itself where
     there are none. Bounds are mostly kept; what asks for more than a few loads on another condition
-    keeps its branch. A load whose elements are the tensor's in any case is made in any case."""
+    keeps its branch. A load whose elements are the tensor's `anywhere` is made in any case."""
     if not any(isinstance(x, If) for x in o.body.ops):
         return o
-    b = Builder(o.loc)
+    b, made = Builder(o.loc), o.body.makers
     subst: Substitution = {}
     for x in o.body.ops:
-        if isinstance(x, If) and _pays(x, o.body.makers, numbers):
-            _flatten(b, x, None, subst, facts)
+        if isinstance(x, If) and _pays(x, made, numbers):
+            _flatten(b, x, None, subst, anywhere)
         else:
             b.ops.append(x)
     return replace(o, body=o.body.with_ops(b.ops).substituted(subst)) if subst else o
@@ -61,12 +60,16 @@ def _within(o: If) -> Sequence[Op]:
 
 def is_bound(cond: Value, made: Mapping[Value, Op]) -> bool:
     """Whether a condition asks whether something is in bounds."""
-    match made.get(cond):
-        case Compare(kind=kind):
-            return kind not in ("eq", "ne")
-        case Binary(kind="and", lhs=a, rhs=b):
-            return is_bound(a, made) and is_bound(b, made)
-    return False
+    left = [cond]
+    while left:
+        match made.get(left.pop()):
+            case Compare(kind="lt" | "le" | "gt" | "ge"):
+                pass
+            case Binary(kind="and") as o:
+                left += o.operands
+            case _:
+                return False
+    return True
 
 
 def may_trap(o: Op, numbers: Mapping[Value, Number]) -> bool:
@@ -74,7 +77,7 @@ def may_trap(o: Op, numbers: Mapping[Value, Number]) -> bool:
     return isinstance(o, Binary) and o.kind in DIVISIONS and not numbers.get(o.rhs)
 
 
-def _flatten(b: Builder, o: If, outer: Value | None, subst: Substitution, facts: Facts) -> None:
+def _flatten(b: Builder, o: If, outer: Value | None, subst: Substitution, anywhere: Facts) -> None:
     """The branches' ops, on their conditions and on `outer`; into `subst` what the branch gives."""
     cond = o.cond if outer is None else b.binary("and", outer, o.cond)
     values: list[tuple[Value, ...]] = []
@@ -83,11 +86,10 @@ def _flatten(b: Builder, o: If, outer: Value | None, subst: Substitution, facts:
         if otherwise and any(isinstance(x, MemLoad | If) for x in block.ops):
             no = b.binary("xor", o.cond, b.const(True, o.cond.dtype))
             asked = no if outer is None else b.binary("and", outer, no)
-        made = block.makers
         for x in block.statements:
             if isinstance(x, If):
-                _flatten(b, x, asked, subst, facts)
-            elif isinstance(x, MemLoad) and (x.speculative or _is_inside(x, made, facts)):
+                _flatten(b, x, asked, subst, anywhere)
+            elif isinstance(x, MemLoad) and (x.speculative or _is_inside(x, anywhere)):
                 b.ops.append(updated(x, speculative=True))
             elif isinstance(x, MemLoad):
                 guard = asked
@@ -101,13 +103,13 @@ def _flatten(b: Builder, o: If, outer: Value | None, subst: Substitution, facts:
         subst[result] = b.select(o.cond, a, c)
 
 
-def _is_inside(o: MemLoad, made: Mapping[Value, Op], facts: Facts) -> bool:
-    """Whether an unguarded load's elements are the tensor's, whatever the condition says of values
-    of the branch's own."""
-    shape = [e for e in o.source.buffer.shape if isinstance(e, int)]
-    if o.guard is not None or len(shape) < o.source.buffer.rank:
+def _is_inside(o: MemLoad, anywhere: Facts) -> bool:
+    """Whether an unguarded load's elements are the tensor's, whatever conditions say."""
+    t = o.source.buffer
+    sizes = [e for e in (*t.shape, *(t.strides or ())) if isinstance(e, int) and e >= 0]
+    if o.guard is not None or t.space != "global" or len(sizes) < 2 * t.rank:
         return False
-    place = facts.form(o.offset)
-    low, high = facts.reach(place)
-    inside = low is not None and high is not None and 0 <= low and high + o.lanes <= prod(shape)
-    return inside and made.keys().isdisjoint(place.terms)
+    end = 1 + sum((n - 1) * step for n, step in zip(sizes, sizes[t.rank :]))
+    low, high = anywhere.reach(anywhere.form(o.offset))
+    inside = low is not None and high is not None and 0 <= low and high + o.lanes <= end
+    return inside and 0 not in sizes[: t.rank]
