@@ -47,6 +47,7 @@ from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
 from tilec.passes.join_branches import join_branches
+from tilec.passes.linearize_offsets import linearize_offsets
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
@@ -170,6 +171,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (lower_reductions, "SCHEDULED"),
     (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
+    (linearize_offsets, "LOWERED"),  # guards have asked for the parts
     (simplify, "LOWERED"),
     (join_atomics, "LOWERED"),  # places are sums of numbers by now
     (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
