@@ -5,10 +5,11 @@ by quotients and remainders,
 
     X[at // w // c, at // w % c, at % w]
 
-and so the offset is computed from those. After: what is loaded and stored lies at `at`; of a
-permutation of a tensor's dimensions those parts are left that go another way. A remainder is the
-number less the multiple that the quotient says, x % a = x - a * (x // a), and quotients are of the
-number that was divided first:
+and so the offset is computed from those. (Where a lane's elements of a tile lie is said by layouts,
+and left as it is.) After: what is loaded and stored lies at `at`; of a permutation of a tensor's
+dimensions those parts are left that go another way. A remainder is the number less the multiple
+that the quotient says, x % a = x - a * (x // a), and quotients are of the number that was divided
+first:
 
     x // a // b = x // (a * b)        x % a // b = x // b - a / b * (x // a), where b divides a
 
@@ -26,8 +27,9 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value, defining_ops, upstream
 from tilec.ir.intervals import dtype_range
-from tilec.ir.ops import Binary, Cast, Const, MemLoad, MemStore, constants
+from tilec.ir.ops import Binary, Cast, Const, MemLoad, MemStore, ThreadIndex, constants
 from tilec.ir.types import INT64
+from tilec.ir.uniformity import varying
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
@@ -60,8 +62,10 @@ class _Offsets:
     def __init__(self, func: Func) -> None:
         self.facts, self.defs = facts_of(func), defining_ops(func.body)
         self.numbers = constants(func.body)
-        divisions = (o for o in self.defs.values() if self.divisor(o))
-        self.divided = {o.lhs for o in divisions if isinstance(o, Binary)}
+        threads = {o.result for o in self.defs.values() if isinstance(o, ThreadIndex)}
+        own = varying(func.body, threads, allocs=False) if threads else set()
+        divisions = [o for o in self.defs.values() if isinstance(o, Binary) and self.divisor(o)]
+        self.divided = {o.lhs for o in divisions if o.lhs in own}
         self.sums: dict[Value, Sum] = {}
 
     def divisor(self, o: Op | None) -> int:
@@ -70,6 +74,10 @@ class _Offsets:
             return 0
         by = self.numbers.get(o.rhs, 0) if o.result.is_integer else 0
         return int(by) if by > 0 else 0
+
+    def is_part(self, o: Op | None) -> bool:
+        """Whether it is a quotient or a remainder of what the author's thread has."""
+        return isinstance(o, Binary) and o.lhs in self.divided and bool(self.divisor(o))
 
     def shorter(self, b: Builder, offset: Value) -> Value | None:
         """An offset made of fewer quotients than it is now; None if it cannot be."""
@@ -80,7 +88,7 @@ class _Offsets:
         total = self.sums.get(offset)
         if total is None:
             return None
-        now = [v for v in self.facts.form(offset).terms if self.divisor(self.defs.get(v))]
+        now = [v for v in self.facts.form(offset).terms if self.is_part(self.defs.get(v))]
         left = [q for q in total if q is not None and q[1] > 1]
         if len(left) >= len(now) or any(by > dtype_range(v.dtype)[1] for v, by in left):
             return None
