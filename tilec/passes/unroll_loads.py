@@ -78,9 +78,7 @@ BYTES_WHOLE = 256  # of a loop that is done for good then
 LEAST_AHEAD = 4
 BYTES_WRITTEN_OUT = 64  # of a thread, in a loop over its elements
 MOST_GUARDED = 8  # of such as ask first whether there is something to load
-MOST_BRANCHES = (
-    4  # iterations of a loop that is written out for what their conditions have in common
-)
+MOST_BRANCHES = 4  # iterations of a loop that is written out for what their branches share
 MOST_STEPS = 4  # iterations of a loop of products: the assembler loads matrices as it has registers
 
 
@@ -96,7 +94,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return None
         if o.lo.dtype.kind != "int":
             return None
-        trips = Trips.of(o, numbers, func)
+        trips = _Trips.of(o, numbers, func)
         count = 1
         if o.kind == "serial":
             count = _side_by_side(o, trips, func) or _together(o, trips, numbers, written)
@@ -116,7 +114,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
 
 
 @dataclass(frozen=True)
-class Trips:
+class _Trips:
     """How many iterations a loop has: `most` at most, and just as many where that is `exact`; None
     where nobody knows."""
 
@@ -124,7 +122,7 @@ class Trips:
     exact: bool
 
     @classmethod
-    def of(cls, o: For, numbers: Mapping[Value, Number], func: Func) -> Trips:
+    def of(cls, o: For, numbers: Mapping[Value, Number], func: Func) -> _Trips:
         """Of a loop in steps of one."""
         indices = o.indices(numbers.get)
         if indices is not None:
@@ -137,7 +135,7 @@ class Trips:
         return cls(min(known, default=None), bool(known) and len(bounds) == 1)
 
 
-def _together(o: For, trips: Trips, numbers: Mapping[Value, Number], written: set[object]) -> int:
+def _together(o: For, trips: _Trips, numbers: Mapping[Value, Number], written: set[object]) -> int:
     """How many iterations are worth asking for at once."""
     found = _Work(numbers, written)
     if not found.block(o.body, 1) or not (found.bytes or found.matrices) or not found.local:
@@ -150,7 +148,7 @@ def _together(o: For, trips: Trips, numbers: Mapping[Value, Number], written: se
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _branches(o: For, trips: Trips) -> int:
+def _branches(o: For, trips: _Trips) -> int:
     """How many iterations a short loop has that only change registers, on conditions; else 0."""
     if o.kind != "serial" or not trips.exact or not 1 < (trips.most or 0) <= MOST_BRANCHES:
         return 0
@@ -160,7 +158,7 @@ def _branches(o: For, trips: Trips) -> int:
     return (trips.most or 0) if plain and asks and len(inside) <= MOST_OPS_BRANCHES else 0
 
 
-def _side_by_side(o: For, trips: Trips, func: Func) -> int:
+def _side_by_side(o: For, trips: _Trips, func: Func) -> int:
     """How many iterations a loop has that only change registers, if what they load lies side by
     side: LLVM makes one wide load of it. Else 0."""
     count, body = trips.most or 0, o.body.statements
@@ -276,7 +274,7 @@ class _Ahead:
         sure = o.guard is None or o.guard in self.inside or self.copies or self.roomy
         return sure and o.source.buffer.space == "global" and o.source not in written
 
-    def count(self, trips: Trips, numbers: Mapping[Value, Number]) -> int:
+    def count(self, trips: _Trips, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""
         body = self.loop.body
         inside = [*walk(body)]
@@ -352,7 +350,7 @@ def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
 
 
 def _unrolled(
-    o: For, count: int, trips: Trips, subst: Substitution, ahead: _Ahead | None = None
+    o: For, count: int, trips: _Trips, subst: Substitution, ahead: _Ahead | None = None
 ) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
@@ -364,7 +362,7 @@ def _unrolled(
         end = b.binary("sub", o.hi, known) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
-    all_of_them = trips == Trips(count, True) and o.kind == "serial"
+    all_of_them = trips == _Trips(count, True) and o.kind == "serial"
     if all_of_them:
         first, values = o.lo, o.inits
     if ahead is None:
