@@ -6,15 +6,14 @@ by quotients and remainders,
     X[at // w // c, at // w % c, at % w]
 
 and so the offset is computed from those. (Where a lane's elements of a tile lie is said by layouts,
-and left as it is.) After: what is loaded and stored lies at `at`; of a permutation of a tensor's
-dimensions those parts are left that go another way. A remainder is the number less the multiple
-that the quotient says, x % a = x - a * (x // a), and quotients are of the number that was divided
-first:
+and left as it is.) After: what is loaded and stored lies at `at`, if no quotient is left. A
+remainder is the number less the multiple that the quotient says, x % a = x - a * (x // a), and
+quotients are of the number that was divided first:
 
     x // a // b = x // (a * b)        x % a // b = x // b - a / b * (x // a), where b divides a
 
 (floor division by positive numbers; Graham, Knuth, Patashnik, "Concrete Mathematics", section 3.2).
-What is left has fewer quotients, or is not put in the place of what was there."""
+Partly undone, as of a permutation of a tensor's dimensions, it takes as many operations."""
 
 from __future__ import annotations
 
@@ -26,7 +25,6 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value, defining_ops, upstream
-from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Const, MemLoad, MemStore, ThreadIndex, constants
 from tilec.ir.types import INT64
 from tilec.ir.uniformity import varying
@@ -49,7 +47,7 @@ def linearize_offsets(func: Func, target: Target) -> Func:
             return None
         place = o.source if isinstance(o, MemLoad) else o.dest
         b = Builder(o.loc)
-        at = offsets.shorter(b, o.offset) if place.buffer.space == "global" else None
+        at = offsets.whole(b, o.offset) if place.buffer.space == "global" else None
         return None if at is None else [*b.ops, replace(o, offset=at)]
 
     if not offsets.divided:
@@ -79,8 +77,8 @@ class _Offsets:
         """Whether it is a quotient or a remainder of what the author's thread has."""
         return isinstance(o, Binary) and o.lhs in self.divided and bool(self.divisor(o))
 
-    def shorter(self, b: Builder, offset: Value) -> Value | None:
-        """An offset made of fewer quotients than it is now; None if it cannot be."""
+    def whole(self, b: Builder, offset: Value) -> Value | None:
+        """An offset made without the quotients that it is made of; None if it cannot be."""
         behind = [*itertools.islice(upstream([offset], self.defs, self.sums), MOST_OPS)]
         for o in behind if len(behind) < MOST_OPS else ():
             found = self._of(o)
@@ -88,16 +86,14 @@ class _Offsets:
         total = self.sums.get(offset)
         if total is None:
             return None
-        now = [v for v in self.facts.form(offset).terms if self.is_part(self.defs.get(v))]
-        left = [q for q in total if q is not None and q[1] > 1]
-        if len(left) >= len(now) or any(by > dtype_range(v.dtype)[1] for v, by in left):
+        parts = [v for v in self.facts.form(offset).terms if self.is_part(self.defs.get(v))]
+        if not parts or any(q is not None and q[1] > 1 for q in total):
             return None
         made = b.const(total[None], INT64)
         for part, factor in total.items():
             if part is not None:
-                value, by = part
-                value = b.binary("floordiv", value, by) if by > 1 else value
-                made = b.binary("add", made, b.binary("mul", b.cast(value, INT64), factor))
+                term = b.binary("mul", b.cast(part[0], INT64), factor)
+                made = b.binary("add", made, term)
         return made
 
     def _of(self, o: Op) -> Sum:
