@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins_reducers import contribute, takes
+from tilec.frontend.builtins_reducers import combines, contribute, takes
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.lanes import elements_of, lanewise
@@ -64,7 +64,7 @@ class Assignments(ForLoops):
         self.names[node.target.id] = variable
 
     def assign(self, node: ast.Assign) -> None:
-        if self.reducers and self._contributes(node):
+        if self.parallel is not None and self._contributes(node):
             return
         value = self.expression(node.value)
         unpacked = len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List)
@@ -78,22 +78,30 @@ class Assignments(ForLoops):
             self._assign_to(target, value, node.value)
 
     def _contributes(self, node: ast.Assign) -> bool:
-        """Whether it is `acc[i] = T.max(acc[i], x)` of a reducer in T.Parallel; it is done then."""
+        """Whether it is `acc[i] = T.max(acc[i], x)` of a reducer in T.Parallel, or of a fragment
+        that takes what its iterations give; it is done then."""
         target, call = node.targets[0], node.value
-        if self.parallel is None or not isinstance(call, ast.Call) or len(call.args) != 2:
+        if not isinstance(call, ast.Call) or len(call.args) != 2:
             return False
         word = self.expression(call.func)
         kind = "max" if word is T.max else "min" if word is T.min else ""
         values = [a for a in call.args if ast.unparse(a) != ast.unparse(target)]
         if not kind or len(values) != 1 or not isinstance(target, ast.Subscript):
             return False
-        element = self.expression(target)
-        if not takes(self, element, kind):
+        if self.parallel is not None:
+            self.parallel.updates[self.loc] = node
+        if not self.reducers and node not in self.left_out.added_up:
             return False
-        assert isinstance(element, Region)
-        with self.at(target):
-            contribute(self, element, self.number_of(values[0], "this value"))
-        return True
+        element = self.expression(target)
+        if not isinstance(element, Region) or not element.is_element:
+            return False
+        if takes(self, element, kind):
+            with self.at(target):
+                contribute(self, element, self.number_of(values[0], "this value"))
+            return True
+        if node not in self.left_out.added_up:
+            return False
+        return combines(self, node, element, kind, self.number_of(values[0], "this value"))
 
     def _no_result(self, call: ast.Call) -> CompileError:
         """What to say of a name for what a call gives, where it gives nothing."""
@@ -296,7 +304,8 @@ class Assignments(ForLoops):
             with self.at(node.target):
                 contribute(self, element, now)
             return
-        self.store(element, self.binary(kind, self.load(element), now))
+        if not combines(self, node, element, kind, now):
+            self.store(element, self.binary(kind, self.load(element), now))
 
 
 def _is_fresh(value: object) -> bool:

@@ -2,10 +2,12 @@
 
 A loop's contributions are a fragment with an element for each iteration, neutral before the loop;
 behind the loop it is reduced along the dimensions that the update does not name, into what the
-reducer holds. So a reducer is a fragment that is complete between loops."""
+reducer holds. So a reducer is a fragment that is complete between loops; and a fragment of which
+several iterations change one element by `acc[i] += x` is one in that loop."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +20,10 @@ from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
+from tilec.ir.effects import effects_in
 from tilec.ir.element_loops import each_element
-from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Reduce, Store
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Parallel, Reduce, Store
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, BufferType
@@ -75,6 +79,47 @@ def takes(t: Expressions, element: object, kind: str) -> bool:
         return False
     reducer = t.reducers.get(element.buffer.value)
     return reducer is not None and KINDS[reducer.kind] == kind
+
+
+def combines(t: Expressions, node: ast.stmt, element: Region, kind: str, number: Number) -> bool:
+    """Whether the statement `acc[i] += x`, or what else combines an element of a fragment by
+    `kind`, is one by which several iterations of a T.Parallel do, as an earlier trace has found;
+    what they give is combined behind the loop, then."""
+    scope, buffer = t.parallel, element.buffer
+    if scope is None:
+        return False
+    scope.updates[t.loc] = node
+    if node not in t.left_out.added_up:
+        return False
+    names = [name for name, combined in KINDS.items() if combined == kind]
+    if not names or scope.combined.setdefault(buffer.value, kind) != kind:
+        raise _races(t, buffer)
+    t.reducers[buffer.value] = Reducer(names[0], open=True)
+    try:
+        contribute(t, element, number)
+    except CompileError as e:
+        raise _races(t, buffer) from e
+    finally:
+        del t.reducers[buffer.value]
+    return True
+
+
+def check_combined(t: Expressions, scope: ParallelScope, loop: Parallel) -> None:
+    """Raises CompileError where a loop reads, or sets, what its iterations add up."""
+    for o, e in effects_in(loop.body) if scope.combined else ():
+        if e.buffer in scope.combined:
+            raise t.error(
+                f"{e.buffer.name} is added up by all iterations of T.Parallel, and used in it",
+                "use it behind the loop",
+                at=o.loc,
+            )
+
+
+def _races(t: Expressions, buffer: Buffer) -> CompileError:
+    return t.error(
+        f"iterations of T.Parallel write the same element of {buffer.name}; they run in any order",
+        "add up a tile with T.reduce_sum (or max, min), or loop with T.serial",
+    )
 
 
 def _whole(t: Expressions, v: Value) -> core.Region:

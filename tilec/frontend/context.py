@@ -60,7 +60,9 @@ class ParallelScope:
     """A `T.Parallel` being traced, and the variables that each of its iterations has for itself.
     `before`, `behind`: what is done for its iterations together, around the loop; `closing`: what
     emits, in front of the loop, what is known when its body is traced. `drawing`: how its
-    iterations draw random numbers from a generator of threads."""
+    iterations draw random numbers from a generator of threads. `updates`: the statements that
+    change an element by what it was, by where they stand; `combined`: the fragments that take what
+    all iterations give, and how."""
 
     line: int
     variables: list[Buffer] = field(default_factory=list)
@@ -70,6 +72,8 @@ class ParallelScope:
     behind: list[Op] = field(default_factory=list)
     closing: list[Callable[[], None]] = field(default_factory=list)
     drawing: Any = None
+    updates: dict[Loc, ast.stmt] = field(default_factory=dict)
+    combined: dict[Value, str] = field(default_factory=dict)
 
 
 class Stream(NamedTuple):

@@ -10,6 +10,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.body import grid_syncs
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
+from tilec.frontend.builtins_reducers import check_combined
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
@@ -17,8 +18,8 @@ from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
-from tilec.frontend.races import find_race
-from tilec.frontend.recovery import check_known
+from tilec.frontend.races import find_race, find_shared_update
+from tilec.frontend.recovery import AddUp, check_known
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
     Buffer,
@@ -314,6 +315,9 @@ class ForLoops(Loops):
             Parallel, extents, builder.block(args), coalesced_width=width, wanted=wanted
         )
         assert isinstance(made, Parallel)
+        update = find_shared_update(made, scope.updates) if scope.updates else None
+        if update is not None:
+            raise AddUp(scope.updates[update])
         race = find_race(made)
         if race is not None:
             hint = "read from another buffer, or split the loop in two"
@@ -323,6 +327,7 @@ class ForLoops(Loops):
                     hint = "add up a tile with T.reduce_sum (or max, min), or loop with T.serial"
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
+        check_combined(self, scope, made)
         self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
 

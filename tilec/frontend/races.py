@@ -17,7 +17,7 @@ from tilec.frontend.index import Indices, Reach
 from tilec.ir.affine import LINEAR, Affine
 from tilec.ir.core import Op, Value, inputs, walk
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Cast, Parallel
+from tilec.ir.ops import Cast, Parallel, Store
 from tilec.ir.semantics import array
 from tilec.support.lazy import Lazy
 
@@ -84,6 +84,22 @@ def find_race(loop: Parallel) -> Race | None:
         race = _write_race(write, target, loop) if write.varies else None
         if race is not None:
             return race
+    return None
+
+
+def find_shared_update(loop: Parallel, places: Container[Loc]) -> Loc | None:
+    """Where, of the `places` of statements that change an element by what it was, several
+    iterations do so with one element of a fragment from outside of the loop, on conditions or
+    not."""
+    inside = {r for o in walk(loop.body) for r in o.results}
+    count = math.prod(loop.extents)
+    for o in loop.body.every(Store) if 1 < count <= LIMIT else ():
+        held = o.dest.buffer.space == "fragment" and o.dest not in inside
+        if not held or o.loc not in places or _tell_apart(o.indices, loop, _forms(loop)):
+            continue
+        found = rows_of(o.indices, evaluate(loop, count), count)
+        if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
+            return o.loc
     return None
 
 

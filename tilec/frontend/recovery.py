@@ -47,14 +47,25 @@ class WriteOut(BaseException):
         self.loops = tuple(loops)
 
 
+class AddUp(BaseException):
+    """Several iterations of a T.Parallel change one element of a fragment in this statement: what
+    each gives is to be combined."""
+
+    def __init__(self, node: ast.stmt) -> None:
+        super().__init__()
+        self.node = node
+
+
 class LeftOut:
-    """What earlier traces of a kernel have found: the statements that this one leaves out, and the
-    loops that are written out in it, for they look something up by their index.
+    """What earlier traces of a kernel have found: the statements that this one leaves out, the
+    loops that are written out in it, for they look something up by their index, and the statements
+    that add up what the iterations of a loop give.
     `traced` counts the statements of all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
         self.written_out: set[ast.For] = set()
+        self.added_up: set[ast.stmt] = set()
         self.traced = 0
 
     def forget(self, node: ast.stmt, names: dict[str, object]) -> None:
@@ -97,6 +108,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
                 return trace(left_out)
             except WriteOut as found:
                 left_out.written_out.update(found.loops)
+            except AddUp as found:
+                left_out.added_up.add(found.node)
 
     try:
         return attempt()

@@ -1,0 +1,146 @@
+"""`acc[i] += x[i, j]` in T.Parallel: what the iterations of an element give is combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import run
+
+import tilec
+import tilec.language as T
+
+pytestmark = pytest.mark.usefixtures("unassembled")
+
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
+M, N = 50, 70
+
+
+@tilec.kernel
+def of_rows(
+    A: T.Tensor((M, N), "float16"),
+    Total: T.Tensor((M,), "float32"),
+    Most: T.Tensor((M,), "float32"),
+    Bits: T.Tensor((M,), "int32"),
+):
+    """Three in one loop, one of them on a condition."""
+    with T.Kernel(T.ceildiv(M, 32), threads=128) as b:
+        tile = T.alloc_shared((32, 32), "float16")
+        total, most = T.alloc_fragment((32,), "float32"), T.alloc_fragment((32,), "float32")
+        bits = T.alloc_fragment((32,), "int32")
+        T.clear(total)
+        T.fill(most, -1e30)
+        T.clear(bits)
+        for k in T.Pipelined(T.ceildiv(N, 32), num_stages=2):
+            T.copy(A[b * 32, k * 32], tile)
+            for i, j in T.Parallel(32, 32):
+                total[i] += T.float32(tile[i, j]) * 2
+                if k * 32 + j < N:
+                    most[i] = T.max(most[i], T.float32(tile[i, j]))
+                bits[i] |= T.int32(1) << T.if_then_else(tile[i, j] > 1, j % 31, 31)
+        for i in T.Parallel(32):
+            if b * 32 + i < M:
+                Total[b * 32 + i] = total[i]
+                Most[b * 32 + i] = most[i]
+                Bits[b * 32 + i] = bits[i]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_rows(target: str, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((M, N)).astype(np.float16)
+    total, most, bits = np.zeros(M, np.float32), np.zeros(M, np.float32), np.zeros(M, np.int32)
+    run(of_rows, target, a, total, most, bits)
+    np.testing.assert_allclose(total, a.astype(float).sum(1) * 2, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(most, a.max(1))
+    padded = np.zeros((M, 96), np.float16)
+    padded[:, :N] = a
+    shift = np.where(padded > 1, np.arange(96) % 32 % 31, 31)
+    wanted = np.bitwise_or.reduce(np.left_shift(np.int32(1), shift.astype(np.int32)), 1)
+    np.testing.assert_array_equal(bits, wanted)
+
+
+@tilec.kernel
+def picked(
+    X: T.Tensor((64, 40), "float32"), at: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "float32"),
+    S: T.Tensor((1,), "float32"),
+):  # fmt: skip
+    """One iteration of a row has something to give; all of them give to one element."""
+    with T.Kernel(1, threads=128):
+        y, s = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32")
+        T.clear(y)
+        T.clear(s)
+        for i, j in T.Parallel(64, 40):
+            if j == at[i]:
+                y[i] += X[i, j]
+            s[0] += X[i, j]
+        T.copy(y, Y)
+        T.copy(s, S)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_of_many(target: str, rng: np.random.Generator) -> None:
+    x, at = rng.standard_normal((64, 40)).astype(np.float32), rng.integers(0, 40, 64)
+    y, s = np.zeros(64, np.float32), np.zeros(1, np.float32)
+    run(picked, target, x, at.astype(np.int32), y, s)
+    np.testing.assert_array_equal(y, x[np.arange(64), at])
+    np.testing.assert_allclose(s, x.astype(float).sum(), rtol=1e-4, atol=1e-3)
+
+
+@tilec.kernel
+def columns(X: T.Tensor((32, 64), "float32"), Y: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        y = T.alloc_fragment((64,), "float32")
+        T.fill(y, 1.0)
+        for i, j in T.Parallel(32, 64):
+            y[j] += X[i, j]
+        for j in T.Parallel(64):
+            y[j] += 0.5
+        T.copy(y, Y)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_columns_and_elements_of_their_own(target: str, rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((32, 64)).astype(np.float32), np.zeros(64, np.float32)
+    run(columns, target, x, y)
+    np.testing.assert_allclose(y, x.astype(float).sum(0) + 1.5, rtol=1e-4, atol=1e-4)
+
+
+def wrong(body: str) -> str:
+    """What is said of a loop with this body."""
+    lines = "\n            ".join(body.split("\n"))
+    text = f"""
+@tilec.kernel
+def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
+    with T.Kernel(1, threads=128):
+        acc = T.alloc_fragment((32,), "float32")
+        long, wide = T.alloc_fragment((64,), "float32"), T.alloc_fragment((32, 32), "float32")
+        T.clear(acc)
+        for i, j in T.Parallel(32, 32):
+            {lines}
+        T.copy(acc, Y)
+"""
+    import linecache
+
+    name = f"<sums {hash(body)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    space: dict[str, Any] = {"tilec": tilec, "T": T}
+    exec(compile(text, name, "exec"), space)
+    spec = tilec.spec((32, 32), "float32"), tilec.spec((32,), "float32")
+    with pytest.raises(tilec.CompileError) as e:
+        space["kernel"].compile(*spec, target="cpu")
+    return str(e.value)
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("acc[i] += X[i, j]\nwide[i, j] = acc[i]", "acc is added up by all iterations"),
+        ("acc[i] += X[i, j]\nacc[i] = T.max(acc[i], X[i, j])", "write the same element of acc"),
+        ("acc[i] *= X[i, j]", "write the same element of acc"),
+        ("acc[i] = X[i, j]", "write the same element of acc"),
+        ("long[i + j] += X[i, j]", "write the same element of long"),
+    ],
+)
+def test_what_is_no_sum(body: str, said: str) -> None:
+    assert said in wrong(body)
