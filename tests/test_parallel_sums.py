@@ -88,6 +88,41 @@ def test_one_of_many(target: str, rng: np.random.Generator) -> None:
 
 
 @tilec.kernel
+def set_by_one(
+    X: T.Tensor((64, 40), "float32"), at: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "float32"),
+    Z: T.Tensor((64, 40), "float32"),
+):  # fmt: skip
+    """One iteration of a row sets its element, or all but one do with theirs."""
+    with T.Kernel(1, threads=128):
+        y, z = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64, 40), "float32")
+        T.fill(y, -1.0)
+        for i, j in T.Parallel(64, 40):
+            if j == at[i]:
+                y[i] = X[i, j]
+                z[i, j] = 1.0
+            else:
+                z[i, j] = X[i, j] * 2
+        T.copy(y, Y)
+        T.copy(z, Z)
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+@pytest.mark.parametrize("target", TARGETS)
+def test_set_by_one_of_many(target: str, rng: np.random.Generator) -> None:
+    """Every thread that has the element sees it: it lies in shared memory."""
+    x = rng.standard_normal((64, 40)).astype(np.float32)
+    at = rng.integers(0, 45, 64).astype(np.int32)
+    y, z = np.zeros(64, np.float32), np.zeros((64, 40), np.float32)
+    run(set_by_one, target, x, at, y, z)
+    want = np.where(at < 40, x[np.arange(64), np.minimum(at, 39)], -1)
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(z, np.where(np.arange(40) == at[:, None], 1, x * 2))
+    if target == "cuda:sm_90a":
+        text = set_by_one.compile(x, at, y, z, target=target).stages["demote_fragments"]
+        assert "%y = alloc shared" in text and "%z = alloc fragment" in text
+
+
+@tilec.kernel
 def columns(X: T.Tensor((32, 64), "float32"), Y: T.Tensor((64,), "float32")):
     with T.Kernel(1, threads=64):
         y = T.alloc_fragment((64,), "float32")

@@ -1,8 +1,9 @@
 """demote_fragments: what registers cannot hold lives in shared memory.
 
 Before: fragments are indexed in any way. After: those that are indexed in a way registers cannot be
-(outside of a parallel loop, or not by the loop's own indices) are in shared memory, where any
-thread reaches any element; products are chosen for what their operands are then. An accumulator
+(outside of a parallel loop, or not by the loop's own indices), and those of which one of several
+iterations writes an element that they share, are in shared memory, where any thread reaches any
+element; products are chosen for what their operands are then. An accumulator
 stays in registers: loops over a part of it run over all of it, of which each thread does what it
 holds (`over_all`), and `convert_operands` gives other such ops a copy. What a reduction reads or
 leaves goes through registers of its own (`stage_reductions`)."""
@@ -17,7 +18,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
-from tilec.ir.ops import For, Gemm, Load, Parallel, Reduce, Store, Yield
+from tilec.ir.ops import For, Gemm, If, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.stage_reductions import stage_reductions
@@ -57,8 +58,28 @@ def demoted(func: Func) -> dict[Value, Op]:
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
             if part and r.type.space == "fragment":
                 bad.setdefault(r.buffer, o)
+    for p in func.body.every(Parallel):
+        for o in _by_some(p, func):
+            bad.setdefault(o.dest, o)
     kept = _accumulators(func)
     return {v: o for v, o in bad.items() if v not in kept}
+
+
+def _by_some(p: Parallel, func: Func) -> list[Store]:
+    """What one of several iterations that share an element leaves in it, as `if j == n: x[i] = …`:
+    threads hold the element for each of them, of which one alone would have it."""
+    inside = {r for o in walk(p.body) for r in o.results}
+    found: list[Store] = []
+    for o in p.body.every(If):
+        for x in (*o.then.every(Store), *o.orelse.every(Store)):
+            if x.dest.buffer.space != "fragment" or x.dest in inside:
+                continue
+            behind = facts_of(func).origins.of
+            told = frozenset[Value]().union(*map(behind, x.indices))
+            shared = {a for a, e in zip(p.body.args, p.extents) if e > 1} - told
+            if not shared.isdisjoint(behind(o.cond)):
+                found.append(x)
+    return found
 
 
 def _with_runs(func: Func) -> Func:
