@@ -312,7 +312,7 @@ def test_one_store_for_both_branches(target: str, shape: Any, rng: np.random.Gen
     rows = windows.transpose(0, 1, 3, 4, 2).reshape(-1, k * k * c)
     np.testing.assert_allclose(y, rows @ wide(weights), rtol=2e-3, atol=2e-2)
     if target == "cuda:sm_90a":
-        joined = stage(kernel, x, weights, y, name="join_branches")
+        joined = stage(kernel, x, weights, y, name="join_stores")
         assert "if " not in joined and joined.count("store %a") == 1
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from tilec.frontend.index import Indices, Reach
 from tilec.ir.affine import LINEAR, Affine
 from tilec.ir.core import Op, Value, inputs, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Cast, Parallel, Store
+from tilec.ir.ops import Cast, Parallel
 from tilec.ir.semantics import array
 from tilec.support.lazy import Lazy
 
@@ -93,11 +94,14 @@ def find_shared_update(loop: Parallel, places: Container[Loc]) -> Loc | None:
     not."""
     inside = {r for o in walk(loop.body) for r in o.results}
     count = math.prod(loop.extents)
-    for o in loop.body.every(Store) if 1 < count <= LIMIT else ():
-        held = o.dest.buffer.space == "fragment" and o.dest not in inside
-        if not held or o.loc not in places or _tell_apart(o.indices, loop, _forms(loop)):
+    for o, e in effects_in(loop.body) if 1 < count <= LIMIT else ():
+        if not e.writes or e.region is None or o.loc not in places:
             continue
-        found = rows_of(o.indices, evaluate(loop, count), count)
+        held = e.region.type.space == "fragment" and e.region.buffer not in inside
+        indices = e.region.offsets
+        if not held or _tell_apart(indices, loop, _forms(loop)):
+            continue
+        found = rows_of(indices, evaluate(loop, count), count)
         if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
             return o.loc
     return None

@@ -46,7 +46,7 @@ from tilec.passes.hold_operands import hold_operands
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
-from tilec.passes.join_branches import join_branches
+from tilec.passes.join_branches import join_branches, join_stores
 from tilec.passes.linearize_offsets import linearize_offsets
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
@@ -109,6 +109,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (collect_atomics, "TILE"),  # guards are not split yet: a loop has its atomics once
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),
+    (join_stores, "TILE"),
     (forward_copies, "TILE"),  # sees what has become a copy
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),

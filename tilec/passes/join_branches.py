@@ -7,13 +7,13 @@ buffers and do nothing else, is those copies, with offsets that the condition se
     else:        T.copy(K[n * BN, 0], K_s)
 
 fills K_s in each iteration of a pipelined loop, and so may run ahead, which neither copy could.
-So is, in T.Parallel, an `if` whose branches compute an element of the same place:
+So is, in T.Parallel, an `if` whose branches compute an element of the same place (`join_stores`):
 
-    if (m < M) and (k < K): S[i, j] = A[m, k]
+    if (m < M) and (k < K): S[i, j] = A[m // W, k % W]
     else:                   S[i, j] = 0
 
 stores what the condition selects. Tensors that the kernel does not write are read in any case,
-where they have such an element: a vector of them in one access, or copied past the registers.
+where they have such an element, several before the first is stored.
 `as_taken` is what a prediction looks at: also without branches that are never taken."""
 
 from __future__ import annotations
@@ -40,13 +40,20 @@ def join_branches(func: Func, target: Target) -> Func:
     if any(o.order or o.stage for o in func.body.every(For)):
         return func  # they count the author's statements
     uniformity, numbers = uniformity_of(func), constants(func.body)
-    made, written = defining_ops(func.body), written_tensors(func.body)
 
     def visit(o: If) -> list[Op] | None:
-        if o.results:
-            return None
         alike = uniformity.level(o.cond) == Level.BLOCK
-        return _joined(o, numbers) if alike else None
+        return _joined(o, numbers) if alike and not o.results else None
+
+    return func.rewrite(If, visit)
+
+
+def join_stores(func: Func, target: Target) -> Func:
+    """Behind `recognise_idioms`, to which a loop with two sides may be a copy and a fill."""
+    if not any(x.orelse.statements for p in func.body.every(Parallel) for x in p.body.every(If)):
+        return func
+    numbers = constants(func.body)
+    made, written = defining_ops(func.body), written_tensors(func.body)
 
     def joined(p: Parallel) -> Op | None:
         body = p.body.rewrite(
@@ -54,7 +61,7 @@ def join_branches(func: Func, target: Target) -> Func:
         )
         return None if body is p.body else replace(p, body=body)
 
-    return func.rewrite(If, visit).rewrite(Parallel, joined)
+    return func.rewrite(Parallel, joined)
 
 
 def as_taken(func: Func, target: Target) -> Func:
