@@ -435,7 +435,7 @@ def test_one_thread_waits_for_nobody() -> None:
 
 def decoded(total: int, shape: tuple[int, int, int]) -> Any:
     """An index taken apart: below `total` each part is below its extent."""
-    a, b, c = shape
+    _, b, c = shape
 
     @tilec.kernel
     def kernel(X: T.Tensor(shape, "float32"), Y: T.Tensor((total,), "float32")):
@@ -443,10 +443,7 @@ def decoded(total: int, shape: tuple[int, int, int]) -> Any:
             at = block * THREADS + T.get_thread_binding(0)
             if at < total:
                 Y[at] = X[at // c // b, at // c % b, at % c]
-            else:
-                Y[at - THREADS] = X[0, 0, 0]
 
-    del a
     return kernel
 
 

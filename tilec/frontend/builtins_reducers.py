@@ -16,6 +16,7 @@ from tilec.frontend.arithmetic import affine_of
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.races import ADD_UP
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.builder import Builder
@@ -118,7 +119,7 @@ def check_combined(t: Expressions, scope: ParallelScope, loop: Parallel) -> None
 def _races(t: Expressions, buffer: Buffer) -> CompileError:
     return t.error(
         f"iterations of T.Parallel write the same element of {buffer.name}; they run in any order",
-        "add up a tile with T.reduce_sum (or max, min), or loop with T.serial",
+        ADD_UP,
     )
 
 

@@ -18,7 +18,7 @@ from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
-from tilec.frontend.races import find_race, find_shared_update
+from tilec.frontend.races import ADD_UP, find_race, find_shared_update
 from tilec.frontend.recovery import AddUp, check_known
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
@@ -324,7 +324,7 @@ class ForLoops(Loops):
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"
                 if updates_at(made, race.loc):
-                    hint = "add up a tile with T.reduce_sum (or max, min), or loop with T.serial"
+                    hint = ADD_UP
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
         check_combined(self, scope, made)

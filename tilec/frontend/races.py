@@ -24,6 +24,7 @@ from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 
+ADD_UP = "add up a tile with T.reduce_sum (or max, min), or loop with T.serial"
 LIMIT = 1 << 17  # iterations; larger loops are not looked at
 _MOST = 1 << 31  # factors from here on are no index's: the arithmetic of 64 bits stays exact
 
@@ -90,20 +91,22 @@ def find_race(loop: Parallel) -> Race | None:
 
 def find_shared_update(loop: Parallel, places: Container[Loc]) -> Loc | None:
     """Where, of the `places` of statements that change an element by what it was, several
-    iterations do so with one element of a fragment from outside of the loop, on conditions or
-    not."""
-    inside = {r for o in walk(loop.body) for r in o.results}
+    iterations do so with one element of a fragment from outside, on conditions or not."""
     count = math.prod(loop.extents)
-    for o, e in effects_in(loop.body) if 1 < count <= LIMIT else ():
-        if not e.writes or e.region is None or o.loc not in places:
-            continue
-        held = e.region.type.space == "fragment" and e.region.buffer not in inside
-        indices = e.region.offsets
-        if not held or _tell_apart(indices, loop, _forms(loop)):
-            continue
-        found = rows_of(indices, evaluate(loop, count), count)
+    suspects = [
+        (o.loc, e.region.offsets)
+        for o, e in (effects_in(loop.body) if 1 < count <= LIMIT else ())
+        if e.writes and e.region and o.loc in places and e.region.type.space == "fragment"
+        if not _distinct(e.region.offsets, loop, {})
+        and e.region.buffer not in {r for x in walk(loop.body) for r in x.results}
+    ]
+    if not suspects:
+        return None
+    forms, known = _forms(loop), evaluate(loop, count)
+    for place, indices in suspects:
+        found = None if _tell_apart(indices, loop, forms) else rows_of(indices, known, count)
         if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
-            return o.loc
+            return place
     return None
 
 

@@ -243,7 +243,8 @@ class Facts(Forms):
     def _where(self, cond: Value, holds: bool, block: Block) -> None:
         """What `block` computes where a condition holds, or does not: of what is compared it has
         those numbers alone for which it runs."""
-        ranges, forms = dict[Value, "Range | None"](), len(self._forms)
+        before: dict[Value, Range] = {}
+        forms = len(self._forms)
         for o in () if self._anywhere else self._conjuncts(cond, holds):
             bounds = _BOUNDS.get(o.kind if holds else ops.NEGATED[o.kind])
             if bounds is None or not o.lhs.is_integer:
@@ -253,12 +254,11 @@ class Facts(Forms):
             for v, found in ((o.lhs, left), (o.rhs, right)):
                 narrow = _narrowed(self.range(v), found)
                 if narrow != self.range(v) and narrow[0] != narrow[1]:
-                    ranges.setdefault(v, self._ranges.get(v))
+                    before.setdefault(v, self.range(v))
                     self._ranges[v] = narrow
         self._block(block)
-        for v, before in ranges.items():
-            self._ranges[v] = dtype_range(v.dtype) if before is None else before
-        if ranges and len(self._forms) > forms:
+        self._ranges |= before
+        if before and len(self._forms) > forms:
             self._forms.clear()  # some may hold in the block alone
 
     def _conjuncts(self, cond: Value, holds: bool) -> list[ops.Compare]:

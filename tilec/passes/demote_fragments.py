@@ -3,10 +3,10 @@
 Before: fragments are indexed in any way. After: those that are indexed in a way registers cannot be
 (outside of a parallel loop, or not by the loop's own indices), and those of which one of several
 iterations writes an element that they share, are in shared memory, where any thread reaches any
-element; products are chosen for what their operands are then. An accumulator
-stays in registers: loops over a part of it run over all of it, of which each thread does what it
-holds (`over_all`), and `convert_operands` gives other such ops a copy. What a reduction reads or
-leaves goes through registers of its own (`stage_reductions`)."""
+element; products are chosen for what their operands are then. An accumulator stays in registers:
+loops over a part of it run over all of it, of which each thread does what it holds (`over_all`),
+and `convert_operands` gives other such ops a copy. What a reduction reads or leaves goes through
+registers of its own (`stage_reductions`)."""
 
 from __future__ import annotations
 

@@ -110,9 +110,11 @@ def _stored_once(
     """One store of an element in the place of both branches' own."""
     b = Builder(o.loc)
     stores: list[Store] = []
-    for side in (o.then.statements, o.orelse.statements):
-        *others, last = side or (o,)
-        if not isinstance(last, Store) or len(others) > MOST_OPS or o.results:
+    sides = o.then.statements, o.orelse.statements
+    if o.results or not all(sides):
+        return None
+    for *others, last in sides:
+        if not isinstance(last, Store) or len(others) > MOST_OPS:
             return None
         if not all(is_clonable(x, written) and not may_trap(x, numbers) for x in others):
             return None

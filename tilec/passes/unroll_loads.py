@@ -308,7 +308,7 @@ class _Ahead:
         least = 2 if written_out else LEAST_AHEAD
         return 1 << most.bit_length() - 1 if most >= least else 1
 
-    def may_stay(self, count: int) -> bool:
+    def stays_a_loop(self, count: int) -> bool:
         """Whether a loop that was to be written out had better stay one: the assembler would ask
         for the loads of all its parts at once, and hold their places."""
         asks = any(x.guard is not None for x in self.loads)
@@ -379,7 +379,7 @@ def _unrolled(
     inner.emit(Yield, values)
     body = inner.block((first, *carried))
     kind = o.kind
-    if ahead is not None and ahead.may_stay(count):
+    if ahead is not None and ahead.stays_a_loop(count):
         kind = "serial"
     done = b.emit(For, kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
