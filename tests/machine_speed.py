@@ -3,8 +3,10 @@ for. Others may compute beside them, and two threads of a core are slower than o
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 QUIET = 0.06  # seconds that the loop takes on a machine of 2024 that does nothing else, about
@@ -30,3 +32,23 @@ def least_seconds(make: Callable[[int], Callable[[], Any]], limit: float, tries:
         if least <= limit:
             break
     return least
+
+
+def opcodes(call: Callable[[], Any]) -> int:
+    """The bytecode instructions that a call executes: what stays the same on a machine that does
+    other things too, where the time of a few microseconds says nothing."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count

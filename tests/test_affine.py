@@ -123,9 +123,9 @@ def test_a_chain_is_walked_once() -> None:
         b.emit(Yield)
         grid = Block((), (Yield(loc=UNKNOWN),))
         facts = Facts(Func("f", tuple(params), grid, b.block(), loc=UNKNOWN))
-        start = time.perf_counter()
+        start = time.process_time()
         assert len(facts.form(x).terms) <= 64
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert seconds[1] < 10 * seconds[0] + 0.05
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import SM80, SM90, tile_func
+from machine_speed import slower
 from mutant_operators import change_at, sites
 
 import tilec
@@ -260,7 +261,7 @@ def test_the_search_is_quick_and_the_same_each_time() -> None:
         found.add(orders.best.__wrapped__(graph, 204, 2))
         took.append(time.process_time() - start)
     assert len(found) == 1
-    assert min(took) < 0.05
+    assert min(took) < 0.05 * slower()
 
 
 def test_registers_decide() -> None:

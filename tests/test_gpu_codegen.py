@@ -826,9 +826,9 @@ def test_printing_is_fast():
     func, target = k.func(), find_target(SM90)
     best, size = 1.0, 0
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         size = emit(func, target).count("\n")
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert size > 1000
     assert best / size * 2000 < 0.060 * slower()
 

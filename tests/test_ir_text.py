@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interp import run_tile
+from machine_speed import slower
 from programs import PROGRAMS, expected
 
 from tilec.ir import types as t
@@ -424,10 +425,10 @@ def test_printing_is_fast() -> None:
     print_func(func)
     best = math.inf
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         print_func(func)
-        best = min(best, time.perf_counter() - start)
-    assert best < 5e-3
+        best = min(best, time.process_time() - start)
+    assert best < 5e-3 * slower()
 
 
 def test_one_op_for_a_message() -> None:

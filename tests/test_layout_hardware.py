@@ -312,9 +312,9 @@ def test_queries_are_quick():
     times that)."""
     swizzled.cache_clear()
     vector_width.cache_clear()
-    start = time.perf_counter()
+    start = time.process_time()
     for i in range(20):
         memory = swizzled((64 + 8 * i, 64), 16, 128)
         assert memory.inverse_terms()
         vector_width(blocked(memory.shape, 32, 4, 8), memory, 8)
-    assert (time.perf_counter() - start) / 20 < 0.02
+    assert (time.process_time() - start) / 20 < 0.02

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machine_speed import slower
 
 import tilec
 import tilec.language as T
@@ -61,7 +62,7 @@ def test_a_million_elements_compile_at_once(target: str) -> None:
     for make in (elements, copies):
         shapes = [(10**6,)] * 2 if make is elements else [(10**6, 3), (3, 10**6)]
         make(10**6).compile(*(tilec.spec(s, "float32") for s in shapes), target=target)
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 4 * slower()
 
 
 def chain(statements: int, dtype: str) -> Any:

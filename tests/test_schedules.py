@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machine_speed import opcodes
 
 import tilec
 import tilec.language as T
@@ -297,10 +298,10 @@ def test_plans_are_part_of_the_key_and_memoised() -> None:
     small = kernel.compile(*arrays(512, 512, 512), target=SM90)
     assert large.plan != small.plan
     assert kernel.compile(*arrays(2048, 2048, 512), target=SM90) is large
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         kernel.compile(*arrays(512, 512, 512), target=SM90)
-    assert (time.perf_counter() - start) / 10 < 0.02, "a choice is made once for each size"
+    assert (time.process_time() - start) / 10 < 0.02, "a choice is made once for each size"
 
 
 def test_variants_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,20 +350,14 @@ def test_a_warm_launch_does_not_choose(rng: np.random.Generator) -> None:
     opened.function.__defaults__ = (T.auto(64),)
     opened = tilec.kernel(opened.function)
 
-    def seconds(kernel: Any) -> float:
+    def warm(kernel: Any) -> int:
         x = rng.standard_normal(64, np.float32)
         for _ in range(20):
             kernel(x)
-        times = []
-        for _ in range(40):
-            start = time.perf_counter()
-            for _ in range(50):
-                kernel(x)
-            times.append((time.perf_counter() - start) / 50)
-        return min(times)
+        return opcodes(lambda: kernel(x))
 
-    plain, chosen = seconds(fixed), seconds(opened)
-    assert chosen < plain + 3e-6, f"{chosen * 1e6:.1f} us against {plain * 1e6:.1f} us"
+    plain, chosen = warm(fixed), warm(opened)
+    assert 0 < chosen <= plain
 
 
 # --- what an author fixes -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from machine_speed import slower
 from programs import PROGRAMS
 
 from tilec.ir import types as t
@@ -296,10 +297,10 @@ def test_300_ops_are_cheap() -> None:
     assert sum(1 for _ in walk(func.body)) >= 300
     best = 1.0
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         verify(func)
-        best = min(best, time.perf_counter() - start)
-    assert best < 5e-3
+        best = min(best, time.process_time() - start)
+    assert best < 5e-3 * slower()
 
 
 def test_an_op_that_was_checked_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
