@@ -108,11 +108,11 @@ def test_extents_of_an_iteration_stay(target: str, rng: np.random.Generator) -> 
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
 
 
-def differences(first: int, dtype: str) -> Any:
+def differences(first: int, dtype: str, kernel_block: bool) -> Any:
     """A short loop whose index is computed with, and beyond both ends of a row."""
 
     @tilec.kernel
-    def kernel(X: T.Tensor((5, 4), dtype), Y: T.Tensor((5,), "int32"), Z: T.Tensor((5,), "int32")):
+    def whole(X: T.Tensor((5, 4), dtype), Y: T.Tensor((5,), "int32"), Z: T.Tensor((5,), "int32")):
         for i in T.Parallel(5):
             y: T.int32 = 0
             z: T.int32 = 0
@@ -123,23 +123,40 @@ def differences(first: int, dtype: str) -> Any:
             Y[i] = y
             Z[i] = z
 
-    return kernel
+    @tilec.kernel
+    def block(X: T.Tensor((5, 4), dtype), Y: T.Tensor((5,), "int32"), Z: T.Tensor((5,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(5):
+                y: T.int32 = 0
+                z: T.int32 = 0
+                for j in T.unroll(4):
+                    y += X[i, j - first] * (1 + j) + 0 * WEIGHTS[j ^ 1]
+                    z += X[i, j] * (j * 100) + (X[i, j + 2] << (j - 1)) * WEIGHTS[-1 - (3 - j)]
+                    z += sum(WEIGHTS[:j]) * math.factorial(j)
+                Y[i] = y
+                Z[i] = z
+
+    return block if kernel_block else whole
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize("kernel_block", [False, True])
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_index_that_is_written_out_is_a_number_of_run_time(target: str, dtype: str) -> None:
+def test_an_index_that_is_written_out_is_a_number_of_run_time(
+    target: str, kernel_block: bool, dtype: str
+) -> None:
     """Below 0 it does not count from the end, its dtype is not that of the other operand, and
     neither a shift nor an element that does not exist is refused."""
     x = np.random.default_rng(2).integers(1, 7, (5, 4)).astype(dtype)
     y, z = (np.full(5, -1, np.int32) for _ in range(2))
+    kernel = differences(1, dtype, kernel_block)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tilec.CompileWarning)
-        run(differences(1, dtype), target, x, y, z)
+        run(kernel, target, x, y, z)
     wide = x.astype(int)
     np.testing.assert_array_equal(y, wide[:, :-1] @ np.arange(2, 5))
     shifted = wide[:, 3] * WEIGHTS[1]  # of j = 0 the shift gives 0, beyond 1 there is nothing
     looked_up = sum(sum(WEIGHTS[:j]) * math.factorial(j) for j in range(4))
     np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted + looked_up)
-    stage = differences(1, dtype).compile(x, y, z, target="cpu").stages["tile"]
+    stage = kernel.compile(x, y, z, target="cpu").stages["tile"]
     assert "parallel (" in stage and "for." not in stage

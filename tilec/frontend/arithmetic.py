@@ -10,7 +10,7 @@ from typing import Any
 from tilec.builtins import maths
 from tilec.frontend.context import Context
 from tilec.frontend.guards import Comparison, both
-from tilec.frontend.values import Literal, Number, Scalar, describe
+from tilec.frontend.values import Literal, LoopIndex, Number, Scalar, describe
 from tilec.ir.affine import Affine
 from tilec.ir.errors import CompileWarning, shown, warn
 from tilec.ir.intervals import dtype_range
@@ -145,6 +145,10 @@ class Arithmetic(Context):
 
     def unify(self, a: Number, b: Number, what: str) -> tuple[Scalar, Scalar]:
         """Both operands in their common dtype. `what` is the operator, for messages."""
+        if isinstance(a, LoopIndex) and isinstance(b, Scalar):
+            a = self.constant(a, self.index_dtype)
+        if isinstance(b, LoopIndex) and isinstance(a, Scalar):
+            b = self.constant(b, self.index_dtype)
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             dtype = common_dtype(self.default_dtype(a), self.default_dtype(b))
         elif isinstance(a, Scalar) and isinstance(b, Scalar):
@@ -260,7 +264,10 @@ class Arithmetic(Context):
         return self.binary("add", self.binary("floordiv", x, y), self.convert(rest, x.dtype))
 
     def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
-        x = self.run_time(a, b.dtype if isinstance(b, Scalar) else None)
+        own = isinstance(a, LoopIndex) or not isinstance(b, Scalar)
+        x = self.run_time(a, None if own else b.dtype)
+        if isinstance(b, LoopIndex) and b < 0:
+            b = self.run_time(b)
         both = isinstance(a, Scalar) and isinstance(b, Scalar)
         wide = b.dtype if both and isinstance(b, Scalar) else INT32
         if x.dtype is BOOL:
@@ -314,7 +321,9 @@ class Arithmetic(Context):
         """The answer of a comparison with an int that no value of the other side's dtype is, of
         which a warning is given; None of others."""
         x, number = (a, b) if isinstance(a, Scalar) else (b, a)
-        if not isinstance(x, Scalar) or not isinstance(number, int) or isinstance(number, bool):
+        if not isinstance(x, Scalar) or not isinstance(number, int):
+            return None
+        if isinstance(number, bool | LoopIndex):
             return None
         if not x.dtype.is_int or x.dtype is BOOL:
             return None

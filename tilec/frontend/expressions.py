@@ -21,6 +21,7 @@ from tilec.frontend.recovery import check_known
 from tilec.frontend.values import (
     Buffer,
     Lanes,
+    LoopIndex,
     Method,
     Number,
     Region,
@@ -355,7 +356,7 @@ class Expressions(Containers):
             if isinstance(index, int) and not -extent <= index < extent:
                 said = f"index {index} in a slice of {extent} of {region.buffer.name}"
                 raise self.error(said, "write an index inside of the slice")
-            if isinstance(index, int) and index < 0:
+            if isinstance(index, int) and index < 0 and not isinstance(index, LoopIndex):
                 index += extent
             offsets[d] = self.binary("add", offsets[d], index)  # type: ignore[arg-type]
         return self.subscript(region.buffer, offsets)

@@ -25,6 +25,7 @@ from tilec.frontend.values import (
     Buffer,
     Indices,
     LoopHeader,
+    LoopIndex,
     Number,
     Scalar,
     Undefined,
@@ -52,8 +53,6 @@ class ForLoops(Loops):
                 bounds = {"start": items.start, "stop": items.stop, "step": items.step}
                 header = LoopHeader("serial", bounds, self.frame.loc(node.iter))
                 self._range_loop(node, header, plain=True)
-            case Indices():
-                self._unrolled(node, [self.constant(n, self.index_dtype) for n in items])
             case tuple() | list() | dict() | set() | frozenset() | str():
                 self._unrolled(node, list(items))
             case LoopHeader(builtin="Parallel"):
@@ -97,7 +96,7 @@ class ForLoops(Loops):
         if (plain or kind == "unroll") and isinstance(start, int) and isinstance(stop, int):
             indices = range(start, stop, step)
             if node in self.left_out.written_out:
-                self._unrolled(node, list(indices))
+                self._unrolled(node, Indices(map(LoopIndex, indices)))
                 return
             if len(indices) <= _MOST_COPIES:
                 self.unrolls.append(node)

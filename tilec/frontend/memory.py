@@ -12,7 +12,17 @@ from tilec.frontend import narrow
 from tilec.frontend.arithmetic import Arithmetic, affine_of, integer, static_int
 from tilec.frontend.guards import decided, find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
-from tilec.frontend.values import OPEN, Buffer, Method, Number, Region, Scalar, describe, is_number
+from tilec.frontend.values import (
+    OPEN,
+    Buffer,
+    LoopIndex,
+    Method,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_number,
+)
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
@@ -154,9 +164,9 @@ class Memory(Arithmetic):
         return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts, steps)
 
     def _from_the_end(self, buffer: Buffer, dim: int, item: Number) -> int | Scalar:
-        """An index; one that is negative at compile time counts from the end, as Python's."""
+        """An index; a number below zero counts from the end, as Python's."""
         index = self.index_number(item)
-        if isinstance(index, Scalar) or index >= 0:
+        if isinstance(index, Scalar) or index >= 0 or isinstance(index, LoopIndex):
             return index
         extent = buffer.shape[dim]
         return integer(self.binary("add", extent, index))
@@ -180,7 +190,7 @@ class Memory(Arithmetic):
         if isinstance(item, float):
             hint = "write // instead of /" if item.is_integer() else "elements are counted by ints"
             raise self.error(f"an index is {describe(item)}, not an integer", hint)
-        return int(item)
+        return item if isinstance(item, LoopIndex) else int(item)
 
     def index_value(self, x: int | Scalar) -> Value:
         """An index or offset as an op takes it: of the kernel's index dtype.

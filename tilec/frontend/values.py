@@ -10,7 +10,7 @@ import ast
 import enum
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeGuard
 
@@ -165,7 +165,30 @@ NOT_RETURNED = Undefined("no return has given it yet")
 """The value of a function, or of a `:=`, where control flow has not come to it; of no account."""
 
 
-class Indices(tuple[int, ...]):
+class LoopIndex(int):
+    """The index of a loop that counts at run time, in the copy of its body that is traced for it.
+    It is known, so that Python's tables take it; beside a number of run time it is one too, of the
+    dtype of indices, and below zero it counts from no end. What is computed from it is another."""
+
+
+def _of_indices(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def computed(*numbers: object) -> object:
+        found = plain(*numbers)
+        return LoopIndex(found) if type(found) is int else found
+
+    return computed
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    for _side in ("", "r"):
+        setattr(LoopIndex, f"__{_side}{_name}__", _of_indices(f"__{_side}{_name}__"))
+for _name in ("neg", "pos", "abs", "invert", "pow"):
+    setattr(LoopIndex, f"__{_name}__", _of_indices(f"__{_name}__"))
+
+
+class Indices(tuple[LoopIndex, ...]):
     """The indices of a loop that counts at run time, of whose body a copy is traced for each."""
 
 

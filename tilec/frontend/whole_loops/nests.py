@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tilec import language as T
-from tilec.frontend.values import Indices, as_syntax
+from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, placed
 
@@ -373,7 +373,7 @@ class _Straight(ast.NodeTransformer):
             case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
-                    numbers = Indices(range(*bounds)[: MOST_COPIES + 1])
+                    numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
                     node.iter = placed(as_syntax(numbers), node.iter)
         return node
 
