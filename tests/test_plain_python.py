@@ -263,3 +263,25 @@ def test_a_name_that_was_a_tensor_before() -> None:
     with pytest.raises(tilec.CompileError, match="this does not write to A") as e:
         forgets_the_index.compile(spec, spec, 8, target="cpu")
     assert "A = n" in str(e.value)
+
+
+def unless(known: bool) -> int | None:
+    return 3 if known else None
+
+
+def test_none_that_python_computes_is_a_value() -> None:
+    """What a function or a table gives may be None; a word of T that gives nothing is refused
+    (mistake_more.py)."""
+
+    @tilec.kernel
+    def kernel(Y: T.Tensor((4,), "int32"), known: T.constexpr = False):
+        with T.Kernel(1, threads=32):
+            given = unless(known)
+            listed = {True: 10}.get(known)
+            for i in T.Parallel(4):
+                Y[i] = (5 if given is None else given) + (20 if listed is None else listed)
+
+    for known, want in ((False, 25), (True, 13)):
+        y = np.zeros(4, np.int32)
+        kernel(y, known=known)
+        assert (y == want).all()

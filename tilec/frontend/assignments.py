@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import types
 from typing import Any
 
 from tilec import language as T
+from tilec.frontend.builtins import BUILTINS
 from tilec.frontend.builtins_reducers import combines, contribute, takes
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
@@ -18,6 +20,7 @@ from tilec.frontend.values import (
     KernelHeader,
     Lanes,
     LoopHeader,
+    Method,
     Number,
     Region,
     Scalar,
@@ -71,9 +74,7 @@ class Assignments(ForLoops):
         if unpacked and isinstance(value, tuple | list):  # read before anything is assigned
             value = tuple(map(self.read_value, value))
         if value is None and isinstance(node.value, ast.Call):
-            views = (T.view, T.reshape) if self.options.tilelang else ()
-            if not views or self.expression(node.value.func) not in views:
-                raise self._no_result(node.value)
+            self._check_value(node.value)
         for target in node.targets:
             self._assign_to(target, value, node.value)
 
@@ -103,13 +104,20 @@ class Assignments(ForLoops):
             return False
         return combines(self, node, element, kind, self.number_of(values[0], "this value"))
 
-    def _no_result(self, call: ast.Call) -> CompileError:
-        """What to say of a name for what a call gives, where it gives nothing."""
+    def _check_value(self, call: ast.Call) -> None:
+        """Refuse a name for what a word of T or a macro gives, which is nothing; None that Python
+        computes is a value."""
+        word = self.expression(call.func)
         shown = ast.unparse(call.func)
         hint = f"write {ast.unparse(call)} in a line of its own: it changes its operands"
-        if isinstance(self.expression(call.func), T.Macro):
+        if isinstance(word, T.Macro):
             hint = f"end {shown} with a return, or call it in a line of its own"
-        return self.error(f"{shown} gives no value", hint, at=call)
+        elif not isinstance(word, Method | types.FunctionType):
+            return
+        elif isinstance(word, types.FunctionType) and word not in BUILTINS:
+            return
+        if not self.options.tilelang or word not in (T.view, T.reshape):
+            raise self.error(f"{shown} gives no value", hint, at=call)
 
     def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
         """Give `value`, which is written at `place`, to a name, an element or several of them."""
