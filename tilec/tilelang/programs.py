@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import math
 import sys
 import textwrap
 from builtins import compile as compile_python
@@ -27,7 +28,7 @@ from tilec.ir.errors import CompileError, shown
 from tilec.ir.options import TILELANG, Options
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import exact, remember_surroundings
-from tilec.jit.specialise import spec_in_memory
+from tilec.jit.specialise import Asked, spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.runtime.arguments import as_index
 from tilec.support.syntax import names_in
@@ -174,6 +175,23 @@ class JITKernel:
     def compile(self) -> CompiledKernel:
         """The variant for contiguous tensors of the annotated shapes; a size that only a call
         gives counts as 4096. Raises CompileError."""
+        return self.kernel.compile(target=self.target, **self._described())
+
+    def predicted(self) -> float:
+        """Seconds that a call of the variant that `compile` gives is predicted to take; inf where
+        it cannot run, or nothing is known. Raises CompileError."""
+        if self.kernel.is_sequence:
+            return math.inf
+        found = self.kernel.choices.recommend(self.asked(), 1)
+        seconds = [x.estimate.seconds for x in found if x.estimate is not None and not x.reason]
+        return min(seconds, default=math.inf)
+
+    def asked(self) -> Asked:
+        """What `compile` asks for."""
+        return self.kernel.described((), self.target, self._described())
+
+    def _described(self) -> dict[str, Any]:
+        """Tensors and constants of a call, by name."""
         given = {}
         for parameter in self.kernel.parameters_for(self.constants):
             if parameter.kind == "tensor":
@@ -181,7 +199,7 @@ class JITKernel:
                 steps = [s for s in parameter.strides or () if isinstance(s, int)]
                 strides = steps if steps and len(steps) == len(whole) else None
                 given[parameter.name] = spec_in_memory(whole, parameter.dtype, strides)
-        return self.kernel.compile(target=self.target, **given, **self.constants)
+        return {**given, **self.constants}
 
     @property
     def params(self) -> list[KernelParam]:
@@ -234,10 +252,11 @@ def compile(
 
 
 class JITImpl:
-    """A function below `tilelang.jit`: what `compile` makes a kernel of, for its arguments. `func`:
-    the function itself."""
+    """A function below `tilelang.jit`: what `compile` makes a kernel of, for its arguments, and
+    `make` anew. `func`: the function itself."""
 
     compile: Callable[..., JITKernel]
+    make: Callable[..., JITKernel]
     func: Callable[..., Any]
 
     def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
@@ -274,12 +293,15 @@ class _Lazy(JITImpl):
         """The kernel for these arguments, the same one for the same values."""
         key = (*map(exact, args), *((n, exact(v)) for n, v in sorted(kwargs.items())))
         if key not in self._made:
-            func = self.get_tir(*args, **kwargs)
-            made = JITKernel(func, self.out_idx, self.target, options=self.options)
-            self._made[key] = made, (args, kwargs)
+            self._made[key] = self.make(*args, **kwargs), (args, kwargs)
         return self._made[key][0]
 
     __call__ = compile
+
+    def make(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The kernel for these arguments, which is not kept."""
+        func = self.get_tir(*args, **kwargs)
+        return JITKernel(func, self.out_idx, self.target, options=self.options)
 
 
 def par_compile(funcs: Iterable[Kernel], **options: Any) -> list[JITKernel]:
@@ -342,6 +364,8 @@ class _Eager(JITImpl):
                 pairs = zip(p.shape, named[p.name].shape, strict=False)
                 sizes |= {n: int(v) for n, v in pairs if isinstance(n, str)}
         return JITKernel(self.kernel, None, self.target, constants, sizes)
+
+    make = compile
 
 
 def jit(
