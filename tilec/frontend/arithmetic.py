@@ -264,8 +264,8 @@ class Arithmetic(Context):
         return self.binary("add", self.binary("floordiv", x, y), self.convert(rest, x.dtype))
 
     def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
-        own = isinstance(a, LoopIndex) or not isinstance(b, Scalar)
-        x = self.run_time(a, None if own else b.dtype)
+        like = b.dtype if isinstance(b, Scalar) and not isinstance(a, LoopIndex) else None
+        x = self.run_time(a, like)
         if isinstance(b, LoopIndex) and b < 0:
             b = self.run_time(b)
         both = isinstance(a, Scalar) and isinstance(b, Scalar)
