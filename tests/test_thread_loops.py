@@ -472,3 +472,63 @@ def test_a_branch_knows_its_condition() -> None:
     assert all("guard=" not in line for line in text.splitlines() if "mem_load %X" in line)
     text = stage(decoded(211, (5, 6, 7)), x, np.zeros(211, np.float32))
     assert any("guard=" in line for line in text.splitlines() if "mem_load %X" in line)
+
+
+@tilec.kernel
+def causal(
+    X: T.Tensor((2, 3, 300), "float16"),
+    W: T.Tensor((3, 4), "float16"),
+    Y: T.Tensor((2, 3, 300), "float16"),
+):
+    """A short loop in T.Parallel, whose loads ask first whether they are there."""
+    with T.Kernel(2, 3, threads=64) as (b, c):
+        for t in T.Parallel(300):
+            acc = 0.0
+            for k in range(4):
+                if t - 3 + k >= 0:
+                    acc += T.float32(W[c, k]) * T.float32(X[b, c, t - 3 + k])
+            Y[b, c, t] = acc
+
+
+@tilec.kernel
+def pooled(X: T.Tensor((3, 17, 20), "float32"), Y: T.Tensor((3, 9, 10), "float32")):
+    with T.Kernel(3, threads=32) as c:
+        for y, x in T.Parallel(9, 10):
+            most = -T.infinity("float32")
+            for r in range(3):
+                for s in range(3):
+                    row, column = 2 * y + r - 1, 2 * x + s - 1
+                    if 0 <= row < 17 and 0 <= column < 20:
+                        most = T.max(most, X[c, row, column])
+            Y[c, y, x] = most
+
+
+@pytest.mark.parametrize("target", [*GPUS, "cpu"])
+def test_taps_that_ask_first(target: str, rng: np.random.Generator) -> None:
+    """No branch is left in what a tile's iterations do, and nothing comes of what is not there:
+    what stands around a tensor is infinite."""
+    x = rng.standard_normal((2, 3, 300)).astype(np.float16)
+    w = rng.standard_normal((3, 4)).astype(np.float16)
+    w[0, 0] = np.inf  # of an element that is not there
+    y = np.full((2, 3, 300), np.nan, np.float16)
+    run(causal, target, x, w, y)
+    padded = np.concatenate([np.zeros((2, 3, 3)), wide(x)], axis=2)
+    want = np.zeros(x.shape)
+    for k in range(4):
+        there = slice(max(3 - k, 0), None)
+        want[..., there] += (wide(w)[:, k : k + 1] * padded[:, :, k : k + 300])[..., there]
+    np.testing.assert_allclose(wide(y), want, rtol=2e-3, atol=4e-3)
+
+    image = rng.standard_normal((3, 17, 20)).astype(np.float32)
+    small = np.full((3, 9, 10), np.nan, np.float32)
+    run(pooled, target, image, small)
+    around = np.full((3, 19, 22), -np.inf)
+    around[:, 1:-1, 1:-1] = image
+    windows = np.lib.stride_tricks.sliding_window_view(around, (3, 3), (1, 2))[:, ::2, ::2]
+    np.testing.assert_array_equal(small, windows.max((3, 4))[:, :9, :10])
+    if target == "cuda:sm_90a":
+        for kernel, arrays in ((causal, (x, w, y)), (pooled, (image, small))):
+            after = stage(kernel, *arrays)
+            loop = after[after.index("for.") :]
+            ahead = loop[: loop.index(" fma " if kernel is causal else "binary.max")]
+            assert ahead.count("guard=") >= 4 and "types=(f32)" not in loop, after

@@ -16,7 +16,8 @@ before, as in
 
 or one that adds to registers, by what it loads on conditions or by long arithmetic, or one that is
 written out, over what a thread has of a tile, or one that starts copies by cp.async
-from places that it loads, or one of few iterations in which warps load matrices from shared memory
+from places that it loads, or whose loads ask first whether they are there, as the taps of a stencil
+do, or one of few iterations in which warps load matrices from shared memory
 (`ldmatrix`) and multiply them, or one of few that load neighbours, as the bytes of a word.
 
 After: such iterations stand one behind the other, as many as a thread has registers for, so that
@@ -102,7 +103,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
             return _unrolled(o, count, trips, subst)
         if overlapping:
             return None
-        flat = if_converted(o, numbers, facts_of(func, anywhere=True)) if o.kind == "serial" else o
+        flat = if_converted(o, numbers, facts_of(func, anywhere=True))
         ahead = _Ahead(flat, written, roomy, facts_of(func), converted=flat is not o)
         count = ahead.count(trips, numbers)
         if count > 1:
@@ -362,7 +363,8 @@ def _unrolled(
         end = b.binary("sub", o.hi, known) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
     values = tuple(carried)
-    all_of_them = trips == _Trips(count, True) and o.kind == "serial"
+    inside = o.kind == "serial" or ahead is not None and ahead.converted
+    all_of_them = inside and trips == _Trips(count, True)
     if all_of_them:
         first, values = o.lo, o.inits
     if ahead is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
-from tilec.ir.core import Op, Substitution, Value
+from tilec.ir.core import Op, Substitution, Value, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import DIVISIONS, Binary, Compare, Const, For, If, MemLoad, yielded
 from tilec.passes.utils.building import updated
@@ -41,6 +41,9 @@ def _pays(o: If, made: Mapping[Value, Op], numbers: Mapping[Value, Number]) -> b
     loads = [x for x in inside if isinstance(x, MemLoad)]
     others = [x for x in inside if not isinstance(x, MemLoad)]
     if not loads or not o.types or any(not x.pure or may_trap(x, numbers) for x in others):
+        return False
+    one, other = ({x.source for x in walk(r) if isinstance(x, MemLoad)} for r in o.regions)
+    if one & other:  # a row's part, at once where all of it is there (`batch_conditions`)
         return False
     if is_bound(o.cond, made):
         return len(inside) <= MOST_OPS
