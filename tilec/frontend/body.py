@@ -19,10 +19,11 @@ from tilec.support.syntax import name_nodes
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
     from tilec.frontend.evaluation import Evaluation
-    from tilec.frontend.whole_loops import nests, places
+    from tilec.frontend.whole_loops import dtypes, nests, places
     from tilec.frontend.whole_loops.nests import Tells
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
+    dtypes = Lazy("tilec.frontend.whole_loops.dtypes")
     nests = Lazy("tilec.frontend.whole_loops.nests")
     places = Lazy("tilec.frontend.whole_loops.places")
 
@@ -104,7 +105,8 @@ class BodyReader:
         found = nests.whole_loop(body, self.meaning)
         if found is None:
             return None
-        is_product = nests.product_of(found[1], self.meaning) is not None
+        nest = dtypes.with_dtypes(found[1], self.meaning)
+        is_product = nests.product_of(nest, self.meaning) is not None
         sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
         return {size: nests.fresh_name(size, used) for size in sizes}
 

@@ -120,7 +120,7 @@ class Folds(Rows):
 
     def _is_cut_off(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a sum or product of ints is known to be one with floats, whose order counts."""
-        given, kept = self._dtype(value, ()), self.dtype_of(self.sums[name])
+        given, kept = self.dtype(value, ()), self.dtype_of(self.sums[name])
         ours = kept is not None and kept.is_int and word in ("sum", "prod")
         return ours and given is not None and given.is_float
 
@@ -157,14 +157,14 @@ class Folds(Rows):
         """Whether its variables hold what they are given as it is. The next element is compared
         with a rounded one otherwise, and which is the most follows from their order."""
         best, at = (self.dtype_of(self.sums[name]) for name in (p.best, p.at))
-        given = self._dtype(p.value, before)
+        given = self.dtype(p.value, before)
         if best is None or at is None or given is None or not _is_exact(given, best):
             return False
         if at.bits < 32:
             return False
         return p.first or at.kind in ("int", "float")  # no uint says that there is no last one
 
-    def _dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
+    def dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
         """That of an expression behind the statements `before` it in a loop; None where it does not
         follow from what is read."""
         match value:
@@ -174,14 +174,14 @@ class Folds(Rows):
                         case ast.AnnAssign(ast.Name(made), dtype) if made == name:
                             return self.dtype_of(dtype)
                         case ast.Assign([ast.Name(made)], given) if made == name:
-                            return self._dtype(given, before[:at])
+                            return self.dtype(given, before[:at])
                 return self.dtype_of(self.sums[name]) if name in self.sums else None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
                 return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
             case ast.UnaryOp(ast.USub(), given):
-                return self._dtype(given, before)
+                return self.dtype(given, before)
             case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
-                a, b = (self._dtype(x, before) for x in (left, right))
+                a, b = (self.dtype(x, before) for x in (left, right))
                 if isinstance(left, ast.Constant) or isinstance(right, ast.Constant):
                     beside = a or b  # numbers have its dtype
                     return beside if beside is not None and beside.is_float else None
@@ -196,7 +196,7 @@ class Folds(Rows):
                     return found
                 if (found is T.cast or found is T.Cast) and len(others) == 1:
                     return self.dtype_of(others[0] if found is T.cast else given)
-                return self._dtype(given, before) if found is T.abs else None
+                return self.dtype(given, before) if found is T.abs else None
         return None
 
     def _picked(self, s: ast.stmt, chain: Sequence[ast.For]) -> tuple[str, ...]:

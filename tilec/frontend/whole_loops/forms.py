@@ -12,6 +12,7 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops.blocks import Blocks
+from tilec.frontend.whole_loops.dtypes import with_dtypes
 from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
@@ -24,8 +25,8 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import as_folds
-from tilec.ir.types import FLOAT32, INT32, DType, find_dtype, magnitude_of, unit_of
-from tilec.support.syntax import names_in
+from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
+from tilec.support.syntax import name_nodes, names_in
 
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -52,12 +53,17 @@ class WholeLoops(Statements):
         assert nest is not None, "the signature has seen it"
         self.whole_indices = nest.indices
         extents = [self.expression(e) for e in nest.extents]
-        blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
-        product = product_of(nest, named) if tiles else None
+        used = self.frame.source.used_names()
+        typed = nest
+        if self._has_no_double(nest):
+            typed = with_dtypes(nest, named, self._dtype_of, self.index_dtype)
+        blocks = Blocks(node, typed, used, self.threads)
+        product = product_of(typed, named) if tiles else None
         if product is not None and self._can_tile(product):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
-            total = ast.unparse(product.total)
-            key = node, replace(product, total=node), total, tuple(tiles.items()), edges
+            texts = ast.unparse(product.total), ast.unparse(product.dtype)
+            same = replace(product, total=node, dtype=product.extent)
+            key = node, same, texts, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
                 written[key] = blocks.product(product, tiles, edges), blocks.language
@@ -69,8 +75,13 @@ class WholeLoops(Statements):
             straight = written_out(nest, named, self._static)
             if straight is not None:
                 return self._elements(node, straight)
+            blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
         return made, blocks.language
+
+    def _has_no_double(self, nest: Nest) -> bool:
+        values = (self.names.get(n.id) for n in name_nodes(*nest.body))
+        return not any(getattr(v, "dtype", None) is FLOAT64 for v in values)
 
     def _elements(self, node: ast.For, nest: Nest) -> tuple[ast.With, str]:
         """A nest without loops as tiles of elements."""

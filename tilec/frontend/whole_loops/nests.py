@@ -76,10 +76,35 @@ def nest_of(node: ast.stmt, named: Named) -> Nest | None:
     if len(names) != len(targets) or len(names) != len(node.iter.args):
         return None
     inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
-    found = Nest(names, tuple(node.iter.args), tuple(node.body))
+    found = Nest(names, tuple(node.iter.args), _without_grids(node.body, named))
     if inner is None or names_in(*inner.extents) & {*names}:
         return replace(found, body=_with_known_extents(found, named))
     return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
+
+
+def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
+    """A body with loops over T.grid as loops in one another."""
+
+    class Apart(ast.NodeTransformer):
+        def visit_For(self, node: ast.For) -> ast.For:
+            self.generic_visit(node)
+            match node:
+                case ast.For(
+                    ast.Tuple(names), ast.Call(ast.Attribute(module, "grid") as word, extents, [])
+                ) if named(word) is T.grid and len(names) == len(extents):
+                    serial = ast.copy_location(ast.Attribute(module, "serial", ast.Load()), word)
+                    inside = node.body
+                    for target, extent in reversed([*zip(names, extents)]):
+                        count = ast.copy_location(ast.Call(serial, [extent], []), node.iter)
+                        loop = ast.copy_location(ast.For(target, count, inside, []), node)
+                        inside = [loop]
+                    return loop
+            return node
+
+    loops = (s.iter for s in every(ast.For, *body))
+    if not any(isinstance(c, ast.Call) and _word(c, named) is T.grid for c in loops):
+        return tuple(body)
+    return tuple(Apart().visit(copy.deepcopy(s)) for s in body)
 
 
 def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:

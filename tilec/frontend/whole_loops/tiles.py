@@ -55,6 +55,8 @@ _ELEMENTS, _THREADS = 2048, 256
 _BLOCKS, _AT_EDGES = 256, 512  # enough for a machine; where loads wait for tests
 _MOST_PARTS = 128  # which the last block reads
 _HUGE = 1 << 20  # an extent beyond all magnitudes
+_SHORT = 64  # rows that a thread goes down by itself, where iterations fill a machine,
+_MANY = 1 << 16  # as so many do
 _LONE = 8192  # iterations that do not fill a machine with a thread for each
 _FAR = 32  # places between elements that no warp's load has both of
 _STEPS = 4  # of a tile that a part has, at least
@@ -78,7 +80,7 @@ class Tiles(TileLoops):
         """None where the loops are of another form, or short."""
         self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
         self.nest = in_order(
-            self.nest, self.dtype_of, lambda value: self._dtype(value, ()), self.language
+            self.nest, self.dtype_of, lambda value: self.dtype(value, ()), self.language
         )
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = self._along_columns(loops)
@@ -88,8 +90,11 @@ class Tiles(TileLoops):
         extents = [counted(s.iter, self.named) for chain in chains for s in chain]
         if any(e is None or self.own & names_in(e) for e in extents):
             return None
-        if not columns and any(map(self._is_short, chains)):
+        if not columns and any(self._trips(chain) < self.lanes // 2 for chain in chains):
             return None  # a thread reads all of such a row at once
+        if columns and max(map(self._trips, chains)) <= _SHORT:
+            if (self._iterations() or _HUGE) >= _MANY:
+                return None  # each goes down columns of its own, beside its neighbours
         found = [self._levels(chain) for chain in chains]
         lengths = [magnitude_of(size) if size else 0 for _, _, size in found]
         length = 0 if 0 in lengths else max(lengths)
@@ -133,10 +138,10 @@ class Tiles(TileLoops):
         lengths = [self._length(s) for s in around]
         return _HUGE if 0 in lengths else prod(lengths) * -(-(size or _HUGE) // inner)
 
-    def _is_short(self, chain: Sequence[ast.For]) -> bool:
-        """Whether a row is known to be, of all loops that go along it."""
+    def _trips(self, chain: Sequence[ast.For]) -> int:
+        """Of all loops that go along a row or down a column; very many where that is not known."""
         known = [self.known(self._extent(s)) for s in chain]
-        return prod(self.lanes if n is None else n for n in known) < self.lanes // 2
+        return prod(_HUGE if n is None else n for n in known)
 
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
         """Whether the last index of the matrices that loops inside go over is that of the

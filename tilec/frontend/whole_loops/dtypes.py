@@ -1,0 +1,154 @@
+"""The dtypes of variables that begin with a number, in a loop over whole tensors.
+
+    total = 0.0                                 total: "float32" = 0.0
+    for j in range(N):                 ->       for j in range(N):
+        total += X[i, j]                            total += X[i, j]
+
+What folds into a name that is a float makes it float32 where nothing is a float64, whatever the
+elements are; into one that is an int, ints that are no wider leave it one of indices, and float32
+makes it that; what begins as `T.int64(0)` stays so. So the fold is that of a variable; see `rows`
+and `tiles`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tilec import language as T
+from tilec.frontend.arithmetic import common_dtype
+from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Named,
+    Nest,
+    changed_by,
+    every,
+    other_operand,
+)
+from tilec.ir.types import FLOAT32, INT32, DType
+from tilec.support.syntax import name_nodes
+
+_WIDER = ("float64", "double")
+_FOLDS = (ast.Add, ast.Sub, ast.Mult)
+
+
+def with_dtypes(
+    nest: Nest, named: Named, dtype_of: DtypeOf | None = None, index: DType = INT32
+) -> Nest:
+    """The nest with the dtype said of each such name, and `name /= n` between loops written as
+    `name = name / n`; none of its tensors is of float64. `index`: the dtype of indices. Without
+    `dtype_of` it is not known yet what tensors are: float32."""
+    if any(word in ast.unparse(s) for s in nest.body for word in _WIDER):
+        return nest
+    body: list[ast.stmt] = []
+    for at, s in enumerate(nest.body):
+        match s:
+            case ast.Assign([ast.Name(name) as target], value):
+                found = _Folded(nest, name, named, dtype_of, index).read(value, at)
+                if found is not None:
+                    s = ast.copy_location(ast.AnnAssign(target, *found, simple=1), s)
+            case ast.AugAssign(ast.Name(name) as target, op, value):
+                read = ast.copy_location(ast.Name(name, ast.Load()), target)
+                value = ast.copy_location(ast.BinOp(read, op, value), s)
+                s = ast.copy_location(ast.Assign([target], value), s)
+        body.append(s)
+    return replace(nest, body=tuple(body))
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """What loops of a nest fold into a name."""
+
+    nest: Nest
+    name: str
+    named: Named
+    dtype_of: DtypeOf | None
+    index: DType
+
+    def read(self, value: ast.expr, at: int) -> tuple[ast.expr, ast.expr] | None:
+        """The dtype of the name that begins as `value` in a statement, as it is written, and the
+        number; None where no loop behind it folds into it, or one gives it a dtype that does not
+        show here."""
+        behind = self.nest.body[at + 1 :]
+        match value:
+            case ast.Call(func, [ast.Constant(int() | float()) as number], []):
+                cast = isinstance(self.named(func), DType)
+                if cast and self._is_only_folded(behind, lambda v: False):
+                    return func, number
+            case ast.Constant(int()) if _is_int(value):
+                dtype = self._of_int(behind) if self._is_only_folded(behind, _is_int) else None
+                return None if dtype is None else (_text(dtype, value), value)
+        if self._is_float(value) and self._is_only_folded(behind, self._is_float):
+            return _text(FLOAT32, value), value
+        return None
+
+    def _is_only_folded(
+        self, behind: Sequence[ast.stmt], begins: Callable[[ast.expr], bool]
+    ) -> bool:
+        """Whether loops fold into it, and all else that it is given is where it begins again, or
+        arithmetic on it: no other name for another number."""
+        folds = {s for s, _, _ in self._folds(behind)}
+        given = {s for s in behind if self._changed(s, ast.Div) is not None}
+        for s in behind:
+            match s:
+                case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
+                    given.add(s)
+        stored = (n.id for n in name_nodes(*behind) if isinstance(n.ctx, ast.Store))
+        return bool(folds) and [*stored].count(self.name) == len(folds | given)
+
+    def _folds(
+        self, behind: Sequence[ast.stmt]
+    ) -> Iterator[tuple[ast.stmt, ast.expr, Sequence[ast.stmt]]]:
+        """The statements of loops that fold into it, with what, and what stands before them."""
+        for loop in every(ast.For, *behind):
+            for at, outer in enumerate(loop.body):
+                for s in [outer, *(outer.body if isinstance(outer, ast.If) else ())]:
+                    if (value := self._changed(s)) is not None:
+                        yield s, value, loop.body[:at]
+
+    def _of_int(self, behind: Sequence[ast.stmt]) -> DType | None:
+        """The dtype that what is folded makes of an int."""
+        known = self.dtype_of or (lambda written: FLOAT32)
+        reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
+        dtypes = {
+            self.index if _is_int(value) else reads.dtype(value, before)
+            for _, value, before in self._folds(behind)
+        }
+        if dtypes == {FLOAT32}:
+            return FLOAT32
+        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
+        return self.index if small else None
+
+    def _is_float(self, value: ast.expr) -> bool:
+        match value:
+            case ast.UnaryOp(ast.USub(), operand):
+                return self._is_float(operand)
+            case ast.Constant(float()):
+                return True
+            case ast.Name() | ast.Attribute():
+                return isinstance(self.named(value), float)
+            case ast.Call(func, [ast.Constant(text)], []):
+                word = self.named(func)
+                return word is float or (word is T.infinity and text == FLOAT32.name)
+        return False
+
+    def _changed(self, s: ast.stmt, *more: type[ast.operator]) -> ast.expr | None:
+        """What a statement adds to the name, or takes the largest or smallest of it and of."""
+        match s:
+            case ast.Assign([ast.Name(given)], ast.Call(func, [a, b], [])) if given == self.name:
+                known = isinstance(func, ast.Name | ast.Attribute)
+                known = known and self.named(func) in (T.max, T.min)
+                return other_operand(self.name, a, b) if known else None
+        name, op, value = changed_by(s) or ("", None, None)
+        return value if name == self.name and isinstance(op, (*_FOLDS, *more)) else None
+
+
+def _is_int(value: ast.expr) -> bool:
+    number = value.value if isinstance(value, ast.Constant) else None
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _text(dtype: DType, at: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.Constant(dtype.name), at)
