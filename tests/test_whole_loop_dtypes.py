@@ -130,6 +130,88 @@ def test_dtypes_need_not_be_said(
         assert stages[0] == stages[1] and ("shuffle" in stages[0] or name == "columns")
 
 
+FOUND: dict[str, Text] = {
+    "place": (
+        """def kernel(X: T.Tensor((M, N), "{0}"), Y: T.Tensor((M, 4), "float32")):
+    for i in T.Parallel(M):
+        best@ = LEAST
+        at@ = 0
+        for j in range(N):
+            if X[i, j] > best:
+                best = X[i, j]
+                at = j
+        Y[i, 0] = best
+        Y[i, 1] = at
+""",
+        {"best": "T.float32", "at": "T.int32"},
+    ),
+    "ends": (
+        """def kernel(X: T.Tensor((M, N), "{0}"), Y: T.Tensor((M, 4), "float32")):
+    for i in T.Parallel(M):
+        low@ = math.inf
+        high@ = float("-inf")
+        for j in range(N):
+            x = X[i, j]
+            low = T.min(low, x)
+            high = max(high, x)
+        Y[i, 0] = low
+        Y[i, 1] = high
+""",
+        {"low": "T.float32", "high": "T.float32"},
+    ),
+    "signs": (
+        """def kernel(X: T.Tensor((M, N), "{0}"), Y: T.Tensor((M, 4), "float32")):
+    for i in T.Parallel(M):
+        up@ = 0.0
+        down@ = 0.0
+        any@ = False
+        every@ = True
+        for j in range(N):
+            if X[i, j] > 0:
+                up += X[i, j]
+            else:
+                down -= X[i, j]
+            if X[i, j] > 2.5:
+                any = True
+            every = every and X[i, j] < 3
+        Y[i, 0] = up
+        Y[i, 1] = down
+        Y[i, 2] = any
+        Y[i, 3] = every
+""",
+        {"up": "T.float32", "down": "T.float32", "any": "T.bool", "every": "T.bool"},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_found(
+    target: str, name: str, dtype: str, kernels: Any, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((6, 500)).astype(dtype)
+    y = np.full((6, 4), np.nan, np.float32)
+    plain, said = kernels(FOUND[name], dtype)
+    run(plain, target, x, y)
+    wide = x.astype(np.float64)
+    want = {
+        "place": (wide.max(1), wide.argmax(1)),
+        "ends": (wide.min(1), wide.max(1)),
+        "signs": (
+            np.where(wide > 0, wide, 0).sum(1),
+            -np.where(wide > 0, 0, wide).sum(1),
+            (wide > 2.5).any(1),
+            (wide < 3).all(1),
+        ),
+    }[name]
+    for n, column in enumerate(want):
+        np.testing.assert_allclose(y[:, n], column, rtol=1e-6 if name != "signs" else 1e-4)
+    if target == "cuda:sm_90a":
+        stages = [k.compile(x, y, target=target).stages["lower_parallel"] for k in (plain, said)]
+        assert stages[0] == stages[1] and "shuffle" in stages[0]
+
+
 INTS: dict[str, Text] = {
     "how many": (
         """def kernel(X: T.Tensor((M, N), "{0}"), Y: T.Tensor((M,), "int32")):

@@ -25,9 +25,10 @@ from tilec.frontend.whole_loops.nests import (
     Nest,
     changed_by,
     every,
+    index_of,
     other_operand,
 )
-from tilec.ir.types import FLOAT32, INT32, DType
+from tilec.ir.types import BOOL, FLOAT32, INT32, DType
 from tilec.support.syntax import name_nodes
 
 _WIDER = ("float64", "double")
@@ -77,7 +78,10 @@ class _Folded:
                 cast = isinstance(self.named(func), DType)
                 if cast and self._is_only_folded(behind, lambda v: False):
                     return func, number
-            case ast.Constant(int()) if _is_int(value):
+            case ast.Constant(bool()):
+                bools = self._is_only_folded(behind, _is_bool)
+                return (_text(BOOL, value), value) if bools else None
+            case ast.Constant(int()):
                 dtype = self._of_int(behind) if self._is_only_folded(behind, _is_int) else None
                 return None if dtype is None else (_text(dtype, value), value)
         if self._is_float(value) and self._is_only_folded(behind, self._is_float):
@@ -87,9 +91,9 @@ class _Folded:
     def _is_only_folded(
         self, behind: Sequence[ast.stmt], begins: Callable[[ast.expr], bool]
     ) -> bool:
-        """Whether loops fold into it, and all else that it is given is where it begins again, or
-        arithmetic on it: no other name for another number."""
-        folds = {s for s, _, _ in self._folds(behind)}
+        """Whether loops fold into it, bools into one that begins as such, and all else that it is
+        given is where it begins again, or arithmetic on it: no other name for another number."""
+        folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (begins is _is_bool)}
         given = {s for s in behind if self._changed(s, ast.Div) is not None}
         for s in behind:
             match s:
@@ -104,16 +108,20 @@ class _Folded:
         """The statements of loops that fold into it, with what, and what stands before them."""
         for loop in every(ast.For, *behind):
             for at, outer in enumerate(loop.body):
-                for s in [outer, *(outer.body if isinstance(outer, ast.If) else ())]:
-                    if (value := self._changed(s)) is not None:
+                for s in _sides(outer):
+                    value = self._changed(s) or (self._chosen(s) if s is not outer else None)
+                    if value is not None:
                         yield s, value, loop.body[:at]
 
     def _of_int(self, behind: Sequence[ast.stmt]) -> DType | None:
         """The dtype that what is folded makes of an int."""
         known = self.dtype_of or (lambda written: FLOAT32)
         reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
+        counts = {index_of(s) for s in every(ast.For, *behind)}
         dtypes = {
-            self.index if _is_int(value) else reads.dtype(value, before)
+            self.index
+            if _is_int(value) or (isinstance(value, ast.Name) and value.id in counts)
+            else reads.dtype(value, before)
             for _, value, before in self._folds(behind)
         }
         if dtypes == {FLOAT32}:
@@ -134,20 +142,46 @@ class _Folded:
                 return word is float or (word is T.infinity and text == FLOAT32.name)
         return False
 
+    def _chosen(self, s: ast.stmt) -> ast.expr | None:
+        """What a statement on a condition gives the name."""
+        match s:
+            case ast.Assign([ast.Name(given)], value) if given == self.name:
+                return value
+        return None
+
     def _changed(self, s: ast.stmt, *more: type[ast.operator]) -> ast.expr | None:
-        """What a statement adds to the name, or takes the largest or smallest of it and of."""
+        """What a statement adds to the name, or takes the largest or smallest of it and of, or
+        whether one or both hold."""
         match s:
             case ast.Assign([ast.Name(given)], ast.Call(func, [a, b], [])) if given == self.name:
                 known = isinstance(func, ast.Name | ast.Attribute)
-                known = known and self.named(func) in (T.max, T.min)
+                known = known and self.named(func) in (T.max, T.min, max, min)
                 return other_operand(self.name, a, b) if known else None
+            case ast.Assign([ast.Name(given)], ast.BoolOp(_, [a, b])) if given == self.name:
+                return other_operand(self.name, a, b)
         name, op, value = changed_by(s) or ("", None, None)
         return value if name == self.name and isinstance(op, (*_FOLDS, *more)) else None
 
 
+def _sides(s: ast.stmt) -> Iterator[ast.stmt]:
+    """A statement, and those of its branches."""
+    yield s
+    for inner in (*s.body, *s.orelse) if isinstance(s, ast.If) else ():
+        yield from _sides(inner)
+
+
+def _is_bool(value: ast.expr) -> bool:
+    """Whether it says that something holds."""
+    match value:
+        case ast.Constant(bool()) | ast.Compare() | ast.UnaryOp(ast.Not()):
+            return True
+        case ast.BoolOp(_, sides):
+            return all(map(_is_bool, sides))
+    return False
+
+
 def _is_int(value: ast.expr) -> bool:
-    number = value.value if isinstance(value, ast.Constant) else None
-    return isinstance(number, int) and not isinstance(number, bool)
+    return isinstance(value, ast.Constant) and type(value.value) is int
 
 
 def _text(dtype: DType, at: ast.expr) -> ast.expr:

@@ -38,8 +38,8 @@ from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, parsed
 
 _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
-_PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp}
-_FOLDS: dict[object, str] = {T.max: "max", T.min: "min"}
+_PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min, abs, float}
+_FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
 Known = Callable[[ast.expr], int | None]
 
