@@ -354,8 +354,10 @@ from tilelang import tvm
 from tilelang.contrib import nvcc
 from tilelang.cuda.target import check_cuda_availability
 
+m = tvm.te.var("m")
+
 @T.prim_func
-def add(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+def add(A: T.Tensor((m,), "float32"), B: T.Tensor((m,), "float32")):
     with T.ClusterKernel(2, threads=32, cluster_dims=2) as bx:
         T.pdl_sync()
         tx = T.get_thread_binding()
