@@ -258,6 +258,25 @@ def big_tile(threads, most):
     return doubled
 
 
+def test_what_would_not_fit_with_registers_in_memory_is_said():
+    """To keep fragments in memory does not help a kernel with too much shared memory."""
+
+    @tilec.kernel
+    def much(A: T.Tensor((512, 320), "float32"), C: T.Tensor((128, 320), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_fragment((128, 320), "float32")
+            all_rows = T.alloc_shared((512, 320), "float32")
+            T.copy(A, all_rows)
+            T.copy(all_rows[128:256, :], tile)
+            for i, j in T.Parallel(128, 320):
+                tile[i, j] = tile[i, j] * 2 + all_rows[i, j]
+            T.copy(tile, C)
+
+    specs = tilec.spec((512, 320), "float32"), tilec.spec((128, 320), "float32")
+    with pytest.raises(ResourceError, match="needs 655,360 bytes of shared memory a block"):
+        much.compile(*specs, target="cuda:sm_90a")
+
+
 @pytest.mark.parametrize("target", [SM90, SM80], ids=str)
 def test_a_tile_that_its_author_has_fixed_spills_with_a_warning(target):
     kernel, specs = big_tile(128, 320), (tilec.spec((200, 1000), "float32"),) * 2

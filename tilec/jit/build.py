@@ -362,8 +362,10 @@ def _spilling(
     try:
         spilling = func.with_attrs(may_spill=True)
         final = _first_good(spilling, target, keep_pass, (), tried, attempts, only_ranked=False)
-    except (ResourceError, Ended):  # LLVM's register allocator for AMD has limits of its own
+    except Ended:  # LLVM's register allocator for AMD has limits of its own
         raise error from None
+    except ResourceError as other:  # no plan comes as far as code: it is not the registers alone
+        raise (error if attempts.least else other) from None
     made = attempts.kept
     if error.loc is not None and (made is None or made.assembled.spilled_bytes != 0):
         message = f"{error.message}: what is too much is kept in memory, which is slow"
