@@ -258,6 +258,35 @@ def big_tile(threads, most):
     return doubled
 
 
+@pytest.mark.parametrize("target", [SM90, SM80], ids=str)
+def test_a_fragment_of_a_group_is_its_threads(target):
+    """More threads of the block would not help a group that holds too much."""
+
+    @tilec.kernel
+    def halves(
+        A: T.Tensor((128, 128), "float16"),
+        B: T.Tensor((128, 256), "float16"),
+        C: T.Tensor((128, 256), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((128, 32), "float16")
+            b = T.alloc_shared((32, 256), "float16")
+            acc = T.alloc_fragment((128, 256), "float32")
+            if T.get_thread_binding() < 128:
+                T.clear(acc)
+                for k in T.serial(4):
+                    T.copy(A[0, k * 32], a)
+                    T.copy(B[k * 32, 0], b)
+                    T.gemm(a, b, acc)
+                T.copy(acc, C)
+
+    specs = [tilec.spec((128, n), "float16") for n in (128, 256)]
+    specs.append(tilec.spec((128, 256), "float32"))
+    with pytest.warns(CompileWarning, match="takes 256 registers of each of 128 threads") as given:
+        halves.compile(*specs, target=str(target))
+    assert "let a group of more threads work on it" in str(given[0].message)
+
+
 def test_what_would_not_fit_with_registers_in_memory_is_said():
     """To keep fragments in memory does not help a kernel with too much shared memory."""
 
