@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import math
+import operator
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -440,3 +441,14 @@ def calls_itself(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
         for i in T.Parallel(BLOCK):
             C[bx * BLOCK + i] = power(A[bx * BLOCK + i], 5)
+
+
+@program(lambda x: np.where((x >= 1) | ~(x < 3), (x - 2) * 2 / 4, -x) + np.floor(x) % 3)
+def functions_for_operators(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[operator.add(bx * BLOCK, i)]
+            large = operator.or_(operator.ge(x, 1), operator.not_(operator.lt(x, 3)))
+            half = operator.truediv(operator.mul(operator.sub(x, 2), 2), 4)
+            rest = operator.mod(T.cast(T.floor(x), "int32"), operator.add(1, 2))
+            C[bx * BLOCK + i] = T.if_then_else(large, half, operator.neg(x)) + rest

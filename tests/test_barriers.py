@@ -8,6 +8,7 @@ from typing import Any
 import barrier_programs as programs
 import numpy as np
 import pytest
+from simulated import run_compiled
 
 import tilec
 import tilec.language as T
@@ -266,3 +267,28 @@ def test_groups_that_are_none(case: str) -> None:
         kernel.compile(tilec.spec((256, 64), "float32"), case=case, target=HOPPER)
     assert GROUPS[case] in caught.value.message
     assert caught.value.hint and caught.value.loc is not None
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", HOPPER, "hip:gfx942"])
+def test_a_proxy_fence_is_nothing_where_engines_are_not_asynchronous(target: str) -> None:
+    @tilec.kernel
+    def product(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            for i, j in T.Parallel(64, 64):
+                a[i, j] = A[i, j] * 2
+            T.copy(B, b)
+            T.fence_proxy_async()
+            T.clear(acc)
+            T.gemm(a, b, acc)
+            T.copy(acc, C)
+
+    a, b, c, want = operands(64, 64, 64)
+    run_compiled(product, target, a, b, c)
+    np.testing.assert_allclose(c, 2 * want, atol=1e-3)

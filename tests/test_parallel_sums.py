@@ -147,10 +147,11 @@ def wrong(body: str) -> str:
     text = f"""
 @tilec.kernel
 def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
-    with T.Kernel(1, threads=128):
+    with T.Kernel(32, threads=128) as bx:
         acc = T.alloc_fragment((32,), "float32")
         long, wide = T.alloc_fragment((64,), "float32"), T.alloc_fragment((32, 32), "float32")
         T.clear(acc)
+        Y[bx % 8 * 4] = 0
         for i, j in T.Parallel(32, 32):
             {lines}
         T.copy(acc, Y)
@@ -175,6 +176,8 @@ def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
         ("acc[i] *= X[i, j]", "write the same element of acc"),
         ("acc[i] = X[i, j]", "write the same element of acc"),
         ("long[i + j] += X[i, j]", "write the same element of long"),
+        # With numbers that the block holds already, for the index of Y.
+        ("long[i % 8 * 4 + j % 4] += X[i, j]", "write the same element of long"),
     ],
 )
 def test_what_is_no_sum(body: str, said: str) -> None:

@@ -259,6 +259,54 @@ def big_tile(threads, most):
 
 
 @pytest.mark.parametrize("target", [SM90, SM80], ids=str)
+def test_a_fragment_of_a_group_is_its_threads(target):
+    """More threads of the block would not help a group that holds too much."""
+
+    @tilec.kernel
+    def halves(
+        A: T.Tensor((128, 128), "float16"),
+        B: T.Tensor((128, 256), "float16"),
+        C: T.Tensor((128, 256), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((128, 32), "float16")
+            b = T.alloc_shared((32, 256), "float16")
+            acc = T.alloc_fragment((128, 256), "float32")
+            if T.get_thread_binding() < 128:
+                T.clear(acc)
+                for k in T.serial(4):
+                    T.copy(A[0, k * 32], a)
+                    T.copy(B[k * 32, 0], b)
+                    T.gemm(a, b, acc)
+                T.copy(acc, C)
+
+    specs = [tilec.spec((128, n), "float16") for n in (128, 256)]
+    specs.append(tilec.spec((128, 256), "float32"))
+    with pytest.warns(CompileWarning, match="takes 256 registers of each of 128 threads") as given:
+        halves.compile(*specs, target=str(target))
+    assert "let a group of more threads work on it" in str(given[0].message)
+
+
+def test_what_would_not_fit_with_registers_in_memory_is_said():
+    """To keep fragments in memory does not help a kernel with too much shared memory."""
+
+    @tilec.kernel
+    def much(A: T.Tensor((512, 320), "float32"), C: T.Tensor((128, 320), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_fragment((128, 320), "float32")
+            all_rows = T.alloc_shared((512, 320), "float32")
+            T.copy(A, all_rows)
+            T.copy(all_rows[128:256, :], tile)
+            for i, j in T.Parallel(128, 320):
+                tile[i, j] = tile[i, j] * 2 + all_rows[i, j]
+            T.copy(tile, C)
+
+    specs = tilec.spec((512, 320), "float32"), tilec.spec((128, 320), "float32")
+    with pytest.raises(ResourceError, match="needs 655,360 bytes of shared memory a block"):
+        much.compile(*specs, target="cuda:sm_90a")
+
+
+@pytest.mark.parametrize("target", [SM90, SM80], ids=str)
 def test_a_tile_that_its_author_has_fixed_spills_with_a_warning(target):
     kernel, specs = big_tile(128, 320), (tilec.spec((200, 1000), "float32"),) * 2
     with pytest.warns(CompileWarning, match="takes 320 registers of each of 128 threads") as given:

@@ -80,8 +80,8 @@ def level3(
 def cube(C: T.Tensor((60,), "int32")):
     with T.Kernel(1, threads=(3, 4, 5)):
         x, y, z = T.get_thread_bindings()
-        again = T.thread_binding(0, 5, "threadIdx.z")
-        C[(z * 4 + y) * 3 + x] = 100 * z + 10 * y + x + 1000 * again
+        again, too = T.thread_binding(0, 5, "threadIdx.z"), T.thread_binding(4, "threadIdx.y")
+        C[(z * 4 + y) * 3 + x] = 100 * z + 10 * y + x + 1000 * again + 10000 * too
 
 
 def random(*shape):
@@ -167,7 +167,7 @@ def test_two_dimensions():
 
 def test_three_dimensions():
     z, y, x = np.meshgrid(np.arange(5), np.arange(4), np.arange(3), indexing="ij")
-    wanted = (1100 * z + 10 * y + x).ravel()
+    wanted = (1100 * z + 10010 * y + x).ravel()
     check(cube, np.zeros(60, "int32"), out=[0], wanted=[wanted])
 
 

@@ -147,7 +147,7 @@ def get_thread_binding(dim: _Int = 0) -> Any:
 
 def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Any:
     """This thread's index in `range(start, stop)`, which must be as long as the block has
-    threads."""
+    threads; in `T.thread_binding(stop, "threadIdx.x")` it begins at 0."""
 
 
 def alloc_global(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:

@@ -148,6 +148,10 @@ def test_eager_program_compiled_by_its_sizes(monkeypatch: pytest.MonkeyPatch) ->
     a = numbers(40, 24)
     assert np.array_equal(kernel(a, a), 2 * a)
     assert kernel.compile().target == "cpu"
+    again = tilelang.compile(eager_sum.get_tir(M=40, N=24, block_m=8), target="cpu")
+    assert np.array_equal(again(a, a), 2 * a)
+    lowered = tilelang.lower(eager_sum.get_tir(M=40, N=24, block_m=8), target="cuda:sm_80")
+    assert ".target sm_80" in lowered.kernel_source
 
 
 def test_open_sizes_count_as_4096_in_arithmetic_too(tmp_path: Path, capsys: Any) -> None:
@@ -415,8 +419,10 @@ from tilelang import tvm
 from tilelang.contrib import nvcc
 from tilelang.cuda.target import check_cuda_availability
 
+m = tvm.te.var("m")
+
 @T.prim_func
-def add(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+def add(A: T.Tensor((m,), "float32"), B: T.Tensor((m,), "float32")):
     with T.ClusterKernel(2, threads=32, cluster_dims=2) as bx:
         T.pdl_sync()
         tx = T.get_thread_binding()

@@ -43,10 +43,13 @@ builtin(T.get_thread_binding)(lambda t, c: thread_along(t, c, c.axis("dim")))
 
 @builtin(T.thread_binding)
 def thread_binding(t: Expressions, c: Call) -> Number:
-    if c["thread"] not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
-        raise t.error(f"{describe(c['thread'])} is not a thread axis", 'write "threadIdx.x"')
-    start = 0 if c["stop"] is None else c.number("start")
-    dim = "xyz".index(c["thread"][-1])
+    stop, thread = c["stop"], c["thread"]
+    if isinstance(stop, str):  # T.thread_binding(extent, "threadIdx.x")
+        stop, thread = None, stop
+    if thread not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
+        raise t.error(f"{describe(thread)} is not a thread axis", 'write "threadIdx.x"')
+    start = 0 if stop is None else c.number("start")
+    dim = "xyz".index(thread[-1])
     index = t.binary("add", start, thread_along(t, c, dim))
     if isinstance(index, Scalar):
         t.thread_dims[index.value] = dim

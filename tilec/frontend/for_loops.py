@@ -314,10 +314,9 @@ class ForLoops(Loops):
             Parallel, extents, builder.block(args), coalesced_width=width, wanted=wanted
         )
         assert isinstance(made, Parallel)
-        update = find_shared_update(made, scope.updates) if scope.updates else None
-        if update is not None:
+        if scope.updates and (update := find_shared_update(made, scope.updates, self.indices)):
             raise AddUp(scope.updates[update])
-        race = find_race(made)
+        race = find_race(made, self.indices)
         if race is not None:
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:
@@ -364,7 +363,7 @@ class ForLoops(Loops):
         return targets
 
     def _check_updates(self, loop: Parallel) -> None:
-        found = find_update(loop)
+        found = find_update(loop, self.indices)
         if found is None:
             return
         hint = (

@@ -18,6 +18,7 @@ from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.builtins import BUILTINS, bind_call
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.operators import as_operator
 from tilec.frontend.plain_python import (
     at_run_time,
     changes_its_owner,
@@ -29,6 +30,7 @@ from tilec.frontend.plain_python import (
 from tilec.frontend.source import Source, as_function, lambda_source, read_source
 from tilec.frontend.values import Buffer, Closure, Region, as_syntax, describe
 from tilec.ir.errors import CompileError
+from tilec.support.syntax import placed
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -233,6 +235,8 @@ class Functions(Expressions):
         traceable = isinstance(function, types.FunctionType)
         if not run_time and not (traceable and needs_tracing(function, BUILTINS)):
             return self._run_python(shown, function, args, kwargs)
+        if not kwargs and (written := as_operator(function, args)) is not None:
+            return self.expression(placed(written, node))
         if isinstance(getattr(function, "__self__", None), list | dict | tuple | str):
             return self._container_method(shown, function, args, kwargs)
         if isinstance(function, type) and keeps_what_it_is_given(function):

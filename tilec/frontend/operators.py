@@ -7,7 +7,7 @@ import enum
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilec import language as T
 from tilec.frontend.arithmetic import PYTHON, SYMBOLS
@@ -23,6 +23,7 @@ from tilec.frontend.values import (
     Number,
     Region,
     Scalar,
+    as_syntax,
     describe,
     is_literal,
     is_number,
@@ -41,6 +42,27 @@ _CHOSEN = ".chosen"  # hidden name: what a choice with `:=` in it gives
 _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
+
+_FUNCTIONS: dict[object, type[ast.operator | ast.cmpop | ast.unaryop]] = {
+    **{PYTHON[kind]: op for op, kind in BINARY.items()},
+    **{PYTHON[kind]: op for op, kind in _COMPARE.items()},
+    operator.neg: ast.USub, operator.pos: ast.UAdd, operator.invert: ast.Invert,
+    operator.not_: ast.Not,
+}  # fmt: skip
+
+
+def as_operator(function: object, operands: Sequence[object]) -> ast.expr | None:
+    """What a call of a function of Python's module `operator` stands for: `a >= b` for
+    `operator.ge(a, b)`."""
+    known = isinstance(function, types.BuiltinFunctionType) and _FUNCTIONS.get(function)
+    match known and known(), [as_syntax(x) for x in operands]:
+        case ast.operator() as op, [a, b]:
+            return ast.BinOp(a, op, b)
+        case ast.cmpop() as op, [a, b]:
+            return ast.Compare(a, [op], [b])
+        case ast.unaryop() as op, [a]:
+            return ast.UnaryOp(op, a)
+    return None
 
 
 class Operators(Regions):

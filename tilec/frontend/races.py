@@ -13,8 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.frontend.index import Indices, Reach
-from tilec.ir.affine import LINEAR, Affine
+from tilec.ir.affine import LINEAR, Affine, Forms
 from tilec.ir.core import Op, Value, inputs, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
@@ -46,8 +45,8 @@ class _Index:
     bases: dict[Value, int]
 
 
-def find_race(loop: Parallel) -> Race | None:
-    """The first race that is certain to happen in `loop`."""
+def find_race(loop: Parallel, forms: Forms) -> Race | None:
+    """The first race that is certain to happen in `loop`; `forms`: what all integers are."""
     count = math.prod(loop.extents)
     ops, varying = loop.body.ops, _varying(loop)
     own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
@@ -69,11 +68,10 @@ def find_race(loop: Parallel) -> Race | None:
     suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
     if not suspects or not 1 < count <= LIMIT:
         return None
-    forms = _forms(loop)
     suspects = [(w, r) for w, r in suspects if r or not _tell_apart(w.indices, loop, forms)]
     if not suspects:
         return None
-    known = evaluate(loop, count)
+    known = evaluate(loop, count, forms)
     for write, reads in suspects:
         target = rows_of(write.indices, known, count)
         if target is None:
@@ -89,7 +87,7 @@ def find_race(loop: Parallel) -> Race | None:
     return None
 
 
-def find_shared_update(loop: Parallel, places: Container[Loc]) -> Loc | None:
+def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> Loc | None:
     """Where, of the `places` of statements that change an element by what it was, several
     iterations do so with one element of a fragment from outside, on conditions or not."""
     count = math.prod(loop.extents)
@@ -102,7 +100,7 @@ def find_shared_update(loop: Parallel, places: Container[Loc]) -> Loc | None:
     ]
     if not suspects:
         return None
-    forms, known = _forms(loop), evaluate(loop, count)
+    known = evaluate(loop, count, forms)
     for place, indices in suspects:
         found = None if _tell_apart(indices, loop, forms) else rows_of(indices, known, count)
         if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
@@ -151,18 +149,7 @@ def _distinct(indices: Sequence[Value], loop: Parallel, widened: Mapping[Value, 
     return set(loop.body.args) <= {widened.get(i, i) for i in indices}
 
 
-def _forms(loop: Parallel) -> Indices:
-    """The sums that integers of the body are."""
-    indices = Indices()
-    for arg, extent in zip(loop.body.args, loop.extents):
-        indices.define(arg, Reach(0, extent - 1))
-    for o in walk(loop.body):
-        if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
-            indices.note(o)
-    return indices
-
-
-def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Indices) -> bool:
+def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Forms) -> bool:
     """Whether each of the loop's indices has one among `indices` that is a multiple of it plus what
     comes from outside: no element is written twice."""
     made = {r for o in walk(loop.body) for r in o.results}
@@ -175,25 +162,24 @@ def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Indices) -> boo
     return told >= set(loop.body.args)
 
 
-def evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
+def evaluate(loop: Parallel, count: int, forms: Forms) -> dict[Value, _Index | None]:
     """Each integer of the body that could be computed; None for the others."""
     grid = np.indices(loop.extents).reshape(len(loop.extents), count)
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
-    indices = _forms(loop)
     for o in walk(loop.body):
         known.update(dict.fromkeys(o.results))
         if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
-            known[o.result] = _result(o, indices, known)
+            known[o.result] = _result(o, forms, known)
     return known
 
 
-def _result(o: Op, indices: Indices, known: dict[Value, _Index | None]) -> _Index | None:
-    form = indices.form(o.result)
+def _result(o: Op, forms: Forms, known: dict[Value, _Index | None]) -> _Index | None:
+    form = forms.form(o.result)
     if form != Affine.of(o.result):
         return _total(form, known)
-    parts = [_total(indices.form(v), known) for v in o.operands]
+    parts = [_total(forms.form(v), known) for v in o.operands]
     if all(p is not None and isinstance(p.array, int) for p in parts):
         return _Index(0, {o.result: 1})  # the same in all iterations
     arrays = [

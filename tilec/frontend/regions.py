@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.memory import Memory, barrier_of, counted
@@ -82,6 +83,8 @@ class Regions(Memory):
             tile = self.tile(src, "the source")
             return tile, self.started(dst, tile, "the destination")
         a, b = self.tile(src, "the source"), self.tile(dst, "the destination")
+        if self.options.tilelang:
+            a, b = self._over_the_end(a, b), self._over_the_end(b, a)
         if a.shape != b.shape:
             raise self.error(
                 f"the source is {self.tile_text(a)}, the destination {self.tile_text(b)}: "
@@ -89,6 +92,20 @@ class Regions(Memory):
                 self._agreeing(a, b),
             )
         return a, b
+
+    def _over_the_end(self, tile: Tile, other: Tile) -> Tile:
+        """A slice up to the end of a tensor with the extents of the tile on chip, the larger ones:
+        what is behind the end is out of bounds."""
+        named = [d for d, e in enumerate(tile.extents) if e != 1]
+        on_chip = tile.buffer.is_global and not other.buffer.is_global
+        if not on_chip or tile.steps or len(named) != len(other.shape):
+            return tile
+        extents = list(tile.extents)
+        for d, wanted in zip(named, other.shape):
+            start, size = static_int(tile.offsets[d]), static_int(tile.buffer.shape[d])
+            if start is not None and start + extents[d] == size and extents[d] < wanted:
+                extents[d] = wanted
+        return replace(tile, extents=tuple(extents))
 
     def _agreeing(self, source: Tile, dest: Tile) -> str:
         """How the two sides of a copy could be given the same extents."""

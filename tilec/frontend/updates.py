@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from tilec.frontend.races import LIMIT, Race, evaluate, np, row_keys, rows_of
+from tilec.ir.affine import Forms
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
@@ -38,9 +39,10 @@ _WORDS = {
 }
 
 
-def find_update(loop: Parallel) -> Race | None:
-    """The first update in `loop` whose iterations may share an element."""
-    body = _Body(loop)
+def find_update(loop: Parallel, forms: Forms) -> Race | None:
+    """The first update in `loop` whose iterations may share an element; `forms`: what all integers
+    are."""
+    body = _Body(loop, forms)
     if body.count == 1:
         return None
     for store, conditions in body.stores(loop.body, ()):
@@ -67,8 +69,9 @@ class _Body:
     """A loop's body. `own`: what each iteration has for itself; `stored`: what is written in it;
     `made`: the op that made a value, or the loop inside of which it is an argument."""
 
-    def __init__(self, loop: Parallel) -> None:
+    def __init__(self, loop: Parallel, forms: Forms) -> None:
         self.loop, self.count = loop, math.prod(loop.extents)
+        self.forms = forms
         self.made: dict[Value, Op] = {}
         self.own: set[Value] = set()
         self.loaded: set[Value] = set()
@@ -176,7 +179,8 @@ class _Body:
 
     def _knows(self) -> dict[Value, Any]:
         if self._known is None:
-            known = evaluate(self.loop, self.count) if self.count <= LIMIT else {}
+            few = self.count <= LIMIT
+            known = evaluate(self.loop, self.count, self.forms) if few else {}
             # An argument that varies is not one number in all iterations, nor is what it is behind.
             inside = [a for a, o in self.made.items() if a not in o.results and a in self.varying]
             known |= dict.fromkeys(known.keys() & _reached(inside, self._users.get))

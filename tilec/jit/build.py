@@ -235,7 +235,7 @@ def compile_variant(
     made = attempts.kept or attempts.make(plan, final)
     final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
     if asked_for and (assembled.spilled_bytes or 0) > FEW_SPILLED and not made.spared:
-        watch.warn_of_spills(assembled.spilled_bytes or 0)
+        watch.warn_of_spills(assembled.spilled_bytes or 0, target)
     keep("llvm", lambda: llvm_text)
     keep("llvm-opt", lambda: assembled.llvm_opt)
     keep(ASSEMBLY[target.kind], lambda: assembled.asm)
@@ -362,8 +362,10 @@ def _spilling(
     try:
         spilling = func.with_attrs(may_spill=True)
         final = _first_good(spilling, target, keep_pass, (), tried, attempts, only_ranked=False)
-    except (ResourceError, Ended):  # LLVM's register allocator for AMD has limits of its own
+    except Ended:  # LLVM's register allocator for AMD has limits of its own
         raise error from None
+    except ResourceError as other:  # no plan comes as far as code: it is not the registers alone
+        raise (error if attempts.least else other) from None
     made = attempts.kept
     if error.loc is not None and (made is None or made.assembled.spilled_bytes != 0):
         message = f"{error.message}: what is too much is kept in memory, which is slow"

@@ -18,7 +18,7 @@ from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
-from tilec.passes.check_registers import most_held, said_of
+from tilec.passes.check_registers import GROUP_HINT, most_held, said_of, threads_holding
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.select_gemm import nearest_tile
 from tilec.passes.utils.distribution import idle
@@ -85,19 +85,20 @@ class Watch:
         if self._laid_out is not None:
             _warn_of_threads(self._laid_out, target)
 
-    def warn_of_spills(self, spilled: int) -> None:
+    def warn_of_spills(self, spilled: int, target: Target) -> None:
         """Warn that each thread keeps so many bytes of its registers in memory."""
         held = [] if self._laid_out is None else most_held(self._laid_out)
         if self._laid_out is None or not held:
             return
         groups = int(self._laid_out.attrs.get("consumer_groups", 1))
         threads = int(self._laid_out.attrs["threads"]) * groups
+        holding = threads_holding(self._laid_out, held, target)
         message = (
-            f"{said_of(held, threads)}: {spilled} bytes of what a thread has are kept in memory, "
+            f"{said_of(held, holding)}: {spilled} bytes of what a thread has are kept in memory, "
             "which is slow"
         )
         hint = f"write threads={2 * threads}, or use a smaller tile"
-        _warn(message, held[0].loc, hint)
+        _warn(message, held[0].loc, GROUP_HINT if holding < threads else hint)
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""

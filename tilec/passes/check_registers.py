@@ -21,6 +21,7 @@ from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.registers import RESERVED, budget
 from tilec.target import Target
 
+GROUP_HINT = "use a smaller tile, or let a group of more threads work on it"
 MOST_HELD = 1024
 MOST_OF_PRODUCTS = 512
 """Registers' worth of fragments in one thread: with more, assemblers take minutes (LLVM's for AMD
@@ -41,11 +42,13 @@ def check_registers(func: Func, target: Target) -> Func:
         products = any(o.result in of_products for o in held)
         most = MOST_OF_PRODUCTS if products else MOST_HELD
         if needed > (most if func.attrs.get("may_spill") else limit):
+            holding = threads_holding(func, held, target)
+            hint = _hint(held, threads, specialised, target, groups)
             error = ResourceError(
-                f"{said_of(held, threads)}; on {target} {limit} are left for "
+                f"{said_of(held, holding)}; on {target} {limit} are left for "
                 f"{'it' if len(held) == 1 else 'them'}",
                 held[0].loc,
-                _hint(held, threads, specialised, target, groups),
+                GROUP_HINT if holding < threads else hint,
             )
             error.may_spill = needed <= most
             raise error
@@ -56,6 +59,17 @@ def most_held(func: Func) -> list[Alloc]:
     """Of a LAID_OUT function the fragments that take the most registers at once: one, or those of
     one loop's products."""
     return max(_held_sets(func), key=_taken, default=[])
+
+
+def threads_holding(func: Func, held: list[Alloc], target: Target) -> int:
+    """The threads that hold these fragments: those of the group that works on them, or all."""
+    block = int(func.attrs["threads"]) * groups_of(func)
+    own = (
+        o.warps * target.warp_size
+        for o in func.body.every(Scope)
+        if any(held[0].result in inside.operands for inside in walk(o.body))
+    )
+    return min(own, default=block)
 
 
 def said_of(held: list[Alloc], threads: int) -> str:

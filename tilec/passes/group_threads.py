@@ -36,7 +36,7 @@ _BARRIERS = (ops.MbarrierArrive, ops.MbarrierExpect, ops.MbarrierExpectTx, ops.M
 def group_threads(func: Func, target: Target) -> Func:
     """Raises CompileError for a group that is no run of whole warps."""
     func = with_stages_by_hand(whole_warps(func, target), target)
-    asks = func.body.has(ops.ThreadIndex, ops.WarpMma, ops.LoadMatrices)
+    asks = func.body.has(ops.ThreadIndex, ops.WarpMma, ops.LoadMatrices, ops.ProxyFence)
     if not asks and not ops.is_by_hand(func.body):
         return func
     for o in walk(func.body):
@@ -83,7 +83,7 @@ def group_threads(func: Func, target: Target) -> Func:
                 return by_elements(o)
             case ops.CpAsyncCommit() | ops.CpAsyncWait() if not target.has("cp_async"):
                 return []
-            case ops.TmaStoreWait() if not target.has("tma"):
+            case ops.TmaStoreWait() | ops.ProxyFence() if not target.has("tma"):
                 return []
             case ops.WgmmaWait() if not target.has("wgmma"):
                 return []

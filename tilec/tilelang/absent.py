@@ -18,7 +18,7 @@ from tilec.intrinsics import (
 )
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, TilecError
-from tilec.language import GemmWarpPolicy
+from tilec.language import GemmWarpPolicy, dynamic
 from tilec.tilelang import machine
 
 PACKAGES = frozenset(
@@ -109,6 +109,7 @@ HERE: dict[str, Any] = {
     "nvcc": machine,
     "requires_package": requires_package,
     "torch_assert_close": torch_assert_close,
+    "var": dynamic,  # tvm.te.var("m"), an open size
     "simplify_prim_func": unchanged,
     "apply_simplify": unchanged,
     "check_cuda_availability": machine.check_cuda_availability,

@@ -240,11 +240,17 @@ class JITKernel:
 
 
 def compile(
-    func: Kernel, out_idx: int | Sequence[int] | None = None, target: object = None, **options: Any
+    func: Kernel | JITKernel,
+    out_idx: int | Sequence[int] | None = None,
+    target: object = None,
+    **options: Any,
 ) -> JITKernel:
-    """A `T.prim_func` as a callable kernel; machine code is made at the first call. Raises
-    CompileError for what is no `T.prim_func`."""
+    """A `T.prim_func`, or what `get_tir` gives, as a callable kernel; machine code is made at the
+    first call. Raises CompileError for what is neither."""
     check_options("compile", options)
+    if isinstance(func, JITKernel):
+        known = func.constants, func.sizes
+        return JITKernel(func.prim_func, out_idx, target, *known, options=_options(options))
     if not isinstance(func, Kernel):
         message = f"tilelang.compile takes a T.prim_func, not {shown(func)}"
         raise CompileError(message, caller_loc(), "give it what the program returns")
@@ -347,9 +353,10 @@ class _Eager(JITImpl):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
 
-    def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The kernel itself, whatever the arguments: it is read when it is compiled."""
-        return self.kernel
+    def get_tir(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """What `compile` gives, which `tilelang.compile` and `tilelang.lower` take: the kernel is
+        read when it is compiled."""
+        return self.compile(*args, **kwargs)
 
     def compile(self, *tensors: Any, **named: Any) -> JITKernel:
         """The kernel with its compile-time values and sizes given by name, to be called with its
@@ -407,6 +414,6 @@ class CompiledArtifact:
     host_mod: object = None
 
 
-def lower(func: Kernel, target: object = None, **_: Any) -> CompiledArtifact:
-    """The code of a `T.prim_func` for a target. Raises CompileError for what is no prim_func."""
+def lower(func: Kernel | JITKernel, target: object = None, **_: Any) -> CompiledArtifact:
+    """The code for a target of what `compile` takes. Raises CompileError for anything else."""
     return CompiledArtifact(compile(func, target=target).get_kernel_source())
