@@ -389,7 +389,7 @@ def _line(
     with counted(step, count, "i") as (i, inner):
         register = inner.value(ops.Lookup, tuple(map(rows.index, distinct)), i)
         mn = coordinates(inner, layout, place, register)[dim]
-        offset = shared_offset(inner, memory, x.coordinates(inner, mn, k))
+        offset = shared_offset(inner, memory, x.coordinates(inner, mn, k), in_loop=True)
         value = inner.value(ops.MemLoad, v, offset, 1, v.dtype.bits // 8)
         inner.emit(ops.RegWrite, held, i, inner.cast(value, o.c.dtype))
     return held, tuple(map(distinct.index, rows))

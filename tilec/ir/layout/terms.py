@@ -9,13 +9,13 @@ dimensions and a 128-byte swizzle one more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout.normal import Digit, is_inside, set_bits
 
-__all__ = ["Term"]
+__all__ = ["Term", "over_gaps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,23 @@ class Term:
     def __call__(self, value: int) -> int:
         value //= self.div
         return (value % self.mod if self.mod else value) * self.mul
+
+
+def over_gaps(
+    terms: Iterable[Term], shape: Sequence[int], every: int, skip: int
+) -> tuple[Term, ...] | None:
+    """Terms of the offset with padding included (`skip` elements after `every` ones), where each
+    of them goes whole runs further or all others together stay in one; None where a sum may cross
+    a gap."""
+
+    def most(t: Term) -> int:
+        last = (shape[int(t.source)] - 1) // t.div
+        return t.mul * (min(last, t.mod - 1) if t.mod else last)
+
+    terms = tuple(terms)
+    if any(t.xor for t in terms) or sum(most(t) for t in terms if t.mul % every) >= every:
+        return None
+    return tuple(replace(t, mul=t.mul + t.mul // every * skip * (not t.mul % every)) for t in terms)
 
 
 def weighted(digits: Iterable[Digit], owner: str) -> tuple[tuple[Digit, int], ...]:

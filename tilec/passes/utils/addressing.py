@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import Layout, Term
+from tilec.ir.layout import Layout, Term, over_gaps
 from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
 
@@ -67,13 +67,18 @@ def narrow(b: Builder, v: Value) -> Value:
     return b.cast(v, INT32)
 
 
-def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
+def shared_offset(
+    b: Builder, layout: Layout, coords: Sequence[Value], in_loop: bool = False
+) -> Value:
     """Offset in elements of a coordinate in a shared buffer, padding included: i32, whatever the
-    coordinates are."""
+    coordinates are. `in_loop`: over and over, so that it had better be a sum where it can be one,
+    of which LLVM takes what does not change out of the loop."""
     coords = [narrow(b, c) for c in coords]
-    offset = combined(b, layout.inverse_terms(), lambda t: coords[int(t.source)])
-    if layout.pad:
-        every, skip = layout.pad
+    terms, pad = layout.inverse_terms(), layout.pad
+    padded = over_gaps(terms, layout.shape, *pad) if pad and in_loop else None
+    offset = combined(b, padded or terms, lambda t: coords[int(t.source)])
+    if pad and padded is None:
+        every, skip = pad
         extra = b.fold("mul", b.fold("floordiv", offset, every), skip)
         offset = b.fold("add", offset, extra)
     return offset
