@@ -8,7 +8,7 @@ left.
 - mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout
   allows it, element runs otherwise, converted if the instruction takes another dtype: float32 is
   rounded to TF32), then one instruction per atom of C;
-- SIMT: for each k, each register of C gets one fused multiply-add.
+- SIMT: for each k, each register of C gets one fused multiply-add (`simt_products`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixInstruction, find_instruction
-from tilec.ir.layout import Digit, Layout, has_runs
+from tilec.ir.layout import has_runs
 from tilec.ir.types import BOOL, BufferType
+from tilec.passes.check_registers import fragment_registers
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
+from tilec.passes.utils.registers import OTHER_REGISTERS, at_launch
+from tilec.passes.utils.simt_products import simt_product
 from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
 
@@ -39,6 +42,8 @@ BESIDE = 32  # registers of a thread for addresses and the like
 def lower_gemm(func: Func, target: Target) -> Func:
     packs: dict[Value, int] = {}
     facts = facts_of(func)
+    launched = at_launch(func.attrs["launch_threads"], target)
+    room = launched - OTHER_REGISTERS - fragment_registers(func)
 
     def visit(o: ops.Gemm) -> list[Op]:
         o, b = o.swap_operands(), Builder(o.loc)
@@ -47,7 +52,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
         if o.by_engine:
             _wgmma(b, o, packs, facts)
         elif o.instr.startswith("simt"):
-            _simt(b, o, facts)
+            simt_product(b, o, facts, room)
         else:
             _matrix(b, o, packs, facts, target)
         return b.ops
@@ -340,56 +345,3 @@ class _Step:
                     value = loaded if width == 1 else inner.value(ops.Extract, loaded, q)
                     value = inner.cast(value, fragment.dtype)
                     inner.emit(ops.RegWrite, fragment, inner.fold("add", register, q), value)
-
-
-# --- SIMT ---
-
-
-def _simt(b: Builder, o: ops.Gemm, facts: Facts) -> None:
-    """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it
-    needs once."""
-    layout = o.c.buffer.laid_out
-    place = Place(b)
-    place.make(layout)
-    table = layout.table("reg")
-    with counted(b, o.shape[2], "k", "serial") as (k, step):
-        a, bb = (
-            _line(b, step, operand(o, which, facts), o, k, (place, dim))
-            for dim, which in enumerate("ab")
-        )
-        with counted(step, len(table), "r") as (r, inner):
-            x, y = (
-                inner.value(ops.RegRead, held, inner.value(ops.Lookup, numbers, r))
-                for held, numbers in (a, bb)
-            )
-            old = inner.value(ops.RegRead, o.c, r)
-            if o.c.dtype.is_float:
-                new = inner.value(ops.Fma, x, y, old)
-            else:
-                new = inner.binary("add", inner.binary("mul", x, y), old)
-            inner.emit(ops.RegWrite, o.c, r, new)
-
-
-def _line(
-    b: Builder, step: Builder, x: Operand, o: ops.Gemm, k: Value, at: tuple[Place, int]
-) -> tuple[Value, tuple[int, ...]]:
-    """The elements of step `k` of an operand that a thread needs, each once, in a fragment, and
-    which of them each register of C needs. `at`: the thread, and C's dimension that they run
-    along."""
-    v, layout, memory = x.buffer, o.c.buffer.laid_out, x.buffer.buffer.laid_out
-    if v.buffer.space != "shared":
-        raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
-    place, dim = at
-    rows = [int(c[dim]) for c in layout.table("reg")]
-    distinct = sorted({*rows})
-    count = len(distinct)
-    line = Layout((count,), (Digit("reg", count, (1,)),) if count > 1 else (), (1,))
-    t = BufferType((count,), o.c.dtype, "fragment", layout=line)
-    held = b.value(ops.Alloc, t, name=f"{v.name}_line")
-    with counted(step, count, "i") as (i, inner):
-        register = inner.value(ops.Lookup, tuple(map(rows.index, distinct)), i)
-        mn = coordinates(inner, layout, place, register)[dim]
-        offset = shared_offset(inner, memory, x.coordinates(inner, mn, k), in_loop=True)
-        value = inner.value(ops.MemLoad, v, offset, 1, v.dtype.bits // 8)
-        inner.emit(ops.RegWrite, held, i, inner.cast(value, o.c.dtype))
-    return held, tuple(map(distinct.index, rows))
