@@ -138,10 +138,11 @@ class Method:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Closure:
-    """A lambda or a function written inside of a kernel: its text, and the names in force there."""
+    """A lambda or a function written inside of a kernel: its text, and the names of the function
+    around it, which it sees as they are when it is called."""
 
     source: Source
-    names: Mapping[str, object]
+    names: Callable[[], Mapping[str, object]]
     signature: inspect.Signature
 
     @property

@@ -17,6 +17,7 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     Product,
+    every,
     fresh_name,
     is_elementwise,
     nest_of,
@@ -42,7 +43,8 @@ class WholeLoops(Statements):
         """A loop over whole tensors as a kernel with a grid, and the name under which that asks
         for tilec's builtins. `tiles`: the parameters for a product's tile sizes."""
 
-        local = assigned_names([node]) | self.names.keys()
+        functions = {n.name for n in every(ast.FunctionDef, node)}
+        local = assigned_names([node]) | functions | self.names.keys()
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
