@@ -81,6 +81,9 @@ class Functions(Expressions):
             )
         kept = self.loc
         references = self._references(source, values)
+        for name in references:  # they are what they are now
+            if isinstance(place := values[name], Region):
+                values[name] = dataclasses.replace(place, named=None)
         self.frames.append(Frame(source, values, self.loc, references=references))
         try:
             return self.run_body()
