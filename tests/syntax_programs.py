@@ -180,3 +180,12 @@ def functions_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "fl
         for _ in range(3):
             total += A[i]
         C[i] = squared(A[i]) + total
+
+
+halved = lambda x: x / 2  # noqa: E731
+
+
+@program(lambda x: x / 2)
+def lambdas_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    for i in T.Parallel(N):
+        C[i] = halved(A[i])
