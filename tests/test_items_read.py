@@ -110,6 +110,20 @@ def in_front_of_a_condition(A, i):
     return x
 
 
+@form
+def changed_in_loops(A, i):
+    def summed(x):
+        for k in range(3):
+            x += k
+        while x > 1000:
+            x -= 1
+        return x - 3
+
+    found = summed(A[i])
+    A[i] = 100.0
+    return found
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FORMS)
 def test_numbers(name: str, target: str) -> None:
