@@ -196,3 +196,24 @@ def test_tensors_that_the_body_tells(target: str, rng: np.random.Generator) -> N
         assert report.ok, report
         (found,) = report.outputs.values()
     np.testing.assert_array_equal(found, x[:, :300].sum(axis=1))
+
+
+@tilec.kernel
+def in_order(X: T.Tensor((M, 6), "float32"), Y: T.Tensor((M, 6), "float32")):
+    for r in T.Parallel(M):
+        v = [X[r, k] for k in range(6)]
+        for p in range(6):
+            for q in range(p % 2, 5, 2):
+                v[q], v[q + 1] = T.min(v[q], v[q + 1]), T.max(v[q], v[q + 1])
+        for k in range(6):
+            Y[r, k] = v[k]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lists_in_loops_whose_bounds_depend_on_others(
+    target: str, rng: np.random.Generator
+) -> None:
+    """The loop is traced again, written out, and is the same then: it took forever."""
+    x, y = rng.integers(0, 9, (33, 6)).astype(np.float32), np.full((33, 6), np.nan, np.float32)
+    run(in_order, target, x, y)
+    np.testing.assert_array_equal(y, np.sort(x, axis=1))
