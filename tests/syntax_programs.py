@@ -138,3 +138,54 @@ def names_of_dtypes(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
         for i in T.Parallel(BLOCK):
             y[i] = x[i] + (4 if same else 0)
         T.copy(y, C[bx * BLOCK])
+
+
+@program(lambda x: np.where(x > 0, x + 5, x + 1) + x + 6)
+def functions_see_what_names_are_now(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x, s, k = A[bx * BLOCK + i], 1.0, 6
+            shifted = lambda v: v + s  # noqa: B023, E731
+            adds = [lambda v: v + k for k in range(3)]  # noqa: B023
+            assert [f(k) for k in range(2) for f in adds] == [2, 2, 2, 3, 3, 3]
+            if x > 0:
+                s = 5.0
+
+            def plus(v):
+                return v + k  # noqa: B023
+
+            C[bx * BLOCK + i] = shifted(x) + sum([plus(x) for k in range(1)])
+
+
+@program(lambda x: 8 * x)
+def a_function_that_calls_itself(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+
+        def tree(v, depth):
+            return v if depth == 0 else sum([tree(v, depth - 1) for _ in range(2)])
+
+        for i in T.Parallel(BLOCK):
+            C[bx * BLOCK + i] = tree(A[bx * BLOCK + i], 3)
+
+
+@program(lambda x: x * x + 1 + 3 * x)
+def functions_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    for i in T.Parallel(N):
+
+        def squared(v):
+            made = v * v
+            return made + 1
+
+        total: T.float32 = 0
+        for _ in range(3):
+            total += A[i]
+        C[i] = squared(A[i]) + total
+
+
+halved = lambda x: x / 2  # noqa: E731
+
+
+@program(lambda x: x / 2)
+def lambdas_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    for i in T.Parallel(N):
+        C[i] = halved(A[i])

@@ -160,3 +160,60 @@ def test_an_index_that_is_written_out_is_a_number_of_run_time(
     np.testing.assert_array_equal(z, wide @ (np.arange(4) * 100) + shifted + looked_up)
     stage = kernel.compile(x, y, z, target="cpu").stages["tile"]
     assert "parallel (" in stage and "for." not in stage
+
+
+@tilec.kernel
+def told_in_the_body(X):
+    rows, columns, step = T.const("rows, columns, step")
+    X: T.StridedTensor((rows, columns), (step, 1), "float32")
+    Y = T.empty((rows,), "float32")
+    for i in T.Parallel(rows):
+        total: T.float32 = 0
+        for j in range(columns):
+            total += X[i, j]
+        Y[i] = total
+    return Y
+
+
+@tilec.kernel
+def at_pointers(x: T.ptr, y: T.ptr, rows: T.int32, columns: T.int32):
+    X = T.make_tensor(x, (rows, columns), "float32")
+    Y = T.make_tensor(y, (columns, rows), "float32")
+    for i, j in T.Parallel(rows, columns):
+        Y[j, i] = X[i, j] + 1
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+def test_tensors_that_the_body_tells(target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 9, (5, 303)).astype(np.float32)
+    y = np.full((303, 5), np.nan, np.float32)
+    run(at_pointers, target, x, y, *x.shape)
+    np.testing.assert_array_equal(y, x.T + 1)
+    if target == "cpu":
+        found = told_in_the_body(x[:, :300])
+    else:
+        report = tilec.simulate(told_in_the_body, x[:, :300], target=target)
+        assert report.ok, report
+        (found,) = report.outputs.values()
+    np.testing.assert_array_equal(found, x[:, :300].sum(axis=1))
+
+
+@tilec.kernel
+def in_order(X: T.Tensor((M, 6), "float32"), Y: T.Tensor((M, 6), "float32")):
+    for r in T.Parallel(M):
+        v = [X[r, k] for k in range(6)]
+        for p in range(6):
+            for q in range(p % 2, 5, 2):
+                v[q], v[q + 1] = T.min(v[q], v[q + 1]), T.max(v[q], v[q + 1])
+        for k in range(6):
+            Y[r, k] = v[k]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lists_in_loops_whose_bounds_depend_on_others(
+    target: str, rng: np.random.Generator
+) -> None:
+    """The loop is traced again, written out, and is the same then: it took forever."""
+    x, y = rng.integers(0, 9, (33, 6)).astype(np.float32), np.full((33, 6), np.nan, np.float32)
+    run(in_order, target, x, y)
+    np.testing.assert_array_equal(y, np.sort(x, axis=1))

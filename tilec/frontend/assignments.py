@@ -299,7 +299,7 @@ class Assignments(ForLoops):
             self._store_lanes(element, self._changed_lanes(kind, element, node.value), node.value)
             return
         items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
-        if not isinstance(element, Region) or (items is not None and not element.is_element):
+        if not isinstance(element, Region) or items is not None:
             before = self.number(element, "this operand", node.target)
             changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_to(node.target, changed, node.value)

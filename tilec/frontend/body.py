@@ -191,6 +191,7 @@ class BodyReader:
                 if isinstance(found, T.Macro):
                     return found.function
                 ours = (getattr(found, "__module__", None) or "").split(".", 1)[0] == "tilec"
-                if isinstance(found, types.FunctionType) and not ours:
+                lambda_ = getattr(found, "__name__", None) == "<lambda>"  # without statements
+                if isinstance(found, types.FunctionType) and not ours and not lambda_:
                     return found
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilec.frontend.arithmetic import known_as_int
@@ -99,12 +100,12 @@ class Containers(Operators):
     def _items(
         self, item: Callable[[], object], generators: list[ast.comprehension]
     ) -> list[object]:
-        kept = self.frame.names
-        self.frame.names = dict(kept)
+        # As in Python, a function of its own: functions that it calls do not see its variables.
+        self.frames.append(replace(self.frame, names=dict(self.names), loops=[]))
         try:
             return self._generated(item, generators)
         finally:
-            self.frame.names = kept
+            self.frames.pop()
 
     def _generated(
         self, item: Callable[[], object], generators: list[ast.comprehension]

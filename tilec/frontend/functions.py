@@ -81,6 +81,9 @@ class Functions(Expressions):
             )
         kept = self.loc
         references = self._references(source, values)
+        for name in references:  # they are what they are now
+            if isinstance(place := values[name], Region):
+                values[name] = dataclasses.replace(place, named=None)
         self.frames.append(Frame(source, values, self.loc, references=references))
         try:
             return self.run_body()
@@ -105,7 +108,7 @@ class Functions(Expressions):
                 hint,
             ) from None
         bound.apply_defaults()
-        values = {**closure.names, **bound.arguments}
+        values = {**closure.names(), **bound.arguments}
         return self._trace_body(closure.source, values, values)
 
     def as_python(self, value: object) -> object:
@@ -123,12 +126,16 @@ class Functions(Expressions):
         return called
 
     def make_closure(self, node: ast.FunctionDef) -> Closure:
-        """A function written here, which sees the names in force here."""
+        """A function written here, which sees the names that are in force here at its calls."""
         signature = inspect.Signature(list(self._parameters(node.args)))
         # A function object of its own, by which calls of itself are found.
         source = dataclasses.replace(self.frame.source, node=node, function=lambda: None)
-        known = {n: v for n, v in self.names.items() if not n.startswith(".")}
-        return Closure(source, known, signature)
+        around = self.frame
+
+        def names() -> dict[str, object]:
+            return {n: v for n, v in around.names.items() if not n.startswith(".")}
+
+        return Closure(source, names, signature)
 
     def _parameters(self, a: ast.arguments) -> Iterator[inspect.Parameter]:
         """The parameters of a function written here, whose defaults are evaluated now."""

@@ -21,7 +21,7 @@ from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
 from tilec.frontend.statement_order import BadOrder, arrange
-from tilec.frontend.values import Buffer, Number, Scalar, Undefined, describe, is_number
+from tilec.frontend.values import Buffer, Number, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
 from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, Gemm, While, Yield
@@ -244,7 +244,9 @@ class Loops(Branches):
     # --- carried values ---------------------------------------------------------------------------
 
     def _carried_names(self, body: Iterable[ast.stmt]) -> list[str]:
-        assigned = assigned_names(body)
+        assigned = assigned_names(body) - self.frame.references
+        for name in [n for n, v in self.names.items() if n in assigned and isinstance(v, Region)]:
+            self.names[name] = self.read_value(self.names[name])  # an element, as an argument
         return [n for n, v in self.names.items() if n in assigned and is_number(v)]
 
     def _carry(

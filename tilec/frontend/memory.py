@@ -25,6 +25,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Binary, Load, Store
@@ -69,7 +70,7 @@ class Memory(Arithmetic):
             case Region() | Buffer() if barrier_of(value) is not None:
                 hint = "barriers are for T.barrier_arrive, T.barrier_wait and T.tma_copy"
             case Region(is_element=True):
-                return self.load(value)
+                return self._read(value)
             case Buffer(variable=True):
                 return self.load(self.first_element(value))
             case _ if is_number(value):
@@ -161,7 +162,10 @@ class Memory(Arithmetic):
             else:
                 offsets.append(self._from_the_end(buffer, dim, item))
                 extents.append(None)
-        return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts, steps)
+        # In TileLang's programs an item or argument is read where it is used.
+        ops, lazy = self.builder.ops, self.options.tilelang
+        named = None if lazy else (self.builder, ops[-1] if ops else None)
+        return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts, steps, named)
 
     def _from_the_end(self, buffer: Buffer, dim: int, item: Number) -> int | Scalar:
         """An index; a number below zero counts from the end, as Python's."""
@@ -221,6 +225,30 @@ class Memory(Arithmetic):
         *outer, last = element.offsets
         there = self.binary("add", last, n)
         return self.element(element.buffer, (*outer, there), element.loc)
+
+    def _read(self, element: Region) -> Scalar:
+        """What an element was where the author named it: an item of a list, or an argument, may be
+        used behind a statement that changes the element."""
+        around, last = element.named or (None, None)
+        level = next((n for n, b in enumerate(self.builders) if b is around), None)
+        if level is None:
+            return self.load(element)
+        builder, inside = self.builders[level], self.builders[level + 1 :]
+        at = next((n for n in range(len(builder.ops), 0, -1) if builder.ops[n - 1] is last), 0)
+        since = [*builder.ops[at:], *(o for b in inside for o in b.ops)]
+        changed = (e for o in since for _, e in effects_in(o))
+        if element.buffer.value not in buffers_written(changed):
+            return self.load(element)
+        behind, constants = builder.ops[at:], builder.constants
+        del builder.ops[at:]
+        builder.constants = {}  # some may be made behind
+        self.builders.append(builder)
+        try:
+            return self.load(element)
+        finally:
+            self.builders.pop()
+            builder.ops += behind
+            builder.constants = constants
 
     def load(self, element: Region) -> Scalar:
         """Read one element."""

@@ -56,16 +56,22 @@ class AddUp(BaseException):
         self.node = node
 
 
+Form = tuple[ast.With, dict[str, object]]
+"""The kernel with a grid that a loop over whole tensors becomes, and what names of its own stand
+for."""
+
+
 class LeftOut:
     """What earlier traces of a kernel have found: the statements that this one leaves out, the
     loops that are written out in it, for they look something up by their index, and the statements
-    that add up what the iterations of a loop give.
+    that add up what the iterations of a loop give; and the `forms` of loops over whole tensors.
     `traced` counts the statements of all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
         self.written_out: set[ast.For] = set()
         self.added_up: set[ast.stmt] = set()
+        self.forms: dict[ast.For, Form] = {}
         self.traced = 0
 
     def forget(self, node: ast.stmt, names: dict[str, object]) -> None:

@@ -40,7 +40,7 @@ class Source:
     globals: Mapping[str, Any]
     enclosing: Mapping[str, Any]
     places: dict[ast.AST, Loc] = field(default_factory=dict, repr=False)
-    written: dict[Any, tuple[ast.With, str]] = field(default_factory=dict, repr=False)
+    written: dict[Any, tuple[ast.With, dict[str, object]]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.body import grid_syncs
 from tilec.frontend.builtins_scalar import block_index
@@ -177,8 +176,8 @@ class _KernelTracer(Parameters):
             return
         whole = self.signature.tiles is not None and self.is_above_grid()
         if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
-            blocks, language = self.blocks_of(node, self.signature.tiles or {})
-            self.names.setdefault(language, T)
+            blocks, names = self.blocks_of(node, self.signature.tiles or {})
+            self.names.update(names)
             self.kernel_block(blocks)
         elif isinstance(node, ast.For) and self._is_outside():
             self._each_launch(node)

@@ -17,7 +17,8 @@ from typing import Any, NoReturn, TypeGuard
 from tilec import language as T
 from tilec.frontend.source import Source
 from tilec.ir.affine import Affine
-from tilec.ir.core import Value, squeeze
+from tilec.ir.builder import Builder
+from tilec.ir.core import Op, Value, squeeze
 from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
 from tilec.ir.types import BufferType, DType
@@ -79,7 +80,8 @@ class Buffer:
 class Region:
     """Part of a buffer: an offset per dimension, and an extent where it was given (None: an index,
     which as a tile's start takes the other side's extent; OPEN: it is only known at run time, and
-    stands in `counts` by its dimension). `steps`: by their dimensions, those other than 1."""
+    stands in `counts` by its dimension). `steps`: by their dimensions, those other than 1. `named`:
+    the block in which the author has named an element, and the last op in front of that."""
 
     buffer: Buffer
     offsets: tuple[int | Scalar, ...]
@@ -87,6 +89,7 @@ class Region:
     loc: Loc
     counts: Mapping[int, Number] = field(default_factory=dict)
     steps: Mapping[int, int] = field(default_factory=dict)
+    named: tuple[Builder, Op | None] | None = None
 
     @property
     def is_element(self) -> bool:
@@ -138,10 +141,11 @@ class Method:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Closure:
-    """A lambda or a function written inside of a kernel: its text, and the names in force there."""
+    """A lambda or a function written inside of a kernel: its text, and the names of the function
+    around it, which it sees as they are when it is called."""
 
     source: Source
-    names: Mapping[str, object]
+    names: Callable[[], Mapping[str, object]]
     signature: inspect.Signature
 
     @property

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 
+from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Product, fresh_name, unravelled
 from tilec.frontend.whole_loops.rows import Known, shared_rows
@@ -24,11 +25,12 @@ Given = str | ast.expr | list[ast.stmt]
 class Blocks:
     """Writes the program with a grid that the loop at `node` becomes. `used` are the names that it
     must not take; it asks for tilec's builtins as attributes of `language`. `asked`: how many
-    threads the decorator or the launch asks for."""
+    threads the decorator or the launch asks for. `names`: what names of its own stand for."""
 
     def __init__(self, node: ast.stmt, nest: Nest, used: set[str], asked: int | None) -> None:
         self.node, self.nest, self.used, self.asked = node, nest, used, asked
         self.language = fresh_name("T", used)
+        self.names: dict[str, object] = {self.language: T}
         self.given: dict[str, Given] = {}
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
             self.given |= {f"I{d}": index, f"E{d}": extent}
@@ -130,9 +132,10 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={threads}) as bloc
         lanes: int,
         magnitude: Magnitude,
         dtype_of: DtypeOf,
-    ) -> tuple[ast.With, str] | None:
-        """Tiles of several iterations, if they go along rows or down columns, and the name under
-        which that asks for what blocks have together; see `tiles`."""
+        combine: object,
+    ) -> ast.With | None:
+        """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
+        `combine`: what gives what blocks have together."""
         block, part, combined = (self._fresh(n) for n in ("block", "part", "combined"))
         used = self.used
         writer = Tiles(
@@ -156,7 +159,8 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
 """
         self.given |= {"BODY": found.body, "BLOCK": block, "PART": part}
         self.given["ONE"] = self._fresh("one")
-        return self._written(text), combined
+        self.names[combined] = combine
+        return self._written(text)
 
     def _fresh(self, base: str) -> str:
         name = fresh_name(base, self.used)

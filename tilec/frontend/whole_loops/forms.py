@@ -9,6 +9,7 @@ from dataclasses import replace
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins_reduce import combine_parts
+from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops.blocks import Blocks
@@ -17,6 +18,7 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     Product,
+    every,
     fresh_name,
     is_elementwise,
     nest_of,
@@ -38,11 +40,12 @@ class WholeLoops(Statements):
 
     row_lanes = 0
 
-    def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
-        """A loop over whole tensors as a kernel with a grid, and the name under which that asks
-        for tilec's builtins. `tiles`: the parameters for a product's tile sizes."""
+    def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> Form:
+        """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
+        are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
-        local = assigned_names([node]) | self.names.keys()
+        functions = {n.name for n in every(ast.FunctionDef, node)}
+        local = assigned_names([node]) | functions | self.names.keys()
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
@@ -53,6 +56,15 @@ class WholeLoops(Statements):
         assert nest is not None, "the signature has seen it"
         self.whole_indices = nest.indices
         extents = [self.expression(e) for e in nest.extents]
+        forms = self.left_out.forms
+        if node not in forms:  # whose loops and statements are those that are marked
+            forms[node] = self._form(node, nest, named, extents, tiles)
+        return forms[node]
+
+    def _form(
+        self, node: ast.For, nest: Nest, named: Named, extents: list[object],
+        tiles: Mapping[str, str],
+    ) -> Form:  # fmt: skip
         used = self.frame.source.used_names()
         typed = nest
         if self._has_no_double(nest):
@@ -66,7 +78,7 @@ class WholeLoops(Statements):
             key = node, same, texts, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
-                written[key] = blocks.product(product, tiles, edges), blocks.language
+                written[key] = blocks.product(product, tiles, edges), blocks.names
             return written[key]
         if is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
@@ -77,22 +89,22 @@ class WholeLoops(Statements):
                 return self._elements(node, straight)
             blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
-        return made, blocks.language
+        return made, blocks.names
 
     def _has_no_double(self, nest: Nest) -> bool:
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
         return not any(getattr(v, "dtype", None) is FLOAT64 for v in values)
 
-    def _elements(self, node: ast.For, nest: Nest) -> tuple[ast.With, str]:
+    def _elements(self, node: ast.For, nest: Nest) -> Form:
         """A nest without loops as tiles of elements."""
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
         about = [self._about(e)[0] or _USUAL for e in nest.extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
-        return blocks.elements(about, edges), blocks.language
+        return blocks.elements(about, edges), blocks.names
 
-    def _as_folds(self, node: ast.For, nest: Nest, named: Named) -> tuple[ast.With, str] | None:
+    def _as_folds(self, node: ast.For, nest: Nest, named: Named) -> Form | None:
         """A nest that adds to a few elements, as loops that fold into them."""
         used = self.frame.source.used_names()
         found = as_folds(nest, named, lambda base: fresh_name(base, used))
@@ -100,7 +112,7 @@ class WholeLoops(Statements):
             return None
         blocks = Blocks(node, found, used | {*found.indices}, self.threads)
         made = self._over_tiles(blocks, named)
-        return None if made is None else (made, blocks.language)
+        return None if made is None else (made, blocks.names)
 
     def _static(self, extent: ast.expr) -> int | None:
         return static_int(self.expression(extent))
@@ -119,12 +131,9 @@ class WholeLoops(Statements):
 
         if not self.row_lanes:
             return None
-        tiles = blocks.tiles(named, self._static, self.row_lanes, magnitude, self._dtype_of)
-        if tiles is None:
-            return None
-        made, combined = tiles
-        self.names[combined] = combine_parts
-        return made
+        return blocks.tiles(
+            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts
+        )
 
     def _magnitude(self, extent: object) -> tuple[int, int]:
         """About how large an extent is: the least of `MAGNITUDES` that it does not exceed, 0 if it

@@ -24,7 +24,8 @@ MOST_COPIES = 128
 
 _COUNTING = (range, T.serial, T.unroll)
 _COUNTS = (T.ceildiv, T.cdiv, T.floordiv, T.max, T.min, max, min, abs)
-_PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
+_TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty)
+_PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
 
 
 @dataclass(frozen=True)

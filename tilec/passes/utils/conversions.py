@@ -37,10 +37,14 @@ def convert_operands(func: Func, target: Target) -> Block:
             case For(kind="serial"):
                 return _converted_before(o, made)
             case Parallel(layout=layout) if layout is not None:
+                stored = set()
                 for a in fragment_accesses(o):
                     # A store in a branch leaves some elements as they were.
-                    partly = not a.write or a.op not in o.body.ops
-                    wants.fragment(a.buffer, a.project(layout), partly, a.write)
+                    place, whole = (a.buffer, a.runs), a.op in o.body.ops
+                    read = not whole if a.write else place not in stored
+                    wants.fragment(a.buffer, a.project(layout), read, a.write)
+                    if a.write and whole:
+                        stored.add(place)
                 for v in _kept_by_replicas(o, layout):
                     wants.in_shared(v)
                 own = {a.op for a in fragment_accesses(o)}
