@@ -83,11 +83,10 @@ def test_neighbours_come_at_once() -> None:
     four, one = "<4 x f32>", "f32"
     plain = product(64, 64, 64, (False, False), "float32")
     assert loads(plain, *square) == [four] * 5  # of A for four steps, then of B for each
-    assert loads(product(64, 64, 64, (True, False), "float32"), *square) == [four] * 2
-    assert loads(product(64, 64, 63, (False, True), "float32"), (64, 63), (64, 63), (64, 64)) == [
-        one,
-        one,
-    ]
+    across = product(64, 64, 64, (True, False), "float32")
+    assert loads(across, *square) == [one, four]  # a thread's rows are no neighbours
+    odd = product(64, 64, 63, (False, True), "float32")
+    assert loads(odd, (64, 63), (64, 63), (64, 64)) == [one, one]
 
 
 @pytest.mark.parametrize("threads", [128, 256])
