@@ -124,6 +124,52 @@ def changed_in_loops(A, i):
     return found
 
 
+@form
+def in_front_of_a_loop(A, i):
+    several, s = [A[i]], T.float32(0)
+    for k in range(T.int32(A[i]) * 0 + 3):
+        for _ in range(2):
+            s += several[0]
+        A[i] = 100.0 * (k + 1)
+    A[i] = 100.0
+    return s / 6
+
+
+@form
+def in_front_of_nested_loops(A, i):
+    several, s = (A[i],), T.float32(0)
+    for k in range(T.int32(A[i]) * 0 + 3):
+        inner = [A[i]]
+        for _ in range(T.int32(A[i]) * 0 + 2):
+            if k == 0:
+                s += several[0] + inner[0] * 0
+            A[i] = A[i] + 1.0
+        s += inner[0] - several[0] - 2 * k
+    A[i] = 100.0
+    return s / 2
+
+
+@form
+def in_front_of_a_break(A, i):
+    several, s = [A[i]], T.float32(0)
+    for k in range(5):
+        s += several[0]
+        A[i] = 100.0
+        if k > several[0] * 0:
+            break
+    return s / 2
+
+
+@form
+def asked_by_a_while(A, i):
+    several, s = [A[i]], T.float32(0)
+    while several[0] > s:
+        A[i] = 0.0
+        s += 1.0
+    A[i] = 100.0
+    return s
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FORMS)
 def test_numbers(name: str, target: str) -> None:

@@ -101,13 +101,14 @@ class Generator:
 
 
 class BlockBuilder(Builder):
-    """A block being made, the constants it holds already, and the generator of random numbers that
-    it has made last."""
+    """A block being made, the constants it holds already, the generator of random numbers that it
+    has made last, and the buffers of which it reads elements that are named in front of it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.constants: dict[tuple[str, DType], Scalar] = {}
         self.generator: Generator | None = None
+        self.late: set[Value] = set()
 
 
 class _At:
@@ -149,7 +150,8 @@ class Context:
     user has imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
     `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what earlier
     traces have found. `unrolls`: the loops around the code that could be written out.
-    `asynchronous`: an async_scope stands around it.
+    `asynchronous`: an async_scope stands around it. `read_early`: buffers whose elements are
+    read where they are named, as a loop behind that place reads and writes them.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -194,6 +196,7 @@ class Context:
         self.asserts: str = ""
         self.left_out = LeftOut()
         self.unrolls: list[ast.For] = []
+        self.read_early: set[Value] = set()
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
 from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Undefined, describe, is_number
-from tilec.ir.core import Block, Value
+from tilec.ir.core import Block, Op, Value
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, Gemm, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
@@ -221,6 +222,8 @@ class Loops(Branches):
         with self.inside(conditional=True) as builder:
             self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
             cond = more()
+            if self._reads_too_late(builder, carried.block.ops):
+                cond = more()
             if cond is True:
                 message = "this loop never ends: its condition is always true and it has no break"
                 hint = "change what the condition asks for in the loop, or break under an if"
@@ -270,6 +273,8 @@ class Loops(Branches):
             with self.inside(conditional) as builder:
                 self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
                 one_iteration()
+                if self._reads_too_late(builder, builder.ops):
+                    continue
                 ends = [self.names[n] for n in names]
                 check_known(ends)
                 self._check_fixed(before, names, body)
@@ -283,6 +288,15 @@ class Loops(Branches):
             dtypes = wanted
         hint = "give them a dtype before it: x = T.float32(0)"
         raise self.error(f"the dtypes of {', '.join(names)} do not settle in this loop", hint)
+
+    def _reads_too_late(self, traced: BlockBuilder, body: Iterable[Op]) -> bool:
+        """Whether `traced`, in a loop with this `body`, reads elements that are named in front of
+        the loop, and which the body writes to: traced again, it reads them there."""
+        late = traced.late - self.read_early
+        if late:  # seldom; a body may be long
+            late.intersection_update(buffers_written(e for o in body for _, e in effects_in(o)))
+        self.read_early |= late
+        return bool(late)
 
     def _start(self, name: str) -> Number:
         return self.number(self.names[name], name)

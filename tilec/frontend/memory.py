@@ -237,7 +237,10 @@ class Memory(Arithmetic):
         at = next((n for n in range(len(builder.ops), 0, -1) if builder.ops[n - 1] is last), 0)
         since = [*builder.ops[at:], *(o for b in inside for o in b.ops)]
         changed = (e for o in since for _, e in effects_in(o))
-        if element.buffer.value not in buffers_written(changed):
+        buffer = element.buffer.value
+        if buffer not in self.read_early and buffer not in buffers_written(changed):
+            for b in inside:
+                b.late.add(buffer)
             return self.load(element)
         behind, constants = builder.ops[at:], builder.constants
         del builder.ops[at:]
