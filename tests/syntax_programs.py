@@ -157,6 +157,30 @@ def functions_see_what_names_are_now(A: T.Tensor((N,), "float32"), C: T.Tensor((
             C[bx * BLOCK + i] = shifted(x) + sum([plus(x) for k in range(1)])
 
 
+@program(lambda x: np.where(x > 0, x + 13, x + 8) + x + 2)
+def functions_of_functions_see_what_names_are_now(
+    A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")
+):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x, s, t = A[bx * BLOCK + i], 1.0, 1.0
+
+            def shifted(k):
+                def by(v):
+                    return sum([s for s in (v, k)]) + s + t  # noqa: B023
+
+                return lambda v: by(v)
+
+            def with_its_own():
+                s = 2.0
+                return lambda v: v + s
+
+            f, g = shifted(6.0), with_its_own()
+            if x > 0:
+                s += 5.0
+            C[bx * BLOCK + i] = f(x) + g(x)
+
+
 @program(lambda x: 8 * x)
 def a_function_that_calls_itself(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:

@@ -13,7 +13,7 @@ from tilec.frontend.guards import Condition, Quotient
 from tilec.frontend.index import Indices, Reach
 from tilec.frontend.recovery import LeftOut
 from tilec.frontend.source import Source
-from tilec.frontend.values import Buffer, Reducer, Scalar
+from tilec.frontend.values import Buffer, Closure, Reducer, Scalar
 from tilec.ir.affine import LINEAR
 from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Value
@@ -41,7 +41,8 @@ class Frame:
     `names` are its local names; the dict is replaced, never shared, where control flow parts.
     `loops` are the loops around the code being read, innermost last. `references` are parameters
     that stand for an element or a variable of the caller's. `returned`: how many values its
-    `return` gives (-1: one, no tuple), None before the first.
+    `return` gives (-1: one, no tuple), None before the first. `closure`: where it stands inside of
+    another function, what it is called as.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class Frame:
     loops: list[LoopFlags] = field(default_factory=list)
     references: frozenset[str] = frozenset()
     returned: int | None = None
+    closure: Closure | None = None
 
     def loc(self, node: ast.AST) -> Loc:
         return self.source.loc(node, self.caller)

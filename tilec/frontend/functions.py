@@ -30,7 +30,7 @@ from tilec.frontend.plain_python import (
 from tilec.frontend.source import Source, as_function, lambda_source, read_source
 from tilec.frontend.values import Buffer, Closure, Region, as_syntax, describe
 from tilec.ir.errors import CompileError
-from tilec.support.syntax import placed
+from tilec.support.syntax import own_names, placed
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -68,10 +68,14 @@ class Functions(Expressions):
             raise self.error(e.message.replace("a kernel", "traced"), hint) from None
 
     def _trace_body(
-        self, source: Source, values: Mapping[str, object], given: Container[str]
+        self,
+        source: Source,
+        values: Mapping[str, object],
+        given: Container[str],
+        closure: Closure | None = None,
     ) -> object:
         """The body of a function, traced here; `values` are those of its parameters, of which the
-        `given` come from a call and the others from outside."""
+        `given` come from a call and the others from outside. `closure` as of `Frame`."""
         values = {n: v if n in given else self.captured(n, v) for n, v in values.items()}
         if sum(f.source.function is source.function for f in self.frames) > MOST_DEEP:
             raise self.error(
@@ -84,7 +88,8 @@ class Functions(Expressions):
         for name in references:  # they are what they are now
             if isinstance(place := values[name], Region):
                 values[name] = dataclasses.replace(place, named=None)
-        self.frames.append(Frame(source, values, self.loc, references=references))
+        frame = Frame(source, values, self.loc, references=references, closure=closure)
+        self.frames.append(frame)
         try:
             return self.run_body()
         finally:
@@ -109,7 +114,7 @@ class Functions(Expressions):
             ) from None
         bound.apply_defaults()
         values = {**closure.names(), **bound.arguments}
-        return self._trace_body(closure.source, values, values)
+        return self._trace_body(closure.source, values, values, closure)
 
     def as_python(self, value: object) -> object:
         """`value`; a function written in the kernel as one that Python can call on known values."""
@@ -133,7 +138,11 @@ class Functions(Expressions):
         around = self.frame
 
         def names() -> dict[str, object]:
-            return {n: v for n, v in around.names.items() if not n.startswith(".")}
+            seen = {n: v for n, v in around.names.items() if not n.startswith(".")}
+            if around.closure is None:
+                return seen
+            own = own_names(around.source.node)
+            return {**seen, **{n: v for n, v in around.closure.names().items() if n not in own}}
 
         return Closure(source, names, signature)
 

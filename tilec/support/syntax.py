@@ -34,6 +34,25 @@ def names_in(*trees: ast.AST) -> set[str]:
     return {n.id for n in name_nodes(*trees)}
 
 
+def own_names(function: ast.FunctionDef) -> set[str]:
+    """The names that belong to a function: its parameters, and those that it gives a value to.
+    Those of functions and comprehensions in it belong to these."""
+    a = function.args
+    given = (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg)
+    own = {arg.arg for arg in given if arg is not None}
+    scopes = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    found: list[ast.AST] = [*function.body]
+    for n in found:  # which grows
+        match n:
+            case ast.FunctionDef():
+                own.add(n.name)
+            case ast.Name(ctx=ast.Store()):
+                own.add(n.id)
+            case _ if not isinstance(n, scopes):
+                found += ast.iter_child_nodes(n)
+    return own
+
+
 def placed(made: Node, at: ast.AST) -> Node:
     """`made`, all of whose nodes are where `at` is."""
     for n in nodes(made):
