@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 from tilec import language as T
+from tilec.frontend.body import names_of_list
 from tilec.frontend.builtins import BUILTINS
 from tilec.frontend.builtins_reducers import combines, contribute, takes
 from tilec.frontend.builtins_tile import new_variable
@@ -152,6 +153,12 @@ class Assignments(ForLoops):
         if isinstance(value, EmptyTensor):
             self.names[name] = self.declare_output(name, value)
             return
+        if isinstance(value, list | tuple) and value:
+            names = names_of_list(name, len(value))
+            outputs = [(n, v) for n, v in zip(names, value) if isinstance(v, EmptyTensor)]
+            if len(outputs) == len(value):
+                made = [self.declare_output(n, v) for n, v in outputs]
+                value = made if isinstance(value, list) else tuple(made)
         if isinstance(value, LoopHeader | KernelHeader):
             loop = isinstance(value, LoopHeader)
             raise self.error(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from tilec import language as T
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
 from tilec.support.lazy import Lazy
-from tilec.support.syntax import name_nodes
+from tilec.support.syntax import name_nodes, nodes
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
@@ -26,6 +27,11 @@ else:
     dtypes = Lazy("tilec.frontend.whole_loops.dtypes")
     nests = Lazy("tilec.frontend.whole_loops.nests")
     places = Lazy("tilec.frontend.whole_loops.places")
+
+
+def names_of_list(name: str, count: int) -> tuple[str, ...]:
+    """The names of the tensors that a list is made with."""
+    return tuple(f"{name}_{n}" for n in range(count))
 
 
 def grid_syncs(body: Sequence[ast.stmt], named: Callable[[ast.expr], object]) -> int:
@@ -40,12 +46,14 @@ def grid_syncs(body: Sequence[ast.stmt], named: Callable[[ast.expr], object]) ->
 
 
 class BodyReader:
-    """Reads it. `drafts`: the parameters by name; `constants`: the values of some. It is not
-    evaluated where names of the module are all that is asked."""
+    """Reads it. `drafts`: the parameters by name; `constants`: the values of some; `lists`: what
+    has a name in the lists that the body makes, by these lists' names. It is not evaluated where
+    names of the module are all that is asked."""
 
     def __init__(self, source: Source, constants: Mapping[str, Any]) -> None:
         self.source, self.constants = source, constants
         self.drafts: Mapping[str, Any] = {}
+        self.lists: dict[str, tuple[str, ...]] = {}
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
@@ -86,15 +94,43 @@ class BodyReader:
             return None
 
     def made(self, s: ast.stmt) -> list[str]:
-        """The tensors that a statement makes: `a = T.empty(…)`, `a, b = T.empty(…), T.empty(…)`."""
+        """The tensors that a statement makes: `a = T.empty(…)`, `a, b = T.empty(…), T.empty(…)`;
+        a list of them, `a = [T.empty(…) for _ in range(2)]`, a_0 and a_1."""
         if not isinstance(s, ast.Assign):
             return []
-        pairs, several = [(t, s.value) for t in s.targets], ast.Tuple | ast.List
+        pairs, made = [(t, s.value) for t in s.targets], list[str]()
         for target, value in pairs:  # which grows
-            if isinstance(target, several) and isinstance(value, several):
-                pairs += zip(target.elts, value.elts)
-        made = [t for t, value in pairs if self.calls(value, T.empty, T.alloc_global)]
-        return [t.id for t in made if isinstance(t, ast.Name)]
+            items = self._items(value)
+            if isinstance(target, ast.Tuple | ast.List):
+                pairs += zip(target.elts, items)
+            elif isinstance(target, ast.Name) and self._is_made(value):
+                made.append(target.id)
+            elif isinstance(target, ast.Name) and items and all(map(self._is_made, items)):
+                self.lists[target.id] = names_of_list(target.id, len(items))
+                made += self.lists[target.id]
+            elif isinstance(target, ast.Name) and items:
+                named = (item.id for item in items if isinstance(item, ast.Name))
+                self.lists[target.id] = tuple(named)
+        return made
+
+    def _is_made(self, node: ast.expr) -> bool:
+        return self.calls(node, T.empty, T.alloc_global)
+
+    def _items(self, node: ast.expr) -> list[ast.expr]:
+        """What stands in a list or tuple; of a comprehension only that which makes tensors."""
+        body = self.source.node.body
+        match node:
+            case ast.Tuple() | ast.List():
+                return node.elts
+            case ast.ListComp(elt=made, generators=[ast.comprehension(iter=over, ifs=[])]):
+                if self._is_made(made):
+                    known = self.beginning()
+                    for s in itertools.takewhile(lambda s: over not in nodes(s), body):
+                        if isinstance(s, ast.Assign):
+                            known.assign(s)
+                    with contextlib.suppress(CompileError):  # reported when the kernel is traced
+                        return [made] * len(known.sequence(over))
+        return []
 
     def tiles(self) -> dict[str, str] | None:
         """Names for the tile sizes of a kernel of mathematics only, none for what is no product;

@@ -265,6 +265,11 @@ class Parameters(WholeLoops):
         if inside or len(self.builders) > 1 or begun:
             hint = "move it up; a tile inside of T.Kernel is made by T.alloc_shared"
             raise self.error("T.empty stands at the top of the kernel, before T.Kernel", hint)
+        if part is not None and name not in self.signature.allocated:
+            raise self.error(
+                f"whether there is {name} depends on the call, and this kernel is several launches",
+                "make as many tensors whatever the arguments are",
+            )
         if name in self.tensors:
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[Extent] = []

@@ -75,6 +75,7 @@ class Signature:
     how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
     (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `options`:
     what else its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
+    `given_back`: `returns` as the body has it, of any part.
     """
 
     source: Source
@@ -92,6 +93,7 @@ class Signature:
     options: Options = PLAIN
     lost: tuple[str, ...] = ()
     telling: Mapping[str, Tells] = field(default_factory=dict)
+    given_back: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -187,7 +189,8 @@ def _read(
             hint = f"annotate it: {name}: T.Tensor((M, N), dtype), or leave it out of out"
             raise CompileError(message, source.decorator_loc("out"), hint)
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
-    returns = reader.returned() or out
+    given_back = reader.returned()
+    returns = given_back or out
     kernels = reader.launches()
     tiles = None if kernels else reader.tiles()
     if part is not None:
@@ -212,6 +215,7 @@ def _read(
         max(1, kernels),
         part,
         telling=reader.telling_tiles() if tiles is None else reader.telling(),
+        given_back=given_back,
     )
 
 
@@ -445,9 +449,13 @@ class _Reader(BodyReader):
             return macro.returned()
         parts = last.value.elts if isinstance(last.value, ast.Tuple | ast.List) else [last.value]
         tensors = {n for n, d in self.drafts.items() if isinstance(d.annotation, T.Tensor | type)}
+        tensors.update(self.allocated)
+        held = self.lists.get(last.value.id, ()) if isinstance(last.value, ast.Name) else ()
+        if held and tensors.issuperset(held):
+            return held
         names = []
         for p in parts:
-            if not isinstance(p, ast.Name) or p.id not in {*tensors, *self.allocated}:
+            if not isinstance(p, ast.Name) or p.id not in tensors:
                 hint = "return what T.empty made, or a tensor parameter"
                 raise self.error(f"a kernel returns tensors, not {ast.unparse(p)}", hint, at=p)
             names.append(p.id)

@@ -128,6 +128,11 @@ class _KernelTracer(Parameters):
             if not isinstance(v, Buffer) or not v.is_global:
                 hint = "return what T.empty made, or a tensor parameter"
                 raise self.error(f"a kernel returns tensors, not {describe(v)}", hint)
+        names = tuple(v.value.name for v in returned)
+        if isinstance(value, list | tuple) and names != self.signature.given_back:
+            hint = "return what it was made with, in this order"
+            last = self.signature.source.node.body[-1]
+            raise self.error("the list that is returned is not what it was made as", hint, last)
 
     # --- the grid ---------------------------------------------------------------------------------
 
