@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_kinds import KINDS
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -89,3 +90,31 @@ def test_no_blocks_for_whole_arrays() -> None:
     with pytest.raises(LaunchError, match="nothing to launch"):
         by_launch[0](a)
     biased_product(a, b, bias, np.empty((4, 4), np.float32))
+
+
+@tilec.kernel
+def first_of_all(A: T.Tensor((N, N), "float32"), C: T.Tensor((N, N), "float32"), rows: T.int32):
+    for i, j in T.Parallel(rows, N // 2):
+        s = 0.0
+        for k in range(N - 2):
+            s += A[i, k]
+        C[i, j] = s + 1
+
+
+@tilec.kernel
+def first_half_in_blocks(A: T.Tensor((N, N), "float32"), C: T.Tensor((N, N), "float32")):
+    with T.Kernel(N // 2, threads=32) as b:
+        C[b, 0] = A[b, 0]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_loops_over_nothing(target: str) -> None:
+    """Of a grid that tilec makes; one of the author's without blocks is a fault of his."""
+    for n, rows in ((7, 7), (1, 1), (7, 0), (7, -3), (2, 2), (1, 1), (7, 3), (7, 0)):
+        a = np.ones((n, n), np.float32)
+        c, want = np.zeros_like(a), np.zeros_like(a)
+        want[: max(0, rows), : n // 2] = 1 + max(0, n - 2)
+        run(first_of_all, target, a, c, rows)
+        np.testing.assert_array_equal(c, want)
+    with pytest.raises(LaunchError, match="has 0 blocks in x"):
+        run(first_half_in_blocks, target, np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))

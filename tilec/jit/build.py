@@ -432,6 +432,7 @@ def _image(
         assumed=assumed_text(final, {p.value.name for p in final.params}),
         debug=key.debug,
         cooperative=bool(final.attrs.get("cooperative")),
+        own_grid=signature.tiles is not None,
         pdl="wait" in first_of_all(final, target),
         plan={} if plan is None else asdict(plan),
     )

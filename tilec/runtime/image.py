@@ -136,7 +136,8 @@ class Image:
     `assumed`: Python text of what T.assume says of sizes and scalars; a launch looks.
     `pdl`: the code waits for the launches before it, before anything else, so that it may be
     launched beside them (programmatic dependent launch). `cooperative`: its blocks wait for one
-    another, so that all of the grid must run at once.
+    another, so that all of the grid must run at once. `own_grid`: tilec has made the grid of
+    the loops of a kernel that has none, which may well run over nothing.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Image:
     debug: bool = False
     pdl: bool = False
     cooperative: bool = False
+    own_grid: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
