@@ -135,3 +135,42 @@ def test_numbers_are_what_they_are(form: str) -> None:
     exact = a.astype(float)
     wants = {"max": exact.max(1), "products": (exact**2).sum(1)}
     assert np.abs(s - wants.get(form, exact.sum(1))).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("target", "length", "threads", "enough"),
+    [
+        ("cuda:sm_90a", 3, 128, 32),
+        ("cuda:sm_80", 40, 128, 64),
+        ("hip:gfx942", 3, 128, 64),
+        ("cuda:sm_90a", 3, 32, None),  # nor is there anything to gain
+        ("hip:gfx942", 3, 64, None),
+        ("cuda:sm_90a", 100, 128, None),
+    ],
+)
+def test_loops_whose_length_a_call_gives(
+    target: str, length: int, threads: int, enough: int | None
+) -> None:
+    """They have no tile that could be reduced."""
+
+    @tilec.kernel
+    def products(
+        X: T.Tensor((M, 9), "float32"), W: T.Tensor((N, 9), "float32"),
+        S: T.Tensor((M, N), "float32"), n: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(M, threads=threads) as b:
+            for o in T.Parallel(N):
+                acc = T.alloc_local((2,), "float32")
+                acc[0] = acc[1] = 0.0
+                for k in range(n):
+                    acc[0] += X[b, k] * W[o, k]
+                    acc[1] += W[o, k]
+                S[b, o] = acc[0] + acc[1]
+
+    shapes = ((40, 9), (length, 9), (40, length))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        products.compile(*(tilec.spec(s, "float32") for s in shapes), 9, target=target)
+    said = [str(w.message) for w in found if issubclass(w.category, tilec.CompileWarning)]
+    assert len(said) == (enough is not None), said
+    assert all(f"threads={enough} do as much" in s and "T.reduce" not in s for s in said)

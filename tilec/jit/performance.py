@@ -78,7 +78,7 @@ class Watch:
                 f"{shared}, or let each thread begin at T.get_thread_binding(0)",
             )
         if threads:
-            told = _warn_of_sums(func, threads)
+            told = _warn_of_sums(func, threads, target)
             _warn_of_small_tiles(func, threads, target)
             if self._laid_out is not None:
                 _warn_of_idle(self._laid_out, target, told)
@@ -170,10 +170,15 @@ def _writes_alike(func: Func, loop: ops.For) -> bool:
     return any(index in origins.of(v) for o in stores for v in o.indices)
 
 
-def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
+def _warn_of_sums(func: Func, threads: int, target: Target) -> set[Loc]:
     """Of loops with fewer iterations than threads, each of which takes a sum by itself: of all of
     a kernel at once. Where these loops are."""
-    found = list(repeated_sums(func, threads))
+
+    def fitting(loop: ops.Parallel) -> int:
+        return -(-prod(loop.extents) // target.warp_size) * target.warp_size
+
+    repeated = repeated_sums(func, threads)
+    found = [s for s in repeated if not s.open_extent or fitting(s.loop) < threads]
     if found:
         first, *more = found
         count = prod(first.loop.extents)
@@ -187,7 +192,9 @@ def _warn_of_sums(func: Func, threads: int) -> set[Loc]:
         _warn(
             f"{message} (so in line {lines})" if more else message,
             first.loc,
-            f"T.reduce_{first.word}(x, s, dim=1), of a tile, shares the elements out\n"
+            f"threads={fitting(first.loop)} do as much where the loop is as short as here"
+            if first.open_extent  # there is no tile of so many rows to reduce
+            else f"T.reduce_{first.word}(x, s, dim=1), of a tile, shares the elements out\n"
             "among all threads; or go over them in T.Parallel",
         )
     return {s.loop.loc for s in found}

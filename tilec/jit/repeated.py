@@ -28,6 +28,12 @@ class RepeatedSum:
     trips: int | None
     loc: Loc
 
+    @property
+    def open_extent(self) -> bool:
+        """Whether the loop goes over a part of what is only known at run time: the front end has
+        made it, with indices that no author writes."""
+        return any(index.name.startswith(".") for index in self.loop.body.args)
+
 
 def repeated_sums(func: Func, threads: int) -> Iterator[RepeatedSum]:
     """The first such sum of each parallel loop of `func` (TILE) that has no iteration for every
