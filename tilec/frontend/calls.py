@@ -225,6 +225,10 @@ class Calls(Functions):
                 name, "only what is known at compile time and the builtins of T run here"
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
+        if name == "len" and len(node.args) == 1:
+            shape = self.of_array(node.args[0], "shape")
+            if shape:
+                return shape[0]
         args, kwargs = self.arguments(node)
         args = [self.as_python(a) for a in args]
         kwargs = {k: self.as_python(v) for k, v in kwargs.items()}

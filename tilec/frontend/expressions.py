@@ -33,6 +33,7 @@ from tilec.frontend.values import (
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.types import DType, TypedFloat, TypedInt, find_dtype
+from tilec.support.arrays import ASKED, is_array
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
@@ -190,7 +191,16 @@ class Expressions(Containers):
             hint = f'pass it as a parameter: {parameter}: T.Tensor(({extents}), "{given}")'
         raise self.error(f"{name} is {describe(value)}, which a kernel cannot use", hint)
 
+    def of_array(self, node: ast.expr, name: str) -> Any:
+        """What is known of an array outside of the kernel, `W.shape`; None if `node` is none."""
+        if name not in ASKED or not isinstance(node, ast.Name) or node.id in self.names:
+            return None
+        array = self.frame.source.lookup(node.id)[1]
+        return self.captured(name, getattr(array, name)) if is_array(array) else None
+
     def _attribute(self, node: ast.Attribute) -> object:
+        if (found := self.of_array(node.value, node.attr)) is not None:
+            return found
         owner = self._owner(node)
         name = node.attr
         known: tuple[str, ...] = ()

@@ -168,6 +168,13 @@ def _in_text(annotation: object) -> Iterator[ast.AST]:
             yield from _in_text(getattr(tree, "value", None))
 
 
+@dataclass(frozen=True)
+class Form:
+    """An array, of which nobody asks the elements."""
+
+    array: Any
+
+
 @dataclass
 class Reads:
     """Where values were found, and the values: `names` in dictionaries, `cells` of closures,
@@ -257,6 +264,8 @@ def held_by(container: Any) -> tuple[Any, ...]:
         case types.ModuleType():
             held = [(n, v) for n, v in vars(container).items() if is_plain(v) and n[:2] != "__"]
             return tuple(x for pair in held for x in pair)
+        case Form(array):
+            return (*array.shape, array.dtype)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(container, numpy.ndarray):
         return (*container.shape, container.dtype, container.tobytes())

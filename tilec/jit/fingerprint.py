@@ -28,7 +28,8 @@ from tilec.builtins.choices import Auto
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType, TypedFloat, TypedInt
-from tilec.jit.captured import Outside, Reads, held_by, is_plain, outside_of
+from tilec.jit.captured import Form, Outside, Reads, held_by, is_plain, outside_of
+from tilec.support.arrays import ASKED, is_array
 from tilec.support.lazy import Lazy
 
 frontend = Lazy("tilec.frontend.source")
@@ -187,6 +188,9 @@ class Describer:
         if _is_ours(kind.__module__):
             return f"{_named(kind)}{self._sequence(held_by(value))}"
         which = f"{_named(kind)} {_PROCESS} {id(value):x}"
+        if is_array(value):
+            self.reads.content(Form(value))
+            return f"{which} {tuple(value.shape)} {value.dtype}"
         if _top(kind.__module__) in ("builtins", "numpy", "torch"):  # kernels do not look into them
             return which
         # Of another library's, which may hold anything: which one it is, and the constants in it.
@@ -260,7 +264,12 @@ class Describer:
         given = (function.__defaults__, function.__kwdefaults__)
         named = {n: m.__name__ for n, m in found.items() if isinstance(m, types.ModuleType)}
         asked = {n: f"module {m}" for n, m in named.items() if n not in outside.whole}
-        return f"{self._sequence(given)}{self._fields({**found, **asked})}"
+        arrays = [n for n, v in found.items() if is_array(v) and n not in outside.whole]
+        known = (n for n in arrays if ASKED.issuperset(outside.attributes.get(n, ())))
+        forms = {n: Form(found[n]) for n in known}
+        for form in forms.values():
+            self.reads.content(form)
+        return f"{self._sequence(given)}{self._fields({**found, **asked, **forms})}"
 
     def _imported(self, name: str) -> types.ModuleType | None:
         """The module that an import inside of a function gives; one of a library only if it is
@@ -306,8 +315,8 @@ class Describer:
     def _numpy(self, numpy: Any, value: Any) -> str:
         if isinstance(value, numpy.dtype):
             return f"numpy.dtype {value.str} {value}"
-        if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_WATCHED:
-            self.reads.content(value)
+        if isinstance(value, numpy.ndarray):
+            self.reads.content(value if value.nbytes <= _MOST_WATCHED else Form(value))
         if value.dtype.hasobject:
             return f"{_named(type(value))} {value.shape}{self._sequence(value.flat)}"
         content = hashlib.sha256(value.tobytes()).hexdigest()
