@@ -118,3 +118,19 @@ def test_loops_over_nothing(target: str) -> None:
         np.testing.assert_array_equal(c, want)
     with pytest.raises(LaunchError, match="has 0 blocks in x"):
         run(first_half_in_blocks, target, np.ones((1, 1), np.float32), np.ones((1, 1), np.float32))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_loops_over_nothing_of_fixed_sizes(target: str) -> None:
+    @tilec.kernel
+    def halves(A, C):
+        n = T.const("n")
+        A: T.Tensor((n,), "float32")
+        C: T.Tensor((n,), "float32")
+        for i, j in T.Parallel(2, n // 2):
+            C[i * (n // 2) + j] = A[j] + 1
+
+    for n in (8, 1, 8, 1):
+        c, want = np.zeros(n, np.float32), np.full(n, 2.0 if n > 1 else 0.0, np.float32)
+        run(halves, target, np.ones(n, np.float32), c)
+        np.testing.assert_array_equal(c, want)

@@ -55,7 +55,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             raise t.error(message, f"write T.Kernel({hint})", written)
         extent = t.number(given, "a grid extent", written)
         known = static_int(extent)
-        if known is not None and known < (0 if t.has_empty_tensor else 1):
+        if known is not None and known < (0 if t.may_be_empty else 1):
             hint = "T.ceildiv(N, BN) rounds up"
             raise t.error(f"a grid extent is {known}, the least is 1", hint, written)
         if isinstance(extent, float) or (isinstance(extent, Scalar) and extent.dtype.is_float):

@@ -137,23 +137,23 @@ class Context:
     conditions around the code being read. `hazards` counts the ops emitted so far that had better
     not run unasked: integer divisions, on-chip reads that may be out of bounds. `parallel` is the
     `T.Parallel` around the code, if there is one. `sizes` gives each size its value in this
-    variant, `magnitudes` about how large some are, and what divides them. `has_empty_tensor`: an
-    argument is known to have no elements, so that a grid may well have no blocks. `threads` of a
-    block, where they are known, `cluster`: blocks along each dimension. `tests` says of bools what
-    comparison they are the result of, `guards` which conditions stand around the code (None:
-    unknown). `quotients`: what T.ceildiv gave, `block_quotients` the indices of so many blocks.
-    `padded` tensors have a safe value of the user's. `segment`: which launch of a T.Kernel with
-    T.sync_grid this is. `codes` are the bits of numbers of four (`narrow`), `placements` say where
-    the elements of tensors are that are not where their indices say. `given_layouts`: the layout
-    that the user gave a buffer, and the line that says so. `made` are the lists and dicts made
-    here, by id, with the block that made them: code that runs as often as they are made may change
-    them. `attributes` of the function are what the user said of it. `carried` are the values that
-    an iteration of a loop has from the one before. `foreign`: the functions of CUDA C++ that the
-    user has imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
-    `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what earlier
-    traces have found. `unrolls`: the loops around the code that could be written out.
-    `asynchronous`: an async_scope stands around it. `read_early`: buffers whose elements are
-    read where they are named, as a loop behind that place reads and writes them.
+    variant, `magnitudes` about how large some are, and what divides them. `may_be_empty`: an
+    argument is known to have no elements, or tilec makes the grid, which may well have no blocks.
+    `threads` of a block, where they are known, `cluster`: blocks along each dimension. `tests`
+    says of bools what comparison they are the result of, `guards` which conditions stand around the
+    code (None: unknown). `quotients`: what T.ceildiv gave, `block_quotients` the indices of so many
+    blocks. `padded` tensors have a safe value of the user's. `segment`: which launch of a T.Kernel
+    with T.sync_grid this is. `codes` are the bits of numbers of four (`narrow`), `placements` say
+    where the elements of tensors are that are not where their indices say. `given_layouts`: the
+    layout that the user gave a buffer, and the line that says so. `made` are the lists and dicts
+    made here, by id, with the block that made them: code that runs as often as they are made may
+    change them. `attributes` of the function are what the user said of it. `carried` are the values
+    that an iteration of a loop has from the one before. `foreign`: the functions of CUDA C++ that
+    the user has imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand
+    in. `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
+    earlier traces have found. `unrolls`: the loops around the code that could be written out.
+    `asynchronous`: an async_scope stands around it. `read_early`: buffers whose elements are read
+    where they are named, as a loop behind that place reads and writes them.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -173,7 +173,7 @@ class Context:
         self.reducers: dict[Value, Any] = {}
         self.sizes: Mapping[str, int | Scalar] = {}
         self.magnitudes: Mapping[str, tuple[int, int]] = {}
-        self.has_empty_tensor = False
+        self.may_be_empty = False
         self.threads: int | None = None
         self.cluster: tuple[int, int, int] | None = None
         self.tests: dict[Value, Condition] = {}

@@ -92,7 +92,8 @@ class Parameters(WholeLoops):
             if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
         }
         self.lent: dict[str, object] = {}  # tensors whose names are others' until then
-        self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
+        empty = any(0 in fact.shape for fact in known.tensors.values())
+        self.may_be_empty = empty or signature.tiles is not None
 
     def declare_parameters(self) -> None:
         """All that the signature has, the tensors first: they give the sizes."""

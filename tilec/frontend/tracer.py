@@ -164,6 +164,9 @@ class _KernelTracer(Parameters):
             self.threads = header.threads
         self.block_shape = header.block or (() if self.threads is None else (self.threads,))
         self.cluster = header.cluster
+        if self.signature.tiles is not None and 0 in header.grid:  # its loops run over nothing
+            self.finished = True
+            return
         with self.at(item.optional_vars or item.context_expr):
             self._bind_blocks(item.optional_vars, header)
         self.block(node.body)
