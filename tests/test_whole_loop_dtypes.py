@@ -379,3 +379,38 @@ def test_a_few_rows_of_many_columns_are_a_threads_own(
         run(taps, target, x, w, y)
         windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), 4, 1)
         np.testing.assert_allclose(y, (windows * w.T.astype(float)).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@tilec.kernel
+def of_doubles_in_grids(X: T.Tensor((3, 40, 9), "float64"), Y: T.Tensor((3, 2), "float64")):
+    for i in T.Parallel(3):
+        total = 0.0
+        most = -1e30
+        for j, k in T.grid(40, 9):
+            total += X[i, j, k]
+            if X[i, j, k] > most:
+                most = X[i, j, k]
+        Y[i, 0] = total
+        Y[i, 1] = most
+
+
+@tilec.kernel
+def of_wide_ints_in_loops(X: T.Tensor((3, 40, 3, 3), "int64"), Y: T.Tensor((3,), "int64")):
+    for i in T.Parallel(3):
+        total = 0
+        for j in range(40):
+            for k in range(3):
+                for n in range(3):
+                    if X[i, j, k, n] > 0:
+                        total += X[i, j, k, n]
+        Y[i] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_loops_in_one_another_settle_as_one_does(target: str, rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((3, 40, 9)), np.full((3, 2), np.nan)
+    run(of_doubles_in_grids, target, x, y)
+    np.testing.assert_allclose(y.T, [x.sum((1, 2)), x.max((1, 2))], rtol=1e-12)
+    n, sums = rng.integers(-(1 << 50), 1 << 50, (3, 40, 3, 3)), np.full(3, -1)
+    run(of_wide_ints_in_loops, target, n, sums)
+    np.testing.assert_array_equal(sums, np.where(n > 0, n, 0).sum((1, 2, 3)))
