@@ -414,3 +414,39 @@ def test_loops_in_one_another_settle_as_one_does(target: str, rng: np.random.Gen
     n, sums = rng.integers(-(1 << 50), 1 << 50, (3, 40, 3, 3)), np.full(3, -1)
     run(of_wide_ints_in_loops, target, n, sums)
     np.testing.assert_array_equal(sums, np.where(n > 0, n, 0).sum((1, 2, 3)))
+
+
+@tilec.kernel
+def of_few(
+    X: T.Tensor((70, 4, 256), "float16"),
+    N: T.Tensor((70, 4, 256), "int8"),
+    Y: T.Tensor((70, 256), "float32"),
+    Z: T.Tensor((70, 256), "float32"),
+    S: T.Tensor((70, 256), "int32"),
+):
+    for i, j in T.Parallel(70, 256):
+        total = 0.0
+        ema = 0.0
+        n = 0
+        for k in range(4):
+            total += X[i, k, j]
+            ema = ema * 0.75 + X[i, k, j]
+            n += N[i, k, j]
+        Y[i, j] = total
+        Z[i, j] = ema
+        S[i, j] = n
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_few_iterations_round_as_many_do(target: str, rng: np.random.Generator) -> None:
+    """Sums of halves are of 32 bits, those of bytes do not wrap around, however short they are."""
+    x = rng.standard_normal((70, 4, 256)).astype(np.float16)
+    n = rng.integers(90, 128, x.shape).astype(np.int8)
+    y, z = (np.full((70, 256), np.nan, np.float32) for _ in range(2))
+    s = np.full((70, 256), -1, np.int32)
+    run(of_few, target, x, n, y, z, s)
+    wide = x.astype(float)
+    np.testing.assert_allclose(y, wide.sum(1), rtol=1e-6, atol=1e-6)
+    weights = 0.75 ** np.arange(3, -1, -1)
+    np.testing.assert_allclose(z, (wide * weights[:, None]).sum(1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(s, n.sum(1, dtype=np.int32))

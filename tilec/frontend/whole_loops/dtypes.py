@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
+from tilec.frontend.values import as_syntax
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
@@ -28,8 +29,8 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
     other_operand,
 )
-from tilec.ir.types import BOOL, FLOAT32, INT32, DType
-from tilec.support.syntax import name_nodes
+from tilec.ir.types import BOOL, DTYPES, FLOAT32, INT32, DType
+from tilec.support.syntax import name_nodes, names_in
 
 _WIDER = ("float64", "double")
 _FOLDS = (ast.Add, ast.Sub, ast.Mult)
@@ -56,6 +57,53 @@ def with_dtypes(
                 s = ast.copy_location(ast.Assign([target], value), s)
         body.append(s)
     return replace(nest, body=tuple(body))
+
+
+def with_casts(nest: Nest, typed: Nest) -> Nest:
+    """The nest with casts to the dtypes that `typed` says of names, which stay names."""
+    body: list[ast.stmt] = []
+    for s, said in zip(nest.body, typed.body):
+        match s, said:
+            case ast.Assign(targets, value), ast.AnnAssign(annotation=ast.Constant(str() as text)):
+                word = ast.copy_location(as_syntax(DTYPES[text]), value)
+                value = ast.copy_location(ast.Call(word, [value], []), value)
+                s = ast.copy_location(ast.Assign(targets, value), s)
+        body.append(s)
+    return replace(nest, body=tuple(body))
+
+
+def changes_literals(nest: Nest, named: Named) -> bool:
+    """Whether loops change a name that begins with a number and no dtype. It has the dtype of all
+    that a loop makes of it; in iterations that are written out, that of the first one at first."""
+    stored = {n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)}
+    own = stored | {*nest.indices}
+
+    def is_number(value: ast.expr) -> bool:
+        words = (_word(c.func, named) for c in every(ast.Call, value))
+        told = any(isinstance(w, DType) or w is T.cast or w is T.Cast for w in words)
+        return not told and own.isdisjoint(names_in(value)) and not [*every(ast.Subscript, value)]
+
+    begun: dict[str, list[ast.Assign]] = {}
+    for s in every(ast.Assign, *nest.body):
+        match s:
+            case ast.Assign([ast.Name(name)], value) if is_number(value):
+                begun.setdefault(name, []).append(s)
+    for loop in every(ast.For, *nest.body):
+        inside = [*ast.walk(loop)]
+        for n in name_nodes(*loop.body):
+            if isinstance(n.ctx, ast.Store) and any(s not in inside for s in begun.get(n.id, ())):
+                return True
+    return False
+
+
+def _word(func: ast.expr, named: Named) -> object:
+    """What is called."""
+    match func:
+        case ast.Constant(word):
+            return word
+        case ast.Name() | ast.Attribute():
+            return named(func)
+    return None
 
 
 @dataclass(frozen=True)
