@@ -450,3 +450,40 @@ def test_few_iterations_round_as_many_do(target: str, rng: np.random.Generator) 
     weights = 0.75 ** np.arange(3, -1, -1)
     np.testing.assert_allclose(z, (wide * weights[:, None]).sum(1), rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(s, n.sum(1, dtype=np.int32))
+
+
+@tilec.kernel
+def turned_into_floats(
+    X: T.Tensor((7, 301), "int8"), R: T.Tensor((7,), "float32"), Y: T.Tensor((7, 4), "float32")
+):
+    for i in T.Parallel(7):
+        count = 0
+        total = T.int32(0)
+        most = 0
+        odd = T.float16(0)
+        for j in range(301):
+            if X[i, j] > 0:
+                count += 1
+            total += X[i, j]
+            most = max(most, X[i, j])
+            if X[i, j] % 2 != 0:
+                odd += 1
+        count /= 2
+        total = total * 0.25
+        most += R[i]
+        odd = odd * R[i]
+        Y[i, 0] = count
+        Y[i, 1] = total
+        Y[i, 2] = most
+        Y[i, 3] = odd
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_counted_may_become_a_float(target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 100, (7, 301)).astype(np.int8)
+    r = rng.standard_normal(7).astype(np.float32)
+    y = np.full((7, 4), np.nan, np.float32)
+    run(turned_into_floats, target, x, r, y)
+    wide = x.astype(float)
+    want = [(wide > 0).sum(1) / 2, wide.sum(1) / 4, wide.max(1) + r, (wide % 2 != 0).sum(1) * r]
+    np.testing.assert_allclose(y.T, want, rtol=1e-6)

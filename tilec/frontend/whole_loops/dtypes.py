@@ -123,32 +123,43 @@ class _Folded:
         behind = self.nest.body[at + 1 :]
         match value:
             case ast.Call(func, [ast.Constant(int() | float()) as number], []):
-                cast = isinstance(self.named(func), DType)
-                if cast and self._is_only_folded(behind, lambda v: False):
+                cast = self.named(func)
+                if isinstance(cast, DType) and self._is_only_folded(behind, cast, lambda v: False):
                     return func, number
             case ast.Constant(bool()):
-                bools = self._is_only_folded(behind, _is_bool)
+                bools = self._is_only_folded(behind, BOOL, _is_bool)
                 return (_text(BOOL, value), value) if bools else None
             case ast.Constant(int()):
-                dtype = self._of_int(behind) if self._is_only_folded(behind, _is_int) else None
-                return None if dtype is None else (_text(dtype, value), value)
-        if self._is_float(value) and self._is_only_folded(behind, self._is_float):
+                dtype = self._of_int(behind)
+                if dtype is not None and self._is_only_folded(behind, dtype, _is_int):
+                    return _text(dtype, value), value
+        if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
             return _text(FLOAT32, value), value
         return None
 
     def _is_only_folded(
-        self, behind: Sequence[ast.stmt], begins: Callable[[ast.expr], bool]
+        self, behind: Sequence[ast.stmt], dtype: DType, begins: Callable[[ast.expr], bool]
     ) -> bool:
         """Whether loops fold into it, bools into one that begins as such, and all else that it is
         given is where it begins again, or arithmetic on it: no other name for another number."""
         folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (begins is _is_bool)}
-        given = {s for s in behind if self._changed(s, ast.Div) is not None}
+        given = {s for s in behind if self._keeps(s, dtype)}
         for s in behind:
             match s:
                 case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
                     given.add(s)
         stored = (n.id for n in name_nodes(*behind) if isinstance(n.ctx, ast.Store))
         return bool(folds) and [*stored].count(self.name) == len(folds | given)
+
+    def _keeps(self, s: ast.stmt, dtype: DType) -> bool:
+        """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
+        int that is divided, or to which a float is added, is one."""
+        value = self._changed(s, *[ast.Div] * dtype.is_float)
+        if value is None or dtype is FLOAT32:  # nothing is wider
+            return value is not None
+        if dtype is BOOL:
+            return _is_bool(value)
+        return _is_int(value) or (dtype.is_float and self._is_float(value))
 
     def _folds(
         self, behind: Sequence[ast.stmt]
