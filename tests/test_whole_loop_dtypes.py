@@ -379,3 +379,111 @@ def test_a_few_rows_of_many_columns_are_a_threads_own(
         run(taps, target, x, w, y)
         windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), 4, 1)
         np.testing.assert_allclose(y, (windows * w.T.astype(float)).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@tilec.kernel
+def of_doubles_in_grids(X: T.Tensor((3, 40, 9), "float64"), Y: T.Tensor((3, 2), "float64")):
+    for i in T.Parallel(3):
+        total = 0.0
+        most = -1e30
+        for j, k in T.grid(40, 9):
+            total += X[i, j, k]
+            if X[i, j, k] > most:
+                most = X[i, j, k]
+        Y[i, 0] = total
+        Y[i, 1] = most
+
+
+@tilec.kernel
+def of_wide_ints_in_loops(X: T.Tensor((3, 40, 3, 3), "int64"), Y: T.Tensor((3,), "int64")):
+    for i in T.Parallel(3):
+        total = 0
+        for j in range(40):
+            for k in range(3):
+                for n in range(3):
+                    if X[i, j, k, n] > 0:
+                        total += X[i, j, k, n]
+        Y[i] = total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_loops_in_one_another_settle_as_one_does(target: str, rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((3, 40, 9)), np.full((3, 2), np.nan)
+    run(of_doubles_in_grids, target, x, y)
+    np.testing.assert_allclose(y.T, [x.sum((1, 2)), x.max((1, 2))], rtol=1e-12)
+    n, sums = rng.integers(-(1 << 50), 1 << 50, (3, 40, 3, 3)), np.full(3, -1)
+    run(of_wide_ints_in_loops, target, n, sums)
+    np.testing.assert_array_equal(sums, np.where(n > 0, n, 0).sum((1, 2, 3)))
+
+
+@tilec.kernel
+def of_few(
+    X: T.Tensor((70, 4, 256), "float16"),
+    N: T.Tensor((70, 4, 256), "int8"),
+    Y: T.Tensor((70, 256), "float32"),
+    Z: T.Tensor((70, 256), "float32"),
+    S: T.Tensor((70, 256), "int32"),
+):
+    for i, j in T.Parallel(70, 256):
+        total = 0.0
+        ema = 0.0
+        n = 0
+        for k in range(4):
+            total += X[i, k, j]
+            ema = ema * 0.75 + X[i, k, j]
+            n += N[i, k, j]
+        Y[i, j] = total
+        Z[i, j] = ema
+        S[i, j] = n
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_few_iterations_round_as_many_do(target: str, rng: np.random.Generator) -> None:
+    """Sums of halves are of 32 bits, those of bytes do not wrap around, however short they are."""
+    x = rng.standard_normal((70, 4, 256)).astype(np.float16)
+    n = rng.integers(90, 128, x.shape).astype(np.int8)
+    y, z = (np.full((70, 256), np.nan, np.float32) for _ in range(2))
+    s = np.full((70, 256), -1, np.int32)
+    run(of_few, target, x, n, y, z, s)
+    wide = x.astype(float)
+    np.testing.assert_allclose(y, wide.sum(1), rtol=1e-6, atol=1e-6)
+    weights = 0.75 ** np.arange(3, -1, -1)
+    np.testing.assert_allclose(z, (wide * weights[:, None]).sum(1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(s, n.sum(1, dtype=np.int32))
+
+
+@tilec.kernel
+def turned_into_floats(
+    X: T.Tensor((7, 301), "int8"), R: T.Tensor((7,), "float32"), Y: T.Tensor((7, 4), "float32")
+):
+    for i in T.Parallel(7):
+        count = 0
+        total = T.int32(0)
+        most = 0
+        odd = T.float16(0)
+        for j in range(301):
+            if X[i, j] > 0:
+                count += 1
+            total += X[i, j]
+            most = max(most, X[i, j])
+            if X[i, j] % 2 != 0:
+                odd += 1
+        count /= 2
+        total = total * 0.25
+        most += R[i]
+        odd = odd * R[i]
+        Y[i, 0] = count
+        Y[i, 1] = total
+        Y[i, 2] = most
+        Y[i, 3] = odd
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_counted_may_become_a_float(target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 100, (7, 301)).astype(np.int8)
+    r = rng.standard_normal(7).astype(np.float32)
+    y = np.full((7, 4), np.nan, np.float32)
+    run(turned_into_floats, target, x, r, y)
+    wide = x.astype(float)
+    want = [(wide > 0).sum(1) / 2, wide.sum(1) / 4, wide.max(1) + r, (wide % 2 != 0).sum(1) * r]
+    np.testing.assert_allclose(y.T, want, rtol=1e-6)

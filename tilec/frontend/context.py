@@ -192,6 +192,7 @@ class Context:
         self.at_addresses: set[Value] = set()  # these parts
         self.scalar_names: dict[Value, str] = {}  # of the parameters that are integers
         self.carried: set[Value] = set()
+        self.guesses: set[Value] = set()  # of these, whose dtypes are those of literals so far
         self.options = PLAIN
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}

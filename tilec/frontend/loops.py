@@ -261,14 +261,18 @@ class Loops(Branches):
         body: list[ast.stmt],
     ) -> Carried:
         """Trace the body with `names` carried. A Python literal has no dtype of its own: the body
-        is traced again until the dtypes that it gives such names agree with those it was given."""
+        is traced again until the dtypes that it gives such names agree with those it was given.
+        Until then they are guesses, which a loop inside need not keep to."""
         starts = [self._start(n) for n in names]
         dtypes = [s.dtype if isinstance(s, Scalar) else self.default_dtype(s) for s in starts]
         hazards = self.hazards
+        final = False
         for _ in range(_TRIES):
             self.hazards = hazards
             args = [Value(ScalarType(d), _shown(n)) for n, d in zip(names, dtypes)]
             self.carried.update(args)
+            guesses = {a for a, s in zip(args, starts) if self._is_guess(s) and not final}
+            self.guesses |= guesses
             before = dict(self.names)
             with self.inside(conditional) as builder:
                 self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
@@ -281,8 +285,11 @@ class Loops(Branches):
             wanted = [
                 self._next_dtype(n, s, d, e) for n, s, d, e in zip(names, starts, dtypes, ends)
             ]
-            if wanted == dtypes:
+            final = wanted == dtypes
+            if final and guesses <= self.guesses:
                 self._yield(builder, ends, dtypes)
+                passed = ((s, d) for s, d in zip(starts, dtypes) if isinstance(s, Scalar))
+                self.guesses -= {s.value for s, d in passed if s.dtype is not d}
                 inits = tuple(self.convert(s, d).value for s, d in zip(starts, dtypes))
                 return Carried(builder.block((*extra, *args)), inits, tuple(dtypes))
             dtypes = wanted
@@ -297,6 +304,11 @@ class Loops(Branches):
             late.intersection_update(buffers_written(e for o in body for _, e in effects_in(o)))
         self.read_early |= late
         return bool(late)
+
+    def _is_guess(self, start: Number) -> bool:
+        """Whether a number has no dtype of its own: a literal, or what a loop around begins with
+        one."""
+        return not isinstance(start, Scalar) or start.value in self.guesses
 
     def _start(self, name: str) -> Number:
         return self.number(self.names[name], name)
@@ -314,13 +326,14 @@ class Loops(Branches):
             message = f"{name} is {describe(start)} before the loop, at its end {what}"
             raise self.error(message, f"give {name} a number on every way through the loop")
         if not isinstance(end, Scalar):
-            if isinstance(start, Scalar):
+            if not self._is_guess(start):
                 return dtype
             wider = isinstance(end, float) and dtype.is_int
             return self.default_dtype(end) if wider else dtype
         if end.dtype is dtype:
             return dtype
-        if not isinstance(start, Scalar) and (isinstance(start, int) or end.dtype.is_float):
+        is_int = start.dtype.is_int if isinstance(start, Scalar) else isinstance(start, int)
+        if self._is_guess(start) and (is_int or end.dtype.is_float):
             return end.dtype
         before = start.dtype.name if isinstance(start, Scalar) else f"the literal {start!r}"
         message = f"{name} is {before} before this loop and {end.dtype.name} after an iteration"

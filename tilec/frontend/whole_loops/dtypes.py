@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
+from tilec.frontend.values import as_syntax
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
@@ -28,8 +29,8 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
     other_operand,
 )
-from tilec.ir.types import BOOL, FLOAT32, INT32, DType
-from tilec.support.syntax import name_nodes
+from tilec.ir.types import BOOL, DTYPES, FLOAT32, INT32, DType
+from tilec.support.syntax import name_nodes, names_in
 
 _WIDER = ("float64", "double")
 _FOLDS = (ast.Add, ast.Sub, ast.Mult)
@@ -58,6 +59,53 @@ def with_dtypes(
     return replace(nest, body=tuple(body))
 
 
+def with_casts(nest: Nest, typed: Nest) -> Nest:
+    """The nest with casts to the dtypes that `typed` says of names, which stay names."""
+    body: list[ast.stmt] = []
+    for s, said in zip(nest.body, typed.body):
+        match s, said:
+            case ast.Assign(targets, value), ast.AnnAssign(annotation=ast.Constant(str() as text)):
+                word = ast.copy_location(as_syntax(DTYPES[text]), value)
+                value = ast.copy_location(ast.Call(word, [value], []), value)
+                s = ast.copy_location(ast.Assign(targets, value), s)
+        body.append(s)
+    return replace(nest, body=tuple(body))
+
+
+def changes_literals(nest: Nest, named: Named) -> bool:
+    """Whether loops change a name that begins with a number and no dtype. It has the dtype of all
+    that a loop makes of it; in iterations that are written out, that of the first one at first."""
+    stored = {n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)}
+    own = stored | {*nest.indices}
+
+    def is_number(value: ast.expr) -> bool:
+        words = (_word(c.func, named) for c in every(ast.Call, value))
+        told = any(isinstance(w, DType) or w is T.cast or w is T.Cast for w in words)
+        return not told and own.isdisjoint(names_in(value)) and not [*every(ast.Subscript, value)]
+
+    begun: dict[str, list[ast.Assign]] = {}
+    for s in every(ast.Assign, *nest.body):
+        match s:
+            case ast.Assign([ast.Name(name)], value) if is_number(value):
+                begun.setdefault(name, []).append(s)
+    for loop in every(ast.For, *nest.body):
+        inside = [*ast.walk(loop)]
+        for n in name_nodes(*loop.body):
+            if isinstance(n.ctx, ast.Store) and any(s not in inside for s in begun.get(n.id, ())):
+                return True
+    return False
+
+
+def _word(func: ast.expr, named: Named) -> object:
+    """What is called."""
+    match func:
+        case ast.Constant(word):
+            return word
+        case ast.Name() | ast.Attribute():
+            return named(func)
+    return None
+
+
 @dataclass(frozen=True)
 class _Folded:
     """What loops of a nest fold into a name."""
@@ -75,32 +123,43 @@ class _Folded:
         behind = self.nest.body[at + 1 :]
         match value:
             case ast.Call(func, [ast.Constant(int() | float()) as number], []):
-                cast = isinstance(self.named(func), DType)
-                if cast and self._is_only_folded(behind, lambda v: False):
+                cast = self.named(func)
+                if isinstance(cast, DType) and self._is_only_folded(behind, cast, lambda v: False):
                     return func, number
             case ast.Constant(bool()):
-                bools = self._is_only_folded(behind, _is_bool)
+                bools = self._is_only_folded(behind, BOOL, _is_bool)
                 return (_text(BOOL, value), value) if bools else None
             case ast.Constant(int()):
-                dtype = self._of_int(behind) if self._is_only_folded(behind, _is_int) else None
-                return None if dtype is None else (_text(dtype, value), value)
-        if self._is_float(value) and self._is_only_folded(behind, self._is_float):
+                dtype = self._of_int(behind)
+                if dtype is not None and self._is_only_folded(behind, dtype, _is_int):
+                    return _text(dtype, value), value
+        if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
             return _text(FLOAT32, value), value
         return None
 
     def _is_only_folded(
-        self, behind: Sequence[ast.stmt], begins: Callable[[ast.expr], bool]
+        self, behind: Sequence[ast.stmt], dtype: DType, begins: Callable[[ast.expr], bool]
     ) -> bool:
         """Whether loops fold into it, bools into one that begins as such, and all else that it is
         given is where it begins again, or arithmetic on it: no other name for another number."""
         folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (begins is _is_bool)}
-        given = {s for s in behind if self._changed(s, ast.Div) is not None}
+        given = {s for s in behind if self._keeps(s, dtype)}
         for s in behind:
             match s:
                 case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
                     given.add(s)
         stored = (n.id for n in name_nodes(*behind) if isinstance(n.ctx, ast.Store))
         return bool(folds) and [*stored].count(self.name) == len(folds | given)
+
+    def _keeps(self, s: ast.stmt, dtype: DType) -> bool:
+        """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
+        int that is divided, or to which a float is added, is one."""
+        value = self._changed(s, *[ast.Div] * dtype.is_float)
+        if value is None or dtype is FLOAT32:  # nothing is wider
+            return value is not None
+        if dtype is BOOL:
+            return _is_bool(value)
+        return _is_int(value) or (dtype.is_float and self._is_float(value))
 
     def _folds(
         self, behind: Sequence[ast.stmt]

@@ -13,7 +13,7 @@ from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops.blocks import Blocks
-from tilec.frontend.whole_loops.dtypes import with_dtypes
+from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
@@ -84,8 +84,9 @@ class WholeLoops(Statements):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         made = self._with_loops(blocks, named)
         if made is None:
-            straight = written_out(nest, named, self._static)
-            if straight is not None:
+            cast = with_casts(nest, typed)
+            straight = written_out(cast, named, self._static)
+            if straight is not None and not changes_literals(cast, named):
                 return self._elements(node, straight)
             blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
