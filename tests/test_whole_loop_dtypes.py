@@ -64,6 +64,22 @@ PROGRAMS: dict[str, Text] = {
 """,
         {"mean": "T.float32", "square": "T.float32"},
     ),
+    "variance": (
+        ROWS
+        + """
+    for i in T.Parallel(M):
+        mean@ = 0.0
+        square@ = 0.0
+        for j in range(N):
+            mean += X[i, j]
+            square += T.float32(X[i, j]) * T.float32(X[i, j])
+        mean = mean / N
+        square = square / N - mean * mean
+        for j in range(N):
+            Y[i, j] = (X[i, j] - mean) * T.rsqrt(square + 1e-5)
+""",
+        {"mean": "T.float32", "square": "T.float32"},
+    ),
     "columns": (
         ROWS
         + """
@@ -84,7 +100,7 @@ def reference(name: str, x: np.ndarray) -> np.ndarray:
     if name == "softmax":
         e = np.exp(x - x.max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
-    if name == "layer norm":
+    if name in ("layer norm", "variance"):
         centred = x - x.mean(1, keepdims=True)
         return centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
     return np.where(x > 0, x, 0).sum(0, keepdims=True)
@@ -135,7 +151,7 @@ FOUND: dict[str, Text] = {
         """def kernel(X: T.Tensor((M, N), "{0}"), Y: T.Tensor((M, 4), "float32")):
     for i in T.Parallel(M):
         best@ = LEAST
-        at@ = 0
+        at@ = -1
         for j in range(N):
             if X[i, j] > best:
                 best = X[i, j]

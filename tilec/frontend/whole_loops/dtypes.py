@@ -129,7 +129,7 @@ class _Folded:
             case ast.Constant(bool()):
                 bools = self._is_only_folded(behind, BOOL, _is_bool)
                 return (_text(BOOL, value), value) if bools else None
-            case ast.Constant(int()):
+            case ast.Constant() | ast.UnaryOp() if _is_int(value):
                 dtype = self._of_int(behind)
                 if dtype is not None and self._is_only_folded(behind, dtype, _is_int):
                     return _text(dtype, value), value
@@ -154,8 +154,12 @@ class _Folded:
     def _keeps(self, s: ast.stmt, dtype: DType) -> bool:
         """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
         int that is divided, or to which a float is added, is one."""
+        if dtype is FLOAT32:  # nothing is wider
+            new = self._chosen(s)
+            if new is not None and self.name in names_in(new) and _is_arithmetic(new):
+                return True
         value = self._changed(s, *[ast.Div] * dtype.is_float)
-        if value is None or dtype is FLOAT32:  # nothing is wider
+        if value is None or dtype is FLOAT32:
             return value is not None
         if dtype is BOOL:
             return _is_bool(value)
@@ -202,7 +206,7 @@ class _Folded:
         return False
 
     def _chosen(self, s: ast.stmt) -> ast.expr | None:
-        """What a statement on a condition gives the name."""
+        """What a statement gives the name: on a condition, or out of loops."""
         match s:
             case ast.Assign([ast.Name(given)], value) if given == self.name:
                 return value
@@ -239,7 +243,16 @@ def _is_bool(value: ast.expr) -> bool:
     return False
 
 
+def _is_arithmetic(value: ast.expr) -> bool:
+    """Whether it is sums, products and quotients alone, with no cast in them."""
+    kinds = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Subscript, ast.Tuple)
+    operators = (*_FOLDS, ast.Div, ast.USub, ast.expr_context)
+    return all(isinstance(n, (*kinds, *operators)) for n in ast.walk(value))
+
+
 def _is_int(value: ast.expr) -> bool:
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
+        value = value.operand
     return isinstance(value, ast.Constant) and type(value.value) is int
 
 
