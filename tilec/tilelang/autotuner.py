@@ -78,7 +78,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in config.items() if n not in WITHOUT_MEANING}
 
 
-def _told_apart(value: Any) -> Any:
+def _as_key(value: Any) -> Any:
     """What of an argument tells problems apart: of a tensor its shape and dtype."""
     shape = getattr(value, "shape", None)
     return exact(value) if shape is None else (tuple(shape), str(value.dtype))
@@ -108,7 +108,7 @@ class _Tuned:
         return _fastest(offered, lambda c: make(*args, **kwargs, **_values(c)))
 
     def _with_config(self, of: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        key = (*map(_told_apart, args), *((n, _told_apart(v)) for n, v in sorted(kwargs.items())))
+        key = (*map(_as_key, args), *((n, _as_key(v)) for n, v in sorted(kwargs.items())))
         if key not in self._found:
             self._found[key] = self._config(args, kwargs)
         made = of(*args, **kwargs, **_values(self._found[key]))

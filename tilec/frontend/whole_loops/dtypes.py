@@ -29,11 +29,12 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
     other_operand,
 )
+from tilec.frontend.whole_loops.rows import FOLDS
 from tilec.ir.types import BOOL, DTYPES, FLOAT32, INT32, DType
 from tilec.support.syntax import name_nodes, names_in
 
 _WIDER = ("float64", "double")
-_FOLDS = (ast.Add, ast.Sub, ast.Mult)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult)
 
 
 def with_dtypes(
@@ -79,7 +80,7 @@ def changes_literals(nest: Nest, named: Named) -> bool:
     own = stored | {*nest.indices}
 
     def is_number(value: ast.expr) -> bool:
-        words = (_word(c.func, named) for c in every(ast.Call, value))
+        words = (_called(c.func, named) for c in every(ast.Call, value))
         told = any(isinstance(w, DType) or w is T.cast or w is T.Cast for w in words)
         return not told and own.isdisjoint(names_in(value)) and not [*every(ast.Subscript, value)]
 
@@ -96,7 +97,7 @@ def changes_literals(nest: Nest, named: Named) -> bool:
     return False
 
 
-def _word(func: ast.expr, named: Named) -> object:
+def _called(func: ast.expr, named: Named) -> object:
     """What is called."""
     match func:
         case ast.Constant(word):
@@ -142,7 +143,7 @@ class _Folded:
     ) -> bool:
         """Whether loops fold into it, bools into one that begins as such, and all else that it is
         given is where it begins again, or arithmetic on it: no other name for another number."""
-        folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (begins is _is_bool)}
+        folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (dtype is BOOL)}
         given = {s for s in behind if self._keeps(s, dtype)}
         for s in behind:
             match s:
@@ -218,12 +219,12 @@ class _Folded:
         match s:
             case ast.Assign([ast.Name(given)], ast.Call(func, [a, b], [])) if given == self.name:
                 known = isinstance(func, ast.Name | ast.Attribute)
-                known = known and self.named(func) in (T.max, T.min, max, min)
+                known = known and self.named(func) in FOLDS
                 return other_operand(self.name, a, b) if known else None
             case ast.Assign([ast.Name(given)], ast.BoolOp(_, [a, b])) if given == self.name:
                 return other_operand(self.name, a, b)
         name, op, value = changed_by(s) or ("", None, None)
-        return value if name == self.name and isinstance(op, (*_FOLDS, *more)) else None
+        return value if name == self.name and isinstance(op, (*_OPERATORS, *more)) else None
 
 
 def _sides(s: ast.stmt) -> Iterator[ast.stmt]:
@@ -246,7 +247,7 @@ def _is_bool(value: ast.expr) -> bool:
 def _is_arithmetic(value: ast.expr) -> bool:
     """Whether it is sums, products and quotients alone, with no cast in them."""
     kinds = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Subscript, ast.Tuple)
-    operators = (*_FOLDS, ast.Div, ast.USub, ast.expr_context)
+    operators = (*_OPERATORS, ast.Div, ast.USub, ast.expr_context)
     return all(isinstance(n, (*kinds, *operators)) for n in ast.walk(value))
 
 

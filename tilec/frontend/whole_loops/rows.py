@@ -39,7 +39,7 @@ from tilec.support.syntax import name_nodes, names_in, parsed
 
 _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
 _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min, abs, float}
-_FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
+FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
 Known = Callable[[ast.expr], int | None]
 
@@ -227,7 +227,7 @@ class Rows:
 
     def _folding_word(self, func: ast.expr) -> str | None:
         ours = ast.unparse(func).removeprefix(f"{self.language}.")  # as `in_order` writes it
-        return ours if ours in _FOLDS.values() else _FOLDS.get(self.named(func))
+        return ours if ours in FOLDS.values() else FOLDS.get(self.named(func))
 
     def _is_pure(self, value: ast.expr) -> bool:
         """Whether it is arithmetic on elements alone."""
