@@ -12,6 +12,7 @@ from tilec.frontend import narrow
 from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_lanes import reinterpreted
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.fast import fast_math
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_number
 from tilec.ir.errors import CompileError
@@ -85,7 +86,8 @@ def elementwise(t: Expressions, function: T.Elementwise, args: list[Number]) -> 
     if len(args) == 1:
         (x,) = args
         if isinstance(x, Scalar):
-            return t.unary(function.kind, x)
+            fast = fast_math(t, function.kind, x)
+            return t.unary(function.kind, x) if fast is None else fast
         try:
             result: Number = function.python(x)
         except (ValueError, OverflowError, TypeError, AttributeError) as e:

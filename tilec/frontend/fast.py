@@ -50,6 +50,17 @@ _FAST: dict[str, Fast] = {
 }
 
 
+_OTHERS = ("log", "log2", "log10", "sin", "cos", "tan")
+"""Functions that are not made of the hardware's where nobody asks for it."""
+
+
+def fast_math(t: Expressions, kind: str, x: Scalar) -> Number | None:
+    """A function of `x` as the hardware has it, where the kernel asks for such ones; None where it
+    does not, and for what has none or is made of the hardware's anyway."""
+    wanted = t.options.fast_math and x.dtype is FLOAT32 and kind in _OTHERS
+    return _FAST[f"__{kind}"](t, x) if wanted else None
+
+
 def _operand(t: Expressions, c: Call, name: str) -> Scalar:
     given = c.number(name)
     dtype = given.dtype if isinstance(given, Scalar) else FLOAT32

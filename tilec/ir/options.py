@@ -10,8 +10,9 @@ from typing import Any
 @dataclass(frozen=True)
 class Options:
     """What a kernel's decorator says besides outputs and threads. `pdl`: programmatic dependent
-    launch. `enable_fp_fusion`: `a * b + c` is rounded once. `tilelang`: the kernel is in TileLang's
-    spelling, so that a call may give None for any tensor, what is shifted to the left is as wide as
+    launch. `enable_fp_fusion`: `a * b + c` is rounded once. `fast_math`: logarithms, sines,
+    cosines and tangents of float32 are the hardware's (`tilec.builtins.fast`), as by nvcc's flag
+    `--use_fast_math`. `tilelang`: the kernel is in TileLang's spelling, so that a call may give None for any tensor, what is shifted to the left is as wide as
     the number of places, a slice up to a tensor's end fills the larger tile that it is copied to,
     and products of float32 are made in TF32. `whole_syncs`: a T.sync_threads
     is of the whole block where only a part of it comes there, too: CUDA's `__syncthreads()` in each
@@ -19,6 +20,7 @@ class Options:
 
     pdl: bool = False
     enable_fp_fusion: bool = True
+    fast_math: bool = False
     tilelang: bool = False
     whole_syncs: bool = False
 
@@ -27,6 +29,7 @@ class Options:
         return Options(
             self.pdl or other.pdl,
             self.enable_fp_fusion and other.enable_fp_fusion,
+            self.fast_math or other.fast_math,
             self.tilelang or other.tilelang,
             self.whole_syncs or other.whole_syncs,
         )
@@ -34,15 +37,17 @@ class Options:
     def with_flags(
         self, flags: Iterable[str] = (), configs: Mapping[str, Any] | None = None
     ) -> Options:
-        """These, and what flags of a C++ compiler and options of TileLang's passes say. Of them two
-        things mean something here: products kept apart from sums, and T.sync_threads that are of
-        the whole block everywhere, as where TileLang leaves out the pass that makes them one of a
-        branch's threads (which also looks for missing ones)."""
+        """These, and what flags of a C++ compiler and options of TileLang's passes say. Of them three
+        things mean something here: products kept apart from sums, fast functions, and
+        T.sync_threads that are of the whole block everywhere, as where TileLang leaves out the pass
+        that makes them one of a branch's threads (which also looks for missing ones)."""
         words = [word.lstrip("-") for flag in flags for word in str(flag).split()]
         apart = not {"fmad=false", "ffp-contract=off"}.isdisjoint(words)
-        syncs = "disable_thread_storage_sync"
-        whole = any(syncs in str(name).lower() and on for name, on in (configs or {}).items())
-        return self.joined(Options(enable_fp_fusion=not apart, whole_syncs=whole))
+        fast = not {"use_fast_math", "ffast-math"}.isdisjoint(words)
+        chosen = {str(name).lower() for name, on in (configs or {}).items() if on}
+        whole = any("disable_thread_storage_sync" in name for name in chosen)
+        fast = fast or any("enable_fast_math" in name for name in chosen)
+        return self.joined(Options(enable_fp_fusion=not apart, fast_math=fast, whole_syncs=whole))
 
 
 PLAIN = Options()

@@ -12,7 +12,9 @@ alignment, boxes and descriptors, the view means.
     copy v[0, 0] (8, 4), S    ->   parallel (8, 4) body(i, j) { S[i, j] = A[4 * i + j] }
 
 An on-chip buffer of which a view has narrower elements is kept as that view, so that stores of
-neighbours touch nothing but their own. It runs before anything else asks who reads and writes."""
+neighbours touch nothing but their own; a fragment that loops alone index as that view of it which
+has fewest dimensions: an index may number several of a loop's, but not the other way round. It runs
+before anything else asks who reads and writes."""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def resolve_views(func: Func) -> Func:
     a view of another dtype."""
     if not func.body.has(ops.View):
         return func
-    func = _reshaped(func.with_body(_narrowest_first(_parts(func.body))))
+    func = _reshaped(func.with_body(_as_their_views(_parts(func.body))))
     return func.with_body(_Views(func).block(func.body))
 
 
@@ -123,27 +125,47 @@ def _parts(body: Block) -> Block:
     return rewrite(body, visit)
 
 
-def _narrowest_first(body: Block) -> Block:
-    """`body` where a buffer of which there is a narrower view is allocated as that."""
+def _as_their_views(body: Block) -> Block:
+    """`body` where a buffer is allocated as the narrowest view of it, and a fragment as that of
+    fewest dimensions."""
     source = {o.result: o.source for o in body.every(ops.View)}
     allocs = {o.result for o in body.every(ops.Alloc)}
-    narrowest: dict[Value, BufferType] = {}
+    users = users_of(body) if source else {}
+    kept: dict[Value, BufferType] = {}
     for v in source:
         root = v
         while root in source:
             root = source[root]
-        known = narrowest.get(root, root.buffer)
-        if root in allocs and v.dtype.bits < known.dtype.bits:
-            narrowest[root] = v.buffer
+        known = kept.get(root, root.buffer)
+        if root in allocs and (
+            v.dtype.bits < known.dtype.bits
+            or (_numbers_dimensions(v.buffer, known) and _is_indexed_alone(users.get(root, ())))
+        ):
+            kept[root] = v.buffer
 
     def visit(o: ops.Alloc) -> Sequence[Op] | None:
-        if o.result not in narrowest:
+        if o.result not in kept:
             return None
-        kept = Value(narrowest[o.result], o.result.name)
-        made = replace(o, type=narrowest[o.result], results=(kept,))
-        return [made, ops.View(kept, o.type, results=o.results, loc=o.loc)]
+        made = Value(kept[o.result], o.result.name)
+        alloc = replace(o, type=made.buffer, results=(made,))
+        return [alloc, ops.View(made, o.type, results=o.results, loc=o.loc)]
 
     return body.rewrite(ops.Alloc, visit)
+
+
+def _numbers_dimensions(view: BufferType, t: BufferType) -> bool:
+    """Whether each dimension of a fragment's view is one of the fragment's or numbers several."""
+    return (
+        t.space == "fragment"
+        and view.dtype is t.dtype
+        and len(view.shape) < len(t.shape)
+        and all(len(of_view) == 1 for of_view, _ in _groups(view.shape, t.shape))
+    )
+
+
+def _is_indexed_alone(users: Sequence[Op]) -> bool:
+    by_elements = {ops.View, ops.Load, ops.Store, *ELEMENTWISE}
+    return all(type(o) in by_elements for o in users)
 
 
 class _Views:

@@ -60,7 +60,7 @@ class _PassConfigNames(type):
 
 class PassConfigKey(metaclass=_PassConfigNames):
     """Names of TileLang's pass options, each its own text: they are accepted, and change nothing
-    in tilec but TL_DISABLE_THREAD_STORAGE_SYNC (see `_options`)."""
+    in tilec but TL_ENABLE_FAST_MATH and TL_DISABLE_THREAD_STORAGE_SYNC (see `_options`)."""
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:

@@ -67,15 +67,13 @@ def narrow(b: Builder, v: Value) -> Value:
     return b.cast(v, INT32)
 
 
-def shared_offset(
-    b: Builder, layout: Layout, coords: Sequence[Value], in_loop: bool = False
-) -> Value:
+def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
     """Offset in elements of a coordinate in a shared buffer, padding included: i32, whatever the
-    coordinates are. `in_loop`: over and over, so that it had better be a sum where it can be one,
-    of which LLVM takes what does not change out of the loop."""
+    coordinates are. A sum where it can be one, of which LLVM takes what does not change out of
+    loops."""
     coords = [narrow(b, c) for c in coords]
     terms, pad = layout.inverse_terms(), layout.pad
-    padded = over_gaps(terms, layout.shape, *pad) if pad and in_loop else None
+    padded = over_gaps(terms, layout.shape, *pad) if pad else None
     offset = combined(b, padded or terms, lambda t: coords[int(t.source)])
     if pad and padded is None:
         every, skip = pad

@@ -137,7 +137,7 @@ class _Line:
             register = inner.value(ops.Lookup, firsts, i)
             mn = coordinates(inner, self.layout, place, register)[self.dim]
             at = self.x.coordinates(inner, mn, k)
-            offset = shared_offset(inner, v.buffer.laid_out, at, in_loop=True)
+            offset = shared_offset(inner, v.buffer.laid_out, at)
             loaded = inner.value(ops.MemLoad, v, offset, width, width * v.dtype.bits // 8)
             first = inner.fold("mul", i, width)
             for q in range(width):
