@@ -44,7 +44,7 @@ def ratios(name: str, rows: Sequence[Row]) -> Svg:
         if f"{m}_ratio" in row["candidates"].get(p, {})
     ]
     values: list[float] = [f["median"] for *_, f in found]
-    low, high = min(0.9, *values) - 0.02, max(1.1, *values) + 0.02
+    low, high = min([0.9, *values]) - 0.02, max([1.1, *values]) + 0.02
     top, height = 58, _LINE * len(rows)
     svg = Svg(_LABELS + _PLOT + 20, top + height + 34)
     svg.text(10, 20, f"{name}: throughput of tilec over that of its peers", size=14, bold=True)

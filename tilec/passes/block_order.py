@@ -202,8 +202,13 @@ def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int
     return [x, y, *indices]
 
 
+def _halves(group: int) -> list[int]:
+    """`group`, half of it, and so on while that divides it: the widest comes last."""
+    return [*(_halves(group // 2) if group > 2 and group % 2 == 0 else []), group]
+
+
 def _whole_groups(
-    n: Builder, at: tuple[Value, Value], left: tuple[Value, Value], grid: list[Value], group: int
+    n: Builder, at: tuple[Value, Value], left: Sequence[Value], grid: list[Value], group: int
 ) -> list[Value]:
     """The indices in a plane that is walked in rasterisation groups of `group` along the second
     dimension, where `at` says: the group's first row, and how many blocks of the group come before;
@@ -256,18 +261,22 @@ def _rounded(func: Func) -> Func:
 
 
 def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
-    """`wished`: by the author, so that rows which are left over are a group, too."""
+    """`wished`: by the author, so that rows which are left over are one group. Otherwise they are
+    groups half as wide, and so on: blocks that run at once are neighbours in a grid of few rows,
+    too, and nothing is divided by what is not known."""
     b = _Counter(func.loc)
     c = cluster_of(func)
     grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
     mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
-        size = b.const(group)
-        first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
-        inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
-        found = _whole_groups(b, (first, inside), (mine[0], mine[1]), grid, group)
-        at = _backwards(b, found, grid, growing(func))
+        at = mine
+        for width in _halves(group):
+            size = b.const(width)
+            first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
+            inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
+            at = _whole_groups(b, (first, inside), at, grid, width)
+        at = _backwards(b, at, grid, growing(func))
     else:
         tile = b.fold("add", b.fold("mul", mine[1], grid[0]), mine[0])
         at = _decode(b, tile, grid, group, along, growing(func))
