@@ -136,6 +136,7 @@ FAST: dict[str, tuple[str, tuple[tuple[float, float], ...], Bound]] = {
     "__sin": ("sin", ((-math.pi, math.pi),), lambda want, x: np.full_like(want, 2.0**-20)),
     "__cos": ("cos", ((-math.pi, math.pi),), lambda want, x: np.full_like(want, 2.0**-20)),
     "__tan": ("tan", ((-1.5, 1.5),), lambda want, x: 2.0**-19 / np.cos(x) ** 2),
+    "__tanh": ("tanh", ((-6, 6),), lambda want, x: np.abs(want) * 2.0**-10.9),
     "__pow": ("pow", ((1e-2, 20), (-8, 8)), _power),
     "fast_rcp": ("fast_rcp", ((0.01, 100),), _relative(lambda x: 1)),
 }
@@ -161,6 +162,7 @@ SPELLED = {
     "__log": ("lg2.approx.ftz", "v_log_f32"), "__log2": ("lg2.approx.ftz", "v_log_f32"),
     "__log10": ("lg2.approx.ftz", "v_log_f32"), "__sin": ("sin.approx.ftz", "v_sin_f32"),
     "__cos": ("cos.approx.ftz", "v_cos_f32"), "__tan": ("cos.approx.ftz", "v_cos_f32"),
+    "__tanh": ("tanh.approx.f32", "v_exp_f32"),
     "__pow": ("lg2.approx.ftz", "v_log_f32"), "fast_rcp": ("rcp.approx.ftz", "v_rcp_f32"),
 }  # fmt: skip
 

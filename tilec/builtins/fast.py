@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = [
     "__cos", "__exp", "__exp10", "__log", "__log10", "__log2", "__pow", "__sin", "__tan",
-    "fast_rcp",
+    "__tanh",    "fast_rcp",
 ]  # fmt: skip
 
 
@@ -54,6 +54,11 @@ def __cos(x: Any) -> Any:
 def __tan(x: Any) -> Any:
     """`__sin(x) / __cos(x)`, CUDA's `__tanf`. Where the cosine is `c`, off by at most 2**-19 / c**2
     for `x` from -pi to pi."""
+
+
+def __tanh(x: Any) -> Any:
+    """`tanh(x)`, CUDA's `__tanhf`. Off by at most 2**-10.9 of it on NVIDIA's GPUs; elsewhere
+    it is `T.tanh`."""
 
 
 def __pow(x: Any, y: Any) -> Any:

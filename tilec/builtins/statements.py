@@ -77,8 +77,8 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
     """Flags of a C++ compiler, as TileLang's programs give them. There is none here: of the flags
     `--fmad=false` (or `-ffp-contract=off`) means something: what
     `@tilec.kernel(enable_fp_fusion=False)` does; and so does `--use_fast_math` (`-ffast-math`):
-    `T.log`, `T.log2`, `T.log10`, `T.sin`, `T.cos` and `T.tan` of float32 below it are `T.__log` and
-    its like, with errors as there. Raises CompileError for what is no text."""
+    `T.log`, `T.log2`, `T.log10`, `T.sin`, `T.cos`, `T.tan` and `T.tanh` of float32 below it are
+    `T.__log` and its like, with errors as there. Raises CompileError for what is no text."""
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
@@ -100,9 +100,9 @@ def annotate_min_blocks_per_sm(n: int) -> None:
 
 def annotate_pass_configs(configs: dict[str, Any]) -> None:
     """Options of TileLang's passes, by name. `TL_ENABLE_FAST_MATH` means what
-    `--use_fast_math` does (see `annotate_compile_flags`), and `TL_DISABLE_THREAD_STORAGE_SYNC`
-    something, too: below it each `T.sync_threads()` is of the whole block, also in a branch that some of its
-    threads take. Raises CompileError for what is no dict."""
+    `--use_fast_math` does (see `annotate_compile_flags`). Below `TL_DISABLE_THREAD_STORAGE_SYNC`
+    each `T.sync_threads()` is of the whole block, also in a branch that some of its threads take;
+    others mean nothing here. Raises CompileError for what is no dict."""
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:

@@ -48,9 +48,10 @@ class GpuScalars(Scalars):
         """See Scalars."""
         if dtype == FLOAT64 and kind == "rsqrt":
             return self.f.binary("fdiv", float_val(1.0, x.type), self.call("sqrt", x))
-        fast = kind == "rsqrt" or kind.startswith("fast_")
-        if fast and dtype != FLOAT64:
-            return self.fast(kind.removeprefix("fast_"), x)
+        if dtype != FLOAT64 and (kind == "rsqrt" or kind.startswith("fast_")):
+            kind = kind.removeprefix("fast_")
+            if kind in self.fast_forms:
+                return self.fast(kind, x)
         if kind not in FUNCTIONS:
             raise self.unsupported(kind, dtype)
         made: Val = getattr(self.elementary(dtype), kind)(x)

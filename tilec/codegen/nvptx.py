@@ -27,7 +27,7 @@ from tilec.ir.instr import (
 )
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
-from tilec.ir.instr.nvidia import AND_OR, UNKNOWN
+from tilec.ir.instr.nvidia import AND_OR, TANH, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.pdl import first_of_all
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
@@ -55,11 +55,18 @@ class NvptxScalars(GpuScalars):
         "log2": "llvm.nvvm.lg2.approx.ftz.f",
         "sin": "llvm.nvvm.sin.approx.ftz.f",
         "cos": "llvm.nvvm.cos.approx.ftz.f",
+        "tanh": TANH.name,
     }
 
     def __init__(self, f: Function, ranges: Ranges, target: Target) -> None:
         super().__init__(f, ranges)
         self.target = target
+
+    def fast(self, kind: str, x: Val) -> Val:
+        if kind != "tanh":
+            return super().fast(kind, x)
+        (made,) = self.f.asm(TANH.asm, [x], TANH.name)
+        return made
 
     def round_tf32(self, x: Val) -> Val:
         if not self.target.has("wgmma"):

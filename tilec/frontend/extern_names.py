@@ -36,7 +36,7 @@ _OF_TWO_FLOATS = {
     "fmin": "min", "fmax": "max", "pow": "pow", "atan2": "atan2", "fdivide": "div",
     "minnum": "min", "maxnum": "max",
 }  # fmt: skip
-_FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow", "fdivide")
+_FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh", "pow", "fdivide")
 _ROUNDED = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "sqrt": "sqrt", "rcp": "rcp"}
 _HALVES = ("exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "floor",
            "ceil", "trunc", "rint", "tanh", "rcp")  # fmt: skip

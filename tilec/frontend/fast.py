@@ -45,12 +45,13 @@ _FAST: dict[str, Fast] = {
     "__sin": _scaled("fast_sin", 1, 1),
     "__cos": _scaled("fast_cos", 1, 1),
     "__tan": _tan,
+    "__tanh": _scaled("fast_tanh", 1, 1),
     "__pow": _pow,
     "fast_rcp": _scaled("fast_rcp", 1, 1),
 }
 
 
-_OTHERS = ("log", "log2", "log10", "sin", "cos", "tan")
+_OTHERS = ("log", "log2", "log10", "sin", "cos", "tan", "tanh")
 """Functions that are not made of the hardware's where nobody asks for it."""
 
 

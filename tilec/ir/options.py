@@ -11,12 +11,13 @@ from typing import Any
 class Options:
     """What a kernel's decorator says besides outputs and threads. `pdl`: programmatic dependent
     launch. `enable_fp_fusion`: `a * b + c` is rounded once. `fast_math`: logarithms, sines,
-    cosines and tangents of float32 are the hardware's (`tilec.builtins.fast`), as by nvcc's flag
-    `--use_fast_math`. `tilelang`: the kernel is in TileLang's spelling, so that a call may give None for any tensor, what is shifted to the left is as wide as
-    the number of places, a slice up to a tensor's end fills the larger tile that it is copied to,
-    and products of float32 are made in TF32. `whole_syncs`: a T.sync_threads
-    is of the whole block where only a part of it comes there, too: CUDA's `__syncthreads()` in each
-    of several branches."""
+    cosines, tangents and tanh of float32 are the hardware's (`tilec.builtins.fast`), as by
+    nvcc's flag `--use_fast_math`. `tilelang`: the kernel is in TileLang's spelling, so that a
+    call may give None for any tensor, what is shifted to the left is as wide as the number of
+    places, a slice up to a tensor's end fills the larger tile that it is copied to, and
+    products of float32 are made in TF32. `whole_syncs`: a T.sync_threads is of the whole block
+    where only a part of it comes there, too: CUDA's `__syncthreads()` in each of several
+    branches."""
 
     pdl: bool = False
     enable_fp_fusion: bool = True
@@ -37,8 +38,8 @@ class Options:
     def with_flags(
         self, flags: Iterable[str] = (), configs: Mapping[str, Any] | None = None
     ) -> Options:
-        """These, and what flags of a C++ compiler and options of TileLang's passes say. Of them three
-        things mean something here: products kept apart from sums, fast functions, and
+        """These, and what flags of a C++ compiler and options of TileLang's passes say. Of them
+        three things mean something here: products kept apart from sums, fast functions, and
         T.sync_threads that are of the whole block everywhere, as where TileLang leaves out the pass
         that makes them one of a branch's threads (which also looks for missing ones)."""
         words = [word.lstrip("-") for flag in flags for word in str(flag).split()]

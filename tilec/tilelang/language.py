@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 globals().update(NAMED)
-_FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")
+_FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh", "pow")
 globals().update({f"__{name}": getattr(language, f"__{name}") for name in _FAST})
 globals()["__ffs"] = language.ffs
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilec.ir.instr.instruction import (
     PTX_TYPES,
     Asm,
@@ -97,6 +99,20 @@ def _and_or() -> Asm:
 AND_OR = Instruction("lop3.and_or", "mma", _and_or())
 """Section "lop3". Arguments: a word, a mask, and bits to be set: `(word & mask) | bits`. Of the two
 operations, with constants, ptxas makes two instructions."""
+
+
+def _tanh() -> Asm:
+    x = Operands()
+    (found,), (argument,) = x.outputs("f", 1), x.inputs("f")
+
+    def tanh(m: Machine, value: Word) -> Outcome:
+        return (np.tanh(value),)
+
+    return x.asm(f"tanh.approx.f32 {found}, {argument};", tanh, memory=False, effects=False)
+
+
+TANH = Instruction("tanh.approx", "mma", _tanh())
+"""Section "tanh": of a float32, with a relative error of at most 2**-11."""
 
 
 def _unknown(kind: str) -> Instruction:

@@ -28,7 +28,8 @@ BINARY_KINDS = (
 UNARY_KINDS = (
     "neg", "not", "abs", "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
     "sin", "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "isnan",
-    "isinf", "fast_exp2", "fast_log2", "fast_sin", "fast_cos", "fast_rcp", *semantics.OF_BITS,
+    "isinf", "fast_exp2", "fast_log2", "fast_sin", "fast_cos", "fast_tanh", "fast_rcp",
+    *semantics.OF_BITS,
 )  # fmt: skip
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
