@@ -153,6 +153,47 @@ def counted(A: T.Tensor((M, 6), "int32"), B: T.Tensor((M, 6), "int32")):
         T.copy(s, out[b * 64])
 
 
+@tilec.kernel
+def merged(
+    A: T.Tensor((64, 32), "float16"),
+    R: T.Tensor((4, 64), "float16"),
+    B: T.Tensor((64, 32), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+):
+    """(steps, ranks, numbers) as rows of a product, and its sum as them again: recurrences of
+    several ranks."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+        f = T.alloc_fragment((16, 4, 32), "float16")
+        more = T.alloc_fragment((16, 4, 64), "float32")
+        weights = T.alloc_fragment((4, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.copy(R, weights)
+        T.copy(T.view(A, (16, 4, 32)), f)
+        for i, r, n in T.Parallel(16, 4, 32):
+            f[i, r, n] *= r + 1
+        T.copy(T.view(f, (64, 32)), a)
+        T.copy(B, b)
+        T.gemm(a, b, acc, transpose_B=True, clear_accum=True)
+        by_rank = T.view(acc, (16, 4, 64))
+        for i, r, n in T.Parallel(16, 4, 64):
+            more[i, r, n] = by_rank[i, r, n] * weights[r, n]
+            by_rank[i, r, n] += i
+        sums = T.view(more, (64, 64))
+        for i, n in T.Parallel(64, 64):
+            acc[i, n] += sums[i, n]
+        T.copy(acc, C)
+
+
+def merged_wanted():
+    by_rank = a64.reshape(16, 4, 32) * np.arange(1, 5)[:, None]
+    found = (by_rank.reshape(64, 32).astype("f4") @ b64.astype("f4").T).reshape(16, 4, 64)
+    found = found * (1 + r64.astype("f4")) + np.arange(16)[:, None, None]
+    return found.reshape(64, 64).astype("f4")
+
+
+a64, b64 = random(64, 32, dtype="float16"), random(64, 32, dtype="float16")
+r64 = random(4, 64, dtype="float16")
 x, y, u, z = random(960), random(24, 40), random(256, dtype="uint8"), random(256, dtype="uint32")
 a, b = random(64, 192, dtype="float16"), random(192, 64, dtype="float16")
 m, n = random(21, 4, 8), random(64, dtype="int32")
@@ -166,6 +207,7 @@ PROGRAMS = {
     "a size": (sized, (m,), m.reshape(21, 32)),
     "counted": (counted, (k,), k + k.ravel()[::-1].reshape(37, 6)),
     "product": (product, (a, b), a.astype("f4") @ b.astype("f4")),
+    "merged dimensions": (merged, (a64, r64, b64), merged_wanted()),
     "bytes": (bytes_of_words, (u, np.zeros(64, "uint32")), words(u).view("float16")),
     "local": (own_bytes, (z,), z.view("uint8").reshape(256, 4).T),
     "wide": (tensor_words, (u.reshape(64, 4),), u.view("int32") + 1),
@@ -195,6 +237,15 @@ def test_a_box_of_a_view_stays_a_copy():
     assert text.count("copy %") == 2  # of A and of C; the flat operand is moved by elements
     made = sized.compile(m, random(21, 32), target="cuda:sm_90a")
     assert made.stages["tile"].count("parallel") == 1  # elements of inner dimensions that merge
+
+
+def test_a_fragment_is_kept_as_its_view_of_fewest_dimensions():
+    """All of them in registers: an index may number several of a loop's."""
+    made = merged.compile(a64, r64, b64, np.zeros((64, 64), "f4"), target="cuda:sm_90a")
+    assert {*made.resources.buffers} == {"a", "b", "C_staging"}
+    assert (
+        "fragment<64x32xf16" in made.stages["tile"] and "fragment<16x4" not in made.stages["tile"]
+    )
 
 
 def test_a_write_through_a_view_is_seen_by_the_launch():

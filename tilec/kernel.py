@@ -310,6 +310,12 @@ class Kernel(Launchable):
         is the first, with a warning; `kernel.parts.compile` gives all. Raises CompileError and its
         kinds.
         """
+        return self.compiled(args, target, kwargs)
+
+    def compiled(
+        self, args: tuple[Any, ...], target: str | None, kwargs: Mapping[str, Any]
+    ) -> CompiledKernel:
+        """`compile`, for parameters of any name."""
         if self.is_sequence:
             first, *others = self.parts.compile(args, target, kwargs)
             more = sum(v.image.grid != NO_BLOCKS for v in others)

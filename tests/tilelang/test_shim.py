@@ -135,6 +135,18 @@ def test_kernel_source_is_assembly_for_the_target() -> None:
     assert ".target sm_90a" in source
 
 
+def test_a_tensor_may_be_called_target() -> None:
+    @tilelang.jit(out_idx=-1, target="cpu")
+    @T.prim_func
+    def program(target: T.Tensor((64,), "float32"), args: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                args[i] = target[i]
+
+    x = numbers(64)
+    assert program.get_kernel_source() and np.array_equal(program(x), x)
+
+
 @pytest.mark.parametrize("shape", [(17, 9), (1, 1), (64, 32)])
 def test_eager_program(shape: tuple[int, int]) -> None:
     a, b = numbers(*shape), numbers(*shape)
