@@ -211,25 +211,32 @@ def test_what_spills_much_is_not_made_again_with_other_stores() -> None:
         Plan("wide", specialise=True, threads=256, staged_store=True),
     ):
         with pytest.raises(ResourceError, match="spill"):
-            attempts.check(plan, func)
-    attempts.check(Plan("wide direct", specialise=True, threads=256), func)
+            attempt(attempts, plan, func)
+    attempt(attempts, Plan("wide direct", specialise=True, threads=256), func)
     assert attempts.made == ["staged", "wide", "wide direct"] and attempts.kept is not None
 
 
 def test_what_spills_much_is_not_made_again_for_more_blocks() -> None:
     func = parse_func(CHAIN)
     much = 10 * FEW_SPILLED
-    attempts = Counted({"walk": much, "two": much, "alone": much})
+    attempts = Counted({"walk": much, "two": much, "alone": much, "fewer": much})
     for plan in (
         Plan("walk", specialise=True, persistent=True),
         Plan("neighbours", specialise=True, persistent=True, cluster=(2, 1, 1)),
         Plan("two", split=2),
         Plan("four", split=4),
-        Plan("alone"),  # without a sum that is shared it may fit
+        Plan("alone", residents=2),  # without a sum that is shared it may fit
+        Plan("more", residents=3),  # each of them has fewer registers
+        Plan("fewer"),
     ):
         with pytest.raises(ResourceError, match="spill"):
-            attempts.check(plan, func)
-    assert attempts.made == ["walk", "two", "alone"]
+            attempt(attempts, plan, func)
+    assert attempts.made == ["walk", "two", "alone", "fewer"]
+
+
+def attempt(attempts: Attempts, plan: Plan, func: Func) -> None:
+    attempts.refuse(plan, func)
+    attempts.check(plan, func)
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80"])

@@ -88,7 +88,7 @@ class Attempts:
         self.fast = {replace(plan, stages=0) for plan in fast}
         self.kept: Attempt | None = None
         self.least: Attempt | None = None
-        self._spilling: set[Plan] = set()
+        self._spilling: dict[Plan, int] = {}  # `_in_registers`: with so many blocks at once
         self._faulty: set[Plan] = set()  # as of blocks of one tile each
         self._made: dict[str, Attempt] = {}
 
@@ -214,26 +214,31 @@ class Attempts:
                       for o in walk(func.body))  # fmt: skip
         return not any(shared_out)
 
-    def check(self, plan: Plan, func: Func, beside: Callable[[], None] = lambda: None) -> None:
-        """Make the code of a plan and keep it, with `beside` as in `make`. Raises ResourceError if
-        the assembler finds fault with it, or cannot fit it in, and Settled if the plan is not worth
-        an attempt."""
+    def refuse(self, plan: Plan, func: Func) -> None:
+        """Raises ResourceError for a plan that spills as others have, and Settled if what there is
+        will do: before the passes are run."""
         if self.fast and replace(plan, stages=0) not in self.fast and self.least is not None:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
         one = _of_one_tile(plan)
-        if (plan.persistent and one in self._faulty) or _in_registers(plan) in self._spilling:
+        spilled_with = self._spilling.get(_in_registers(plan), plan.residents + 1)
+        if (plan.persistent and one in self._faulty) or plan.residents >= spilled_with:
             self._faulty.add(one)
             raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
+
+    def check(self, plan: Plan, func: Func, beside: Callable[[], None] = lambda: None) -> None:
+        """Make the code of a plan and keep it, with `beside` as in `make`. Raises ResourceError if
+        the assembler finds fault with it, or cannot fit it in."""
         made = self.make(plan, func, beside)
         fault = trouble(made.assembled.advisories)
         if not fault or made.spared:
             self.kept = made
             return
         if made.faults[0] > FEW_SPILLED:
-            self._spilling.add(_in_registers(plan))
-        self._faulty.add(one)
+            alike = _in_registers(plan)
+            self._spilling[alike] = min(plan.residents, self._spilling.get(alike, plan.residents))
+        self._faulty.add(_of_one_tile(plan))
         if self.least is None or made.faults < self.least.faults:
             self.least = made
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
@@ -303,6 +308,7 @@ def _of_one_tile(plan: Plan) -> Plan:
 
 def _in_registers(plan: Plan) -> Plan:
     """What of a plan decides about registers: not how the results leave, nor who else loads the
-    tiles, nor how many blocks share a sum. What spills much, spills long before that."""
-    same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1))
+    tiles, nor how many blocks share a sum. What spills much, spills long before that; and the more,
+    the more blocks share the registers."""
+    same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1), residents=1)
     return replace(same, split=min(plan.split, 2), parts=min(plan.parts, 2))

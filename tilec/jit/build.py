@@ -292,7 +292,8 @@ def _first_good(
         tried.append((plan, None if error is None else error.message))
 
     try:
-        return fit.first_fit(func, target, keep_pass, ranked, on_plan, attempts.check, only_ranked)
+        taking = (attempts.check, only_ranked, attempts.refuse)
+        return fit.first_fit(func, target, keep_pass, ranked, on_plan, *taking)
     except (ResourceError, Settled) as error:
         least = attempts.least
         if least is None or least.plan is None:

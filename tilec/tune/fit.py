@@ -32,6 +32,7 @@ def first_fit(
     on_plan: OnPlan | None = None,
     accept: Accept | None = None,
     only_ranked: bool = False,
+    refuse: Callable[[Plan, Func], None] | None = None,
 ) -> Func:
     """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
     for GPUs.
@@ -39,7 +40,8 @@ def first_fit(
     `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
     called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
     tried (None: it was kept), `accept(plan, func, verify)` for each whose resources fit, where
-    `verify` begins to verify it, if there is something to wait for. Raises
+    `verify` begins to verify it, if there is something to wait for, and `refuse(plan, func)` for
+    each before that, to raise ResourceError for what needs no attempt. Raises
     CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
     """
     func, wanted = take_wanted(func)
@@ -51,6 +53,8 @@ def first_fit(
 
     def attempt(plan: Plan) -> Func:
         kept.clear()
+        if refuse is not None:
+            refuse(plan, func)
         chosen = with_plan(func, plan)
         later = passes.Unverified()
         each = (*passes.DECIDE, *passes.EXPAND)
