@@ -142,6 +142,11 @@ def run(
     """Measure what is not current, the most wanted first over all operators, until `budget`
     seconds from `start` (or now) would be exceeded; 0 is no limit. What did not fit is said."""
     start = start or time.monotonic()
+    processes = Processes()
+    everything = [c for cases in wanted.values() for c in cases]
+    if not session.force:  # to ask whether a row is current takes its code: a second for each
+        own = [n for n in session.needed(everything) if n[1].on_disk]
+        compile_ahead(own, processes)
     needed = [
         (name, c)
         for name, cases in wanted.items()
@@ -149,13 +154,12 @@ def run(
         if session.needs(c, results[name])
     ]
     needed.sort(key=lambda pair: pair[1].priority)
-    total = sum(len(cases) for cases in wanted.values())
+    total = len(everything)
     progress = Progress("measuring", len(needed), "rows", silent=0.0, shown=True, threaded=False)
     progress.say(f"{total - len(needed)} of {total} rows are current")
     session = dataclasses.replace(session, say=progress.say)
     left = list(needed)
     longest = 0.0
-    processes = Processes()
     while left:
         if (len(needed) - len(left)) % _AHEAD == 0:
             compile_ahead(session.needed([case for _, case in left[:_AHEAD]]), processes)

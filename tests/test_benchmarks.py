@@ -247,6 +247,36 @@ def test_the_budget_leaves_out_the_last_and_says_so(tmp_path, capsys, monkeypatc
     assert "left out 2 rows: case1, case0" in told
 
 
+def test_whether_rows_are_current_is_asked_of_code_that_was_compiled_ahead(
+    tmp_path, monkeypatch
+) -> None:
+    """One after the other, 147 rows took 137 s of a GPU's time before the first was measured."""
+    log: list[str] = []
+    ours = fake_case({"tilec": "h"}, {"tilec": 1.0}).candidates()[0]
+
+    def identity(config):
+        log.append("asked")
+        return "h"
+
+    ours = replace(ours, identity=identity, prepare=lambda config: None, on_disk=True)
+    cases = [
+        replace(fake_case({}, {}, name=f"case{i}"), candidates=lambda: [ours]) for i in range(3)
+    ]
+
+    def ahead(needed, processes):
+        log.append(f"{len(needed)} ahead")
+
+    monkeypatch.setattr("benchmarks.__main__.compile_ahead", ahead)
+    monkeypatch.setattr(operators, "cases", lambda name: cases)
+    run(session(tmp_path), {"fake": cases}, {"fake": ResultFile("fake", tmp_path)})
+    assert log[0] == "3 ahead" and "asked" in log
+
+
+def test_a_figure_of_rows_without_peers(tmp_path) -> None:
+    row = session(tmp_path).measure(fake_case({"tilec": "h"}, {"tilec": 1.0}))
+    assert "tilec" in figures.ratios("fake", [row]).text_of()
+
+
 def test_copies_of_the_inputs_are_twice_the_cache() -> None:
     p = products.Product(64, 64, 64)
     case = products.product_case("test", p)
