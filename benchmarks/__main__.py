@@ -3,6 +3,7 @@
     python -m benchmarks gemm --quick
     python -m benchmarks gemm llm --only NT --budget 240
     python -m benchmarks --list
+    TILEC_TARGET=cuda:sm_90a python -m benchmarks --stale
 
 A row is measured again only if the code that tilec emits for it, a peer or the device is another
 one than when it was stored (`--force`: always). Tables go to stdout, progress to stderr, rows to
@@ -20,15 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import figures, operators
-from benchmarks.ahead import compile_ahead
-from benchmarks.case import Case
+from benchmarks.ahead import begin, compile_ahead
+from benchmarks.case import Candidate, Case, Config
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes
 from benchmarks.harness import machine
 from benchmarks.lost import in_processes
 from benchmarks.peers import PACKAGES, why_missing
 from benchmarks.report import table
-from benchmarks.session import MODES, Session
-from benchmarks.store import RESULTS, PeerStore, ResultFile
+from benchmarks.session import MODES, Session, identity
+from benchmarks.store import OURS, RESULTS, PeerStore, ResultFile
 from benchmarks.timing import FULL, QUICK
 from tilec.autotuning.workers import Processes
 from tilec.support.progress import Progress
@@ -38,6 +39,8 @@ _AHEAD = 8  # cases that are prepared together
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(argv)
+    if options.stale:
+        return tell_stale(wanted(options), options.results)
     if not options.list and not options.show:  # before anything here makes threads, to be forked
         options.run, start = time.strftime("%Y-%m-%d %H:%M:%S"), time.monotonic()
         if code := in_processes(lambda: measure(options, start)):
@@ -58,6 +61,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def wanted(options: argparse.Namespace) -> dict[str, list[Case]]:
     names = options.operators or operators.names()
     return {name: select(operators.cases(name), options.only, options.quick) for name in names}
+
+
+def tell_stale(wanted: dict[str, list[Case]], folder: Path) -> int:
+    """Name the rows that were measured with other code than tilec emits now for the target here
+    (TILEC_TARGET where there is no GPU), and those that never were; how many are current."""
+    asked: list[tuple[str, Candidate, Config, str]] = []
+    processes = Processes()
+    for name, cases in wanted.items():
+        rows = ResultFile(name, folder).rows
+        for case in cases:
+            ours = next(c for c in case.candidates() if c.name == OURS)
+            found = rows[case.key]["candidates"][OURS] if case.key in rows else {}
+            config, known = found.get("config", ours.configs[0]), found.get("identity", "")
+            asked.append((f"{name}: {case.name}", ours, config, known))
+            if ours.on_disk and ours.prepare is not None:
+                begin((case, ours, config), processes)
+    current = 0
+    for label, ours, config, known in asked:
+        if known == identity(ours, config):
+            current += 1
+        else:
+            print(f"{label}{'' if known else ' (never measured)'}", flush=True)
+    processes.shutdown(cancel_futures=True)
+    print(f"{current} of {len(asked)} rows are current")
+    return 0
 
 
 def measure(options: argparse.Namespace, start: float) -> None:
@@ -85,6 +113,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--force", action="store_true", help="measure every row again")
     add("--list", action="store_true", help="name the cases and stop")
     add("--show", action="store_true", help="print and draw what is stored and stop")
+    add("--stale", action="store_true", help="name rows whose code is another now; needs no GPU")
     add("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results are kept")
     add("--commit", default="", help="what to record where this is no git checkout")
     options = parser.parse_args(argv)

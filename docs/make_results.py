@@ -193,7 +193,8 @@ limit. N and T are the layouts of A and B: NT is `A @ B.T`.
 On your own GPU: `python -m benchmarks gemm --quick`; `python -m benchmarks --list` names the
 operators, `--budget SECONDS` stops in time, `--only SUBSTRING` picks cases, `--show` prints and
 draws what is stored. Triton and TileLang are measured where they are installed. A row is measured
-again only if the code that tilec emits for it, a peer or the device has changed.
+again only if the code that tilec emits for it, a peer or the device has changed. `--stale` names
+rows whose code has, without a GPU.
 """
 
 

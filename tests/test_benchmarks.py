@@ -18,7 +18,7 @@ from bench_fakes import SMALL, Fake, FakeTimer, fake_case, session  # noqa: E402
 
 import tilec  # noqa: E402
 from benchmarks import bench_launch, figures, kernels, operators, peers, products, report  # noqa: E402
-from benchmarks.__main__ import main, run, select  # noqa: E402
+from benchmarks.__main__ import main, run, select, tell_stale  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
@@ -270,6 +270,19 @@ def test_whether_rows_are_current_is_asked_of_code_that_was_compiled_ahead(
     monkeypatch.setattr(operators, "cases", lambda name: cases)
     run(session(tmp_path), {"fake": cases}, {"fake": ResultFile("fake", tmp_path)})
     assert log[0] == "3 ahead" and "asked" in log
+
+
+def test_rows_whose_code_is_another_are_named(tmp_path, capsys) -> None:
+    hashes = {"tilec": "h"}
+    same, other, never = (fake_case(hashes, {"tilec": 1.0}, name=n) for n in ("s", "o", "n"))
+    results = ResultFile("fake", tmp_path)
+    results.put(session(tmp_path).measure(same))
+    hashes["tilec"] = "before"
+    results.put(session(tmp_path).measure(other))
+    hashes["tilec"] = "h"
+    assert tell_stale({"fake": [same, other, never]}, tmp_path) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["fake: o", "fake: n (never measured)", "1 of 3 rows are current"]
 
 
 def test_a_figure_of_rows_without_peers(tmp_path) -> None:
