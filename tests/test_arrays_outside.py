@@ -76,6 +76,57 @@ def test_elements_do_not_count(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert kernel.compile(a, target="cpu") is first
 
 
+class Layer:
+    def __init__(self, weights: Any) -> None:
+        self.weights, self.inner = weights, None
+
+    def kernel(self) -> Any:
+        @tilec.kernel
+        def kernel(A: T.Tensor((N,), "float32")):
+            for i in T.Parallel(N):
+                A[i] = self.weights.shape[0] * 10 + self.inner.weights.shape[1]
+
+        return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_an_attribute(target: str, made: Any) -> None:
+    """Of the arrays that layers of a network hold; another one counts from the next call on."""
+    layer, a = Layer(made(3, 5)), np.zeros(N, np.float32)
+    layer.inner = Layer(made(2, 4))
+    kernel = layer.kernel()
+    run(kernel, target, a)
+    np.testing.assert_array_equal(a, 34)
+    layer.inner.weights = made(2, 6)
+    run(kernel, target, a)
+    np.testing.assert_array_equal(a, 36)
+    layer.inner = Layer(made(2, 7))
+    run(kernel, target, a)
+    np.testing.assert_array_equal(a, 37)
+
+
+def test_of_a_module_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(4, 9))
+
+    net = Net()
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((N,), "float32")):
+        for i in T.Parallel(N):
+            A[i] = net.weight.shape[0]
+
+    a = np.zeros(N, np.float32)
+    for rows in (4, 5, 4):
+        net.weight = torch.nn.Parameter(torch.zeros(rows, 9))
+        kernel(a)
+        np.testing.assert_array_equal(a, rows)
+
+
 def test_of_a_closure() -> None:
     table = np.zeros(7, np.float32)
 

@@ -192,11 +192,20 @@ class Expressions(Containers):
         raise self.error(f"{name} is {describe(value)}, which a kernel cannot use", hint)
 
     def of_array(self, node: ast.expr, name: str) -> Any:
-        """What is known of an array outside of the kernel, `W.shape`; None if `node` is none."""
-        if name not in ASKED or not isinstance(node, ast.Name) or node.id in self.names:
-            return None
-        array = self.frame.source.lookup(node.id)[1]
+        """What is known of an array outside of the kernel, `W.shape` or `layer.weight.shape`; None
+        if `node` is none."""
+        array = self._outside(node) if name in ASKED else None
         return self.captured(name, getattr(array, name)) if is_array(array) else None
+
+    def _outside(self, node: ast.expr) -> object:
+        """What a name outside of the kernel is, or an attribute of what it is; None if `node` is
+        none."""
+        if isinstance(node, ast.Name):
+            return None if node.id in self.names else self.frame.source.lookup(node.id)[1]
+        if not isinstance(node, ast.Attribute):
+            return None
+        owner = self._outside(node.value)
+        return getattr(owner, node.attr, None) if is_object(owner) else None
 
     def _attribute(self, node: ast.Attribute) -> object:
         if (found := self.of_array(node.value, node.attr)) is not None:
