@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = [
     "__cos", "__exp", "__exp10", "__log", "__log10", "__log2", "__pow", "__sin", "__tan",
-    "__tanh",    "fast_rcp",
+    "__tanh", "fast_rcp",
 ]  # fmt: skip
 
 

@@ -189,9 +189,8 @@ _NAMES = {
     "max": "maximum", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "shl": "left_shift", "shr": "right_shift", "pow": "power", "atan2": "arctan2",
     "fast_exp2": "exp2", "fast_log2": "log2", "fast_sin": "sin", "fast_cos": "cos",
-    "fast_tanh": "tanh",
-    "fast_rcp": "reciprocal", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
-    "gt": "greater", "ge": "greater_equal", "neg": "negative", "round": "rint",
+    "fast_tanh": "tanh", "fast_rcp": "reciprocal", "eq": "equal", "ne": "not_equal", "lt": "less",
+    "le": "less_equal", "gt": "greater", "ge": "greater_equal", "neg": "negative", "round": "rint",
 }  # fmt: skip
 _OWN: dict[str, Callable[..., Any]] = {
     "truncdiv": _truncdiv,
