@@ -198,7 +198,10 @@ def test_other_fragments_are_no_8x8_matrices():
         (row_major((6, 32, 8)), 16, ((6, 32, 8), 0)),
         (row_major((6, 512, 8)), 16, ((1, 256, 8), 0)),
         (row_major((4, 7)), 16, None),
-        (row_major((514, 8)), 16, ((2, 8), 0)),
+        (row_major((514, 8)), 16, None),
+        (row_major((480,)), 32, ((160,), 0)),
+        (row_major((300, 8)), 32, ((100, 8), 0)),
+        (row_major((512, 3, 4)), 32, ((256, 3, 4), 0)),
         (padded((64, 64), 64, 8), 16, None),
         (swizzled((64, 64), 16, 128), 32, None),
         (swizzled((64, 64), 16, 128).transpose(), 16, None),
@@ -217,6 +220,8 @@ def test_tma_boxes(layout, bits, want):
         (swizzled((96, 96), 16, 64), 16),
         (row_major((512, 16)), 16),
         (row_major((6, 300, 8)), 32),
+        (row_major((480,)), 32),
+        (row_major((3, 480)), 32),
         (swizzled((3, 8, 128), 8, 64), 8),
     ],
 )
@@ -228,7 +233,7 @@ def test_tma_boxes_fill_the_tile(layout, bits):
     for corner in itertools.product(*(range(0, e, b) for e, b in zip(layout.shape, box))):
         values = tile[tuple(slice(c, c + b) for c, b in zip(corner, box))].ravel()
         base = layout.offset(corner) * bits // 8
-        assert base % (8 * swizzle or 16) == 0
+        assert base % (8 * swizzle or 128) == 0
         byte = base + np.arange(values.size) * bits // 8
         byte ^= (byte >> 7 & max(swizzle // 16 - 1, 0)) << 4
         memory[byte * 8 // bits] = values

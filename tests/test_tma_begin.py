@@ -184,3 +184,21 @@ def test_a_schedule_that_needs_tma_says_what_tma_needs() -> None:
         alone.compile(a, c, 3, target=SM90)
     assert "first columns, and whose tensor's rows" in str(error.value)
     assert "multiples of 16 bytes" in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 480), (3, 480), (260, 4), (300, 12), (512, 12)])
+def test_boxes_of_a_tile_begin_at_128_bytes(shape):
+    """A row of 480 went in boxes of 240 floats, the second of which began at byte 960."""
+
+    @tilec.kernel
+    def added(A: T.Tensor(shape, "float32"), B: T.Tensor((1, *shape), "float32")):
+        with T.Kernel(1, threads=128) as b:
+            s = T.alloc_shared(shape, "float32")
+            for i, j in T.Parallel(*shape):
+                s[i, j] = A[i, j] + 1
+            T.copy(s, B[b, 0, 0])
+
+    a = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    b = np.zeros((1, *shape), np.float32)
+    report = tilec.simulate(added, a, b, target=SM90)
+    assert report.ok and np.array_equal(b[0], a + 1), report

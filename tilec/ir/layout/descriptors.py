@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -23,6 +23,8 @@ MAX_BOX = 256
 MAX_BOX_DIMS = 5
 UNIT = 16
 """Bytes that descriptor fields, and TMA's innermost extent, count in."""
+BOX_ALIGN = 128
+"""Bytes that the place of a TMA box in shared memory counts in."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,24 +41,23 @@ def tma_box(memory: Layout, bits: int) -> tuple[tuple[int, ...], int] | None:
     if swizzle is not None:
         if swizzle[0] != bits:
             return None
-        return _with_rows((swizzle[1] * 8 // bits,), memory.shape, swizzle[1])
+        return _with_rows((swizzle[1] * 8 // bits,), memory.shape, swizzle[1], 1024 // swizzle[1])
     if memory.digits != row_major(memory.shape).digits:
         return None
     last = memory.shape[-1]
-    inner = _largest_part(last, UNIT * 8 // bits)
-    if inner is None:
+    if last > MAX_BOX:  # boxes of a part of one row each
+        inner = _largest_part(last, BOX_ALIGN * 8 // bits)
+        return None if inner is None else ((*(1,) * (memory.rank - 1), inner), 0)
+    if last * bits % (UNIT * 8):
         return None
-    if inner < last:  # boxes of a part of one row each
-        return (*(1,) * (memory.rank - 1), inner), 0
-    return _with_rows((inner,), memory.shape, 0)
+    return _with_rows((last,), memory.shape, 0, BOX_ALIGN // gcd(BOX_ALIGN, last * bits // 8))
 
 
 def _with_rows(
-    box: tuple[int, ...], shape: tuple[int, ...], swizzle: int
+    box: tuple[int, ...], shape: tuple[int, ...], swizzle: int, period: int
 ) -> tuple[tuple[int, ...], int] | None:
-    """The box with as many rows as fit and are consecutive in memory; a part of a swizzled tile is
-    whole periods of the swizzle."""
-    period = 1024 // swizzle if swizzle else 1
+    """The box with as many rows as fit and are consecutive in memory; a part of a tile is whole
+    periods, of the swizzle or of where boxes may begin."""
     for i in reversed(range(len(shape) - 1)):
         rows = prod(box[:-1])
         if rows != prod(shape[i + 1 : -1]):
@@ -64,7 +65,7 @@ def _with_rows(
         elif shape[i] <= MAX_BOX:
             part = shape[i]
         else:
-            found = _largest_part(shape[i], max(period // rows, 1))
+            found = _largest_part(shape[i], period // gcd(period, rows))
             if found is None:
                 return None
             part = found

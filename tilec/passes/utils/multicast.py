@@ -22,9 +22,8 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import Dims, cluster_of
 from tilec.ir.core import Func, Op, Value, defining_ops, walk
 from tilec.ir.layout import Layout, tma_box
+from tilec.ir.layout.descriptors import BOX_ALIGN
 from tilec.ir.uniformity import parted, varying
-
-BOX_ALIGN = 128  # bytes, of a box without a swizzle in shared memory
 
 
 @dataclass(frozen=True)
