@@ -426,3 +426,32 @@ def test_a_tensor_with_gaps_keeps_its_shape():
         b[:] = 0
         run_compiled(turned, target, a, b)
         assert np.array_equal(b, a.reshape(-1))
+
+
+def rows_of_a_fragment(used: bool) -> tilec.Kernel:
+    @tilec.kernel
+    def added(A: T.Tensor((4, 16, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            f = T.alloc_fragment((4, 16, 64), "float32")
+            v = T.reshape(f, (64, 64))
+            for p in T.unroll(4):
+                T.copy(A[p, 0:16, 0:64], f[p, 0:16, 0:64])
+                for i, j in T.Parallel(16, 64):
+                    f[p, i, j] += p
+                if used:
+                    T.copy(v[p * 16 : p * 16 + 16, 0:64], B[p * 16, 0])
+                else:
+                    T.copy(f[p, 0:16, 0:64], B[p * 16, 0])
+
+    return added
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.filterwarnings("error::tilec.CompileWarning")
+def test_parts_of_a_fragment_stay_apart(target, used):
+    """Four fragments, where its view of two dimensions, or one that nothing uses, would be kept in
+    shared memory."""
+    a, b = random(4, 16, 64), np.zeros((64, 64), "float32")
+    run_compiled(rows_of_a_fragment(used), target, a, b)
+    assert np.array_equal(b.reshape(a.shape), a + np.arange(4)[:, None, None])

@@ -12,9 +12,9 @@ alignment, boxes and descriptors, the view means.
     copy v[0, 0] (8, 4), S    ->   parallel (8, 4) body(i, j) { S[i, j] = A[4 * i + j] }
 
 An on-chip buffer of which a view has narrower elements is kept as that view, so that stores of
-neighbours touch nothing but their own; a fragment that loops alone index as that view of it which
-has fewest dimensions: an index may number several of a loop's, but not the other way round. It runs
-before anything else asks who reads and writes."""
+neighbours touch nothing but their own; a fragment that loops alone index, over all of it, as that
+view of it which has fewest dimensions: an index may number several of a loop's, but not the other
+way round. It runs before anything else asks who reads and writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tilec.ir.core import (
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
-from tilec.ir.uniformity import uniformity_of
+from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.building import or_zero, whole
 from tilec.passes.utils.warp_matrices import by_elements
@@ -52,7 +52,7 @@ def resolve_views(func: Func) -> Func:
     a view of another dtype."""
     if not func.body.has(ops.View):
         return func
-    func = _reshaped(func.with_body(_as_their_views(_parts(func.body))))
+    func = _reshaped(func.with_body(_as_their_views(_parts(func.body), uniformity_of(func))))
     return func.with_body(_Views(func).block(func.body))
 
 
@@ -125,9 +125,9 @@ def _parts(body: Block) -> Block:
     return rewrite(body, visit)
 
 
-def _as_their_views(body: Block) -> Block:
-    """`body` where a buffer is allocated as the narrowest view of it, and a fragment as that of
-    fewest dimensions."""
+def _as_their_views(body: Block, uniformity: Uniformity) -> Block:
+    """`body` where a buffer is allocated as the narrowest view of it, and a fragment as the one of
+    fewest dimensions that anything uses."""
     source = {o.result: o.source for o in body.every(ops.View)}
     allocs = {o.result for o in body.every(ops.Alloc)}
     users = users_of(body) if source else {}
@@ -139,7 +139,11 @@ def _as_their_views(body: Block) -> Block:
         known = kept.get(root, root.buffer)
         if root in allocs and (
             v.dtype.bits < known.dtype.bits
-            or (_numbers_dimensions(v.buffer, known) and _is_indexed_alone(users.get(root, ())))
+            or (
+                _numbers_dimensions(v.buffer, known)
+                and any(not isinstance(o, ops.View) for o in users.get(v, ()))
+                and _is_indexed_alone(root, v.buffer, users.get(root, ()), uniformity)
+            )
         ):
             kept[root] = v.buffer
 
@@ -163,9 +167,25 @@ def _numbers_dimensions(view: BufferType, t: BufferType) -> bool:
     )
 
 
-def _is_indexed_alone(users: Sequence[Op]) -> bool:
-    by_elements = {ops.View, ops.Load, ops.Store, *ELEMENTWISE}
-    return all(type(o) in by_elements for o in users)
+def _is_indexed_alone(
+    v: Value, view: BufferType, users: Sequence[Op], uniformity: Uniformity
+) -> bool:
+    """Whether only loops over elements use a fragment, and over all of each dimension that the view
+    numbers with others: one index of it (`f[2, i, j]`) is a fragment of its own."""
+    shape, several = v.buffer.static_shape, set[int]()
+    if v.dtype is view.dtype:
+        for _, dims in _groups(view.shape, shape):
+            large = [d for d in dims if shape[d] != 1]
+            several.update(large if len(large) > 1 else ())
+
+    def alone(o: Op) -> bool:
+        if isinstance(o, ops.Load | ops.Store):
+            return all(uniformity.level(o.indices[d]) > Level.BLOCK for d in several)
+        own = [r for r in _regions(o) if r.buffer is v]
+        whole = all(r.extents[d] == shape[d] for r in own for d in several)
+        return isinstance(o, ops.View) or (type(o) in ELEMENTWISE and whole)
+
+    return all(map(alone, users))
 
 
 class _Views:
