@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import figures, operators
-from benchmarks.ahead import begin, compile_ahead
-from benchmarks.case import Candidate, Case, Config
+from benchmarks.ahead import Needed, compile_ahead
+from benchmarks.case import Case
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes
 from benchmarks.harness import machine
 from benchmarks.lost import in_processes
@@ -66,24 +66,22 @@ def wanted(options: argparse.Namespace) -> dict[str, list[Case]]:
 def tell_stale(wanted: dict[str, list[Case]], folder: Path) -> int:
     """Name the rows that were measured with other code than tilec emits now for the target here
     (TILEC_TARGET where there is no GPU), and those that never were; how many are current."""
-    asked: list[tuple[str, Candidate, Config, str]] = []
-    processes = Processes()
+    asked: list[tuple[Needed, str]] = []
     for name, cases in wanted.items():
         rows = ResultFile(name, folder).rows
         for case in cases:
             ours = next(c for c in case.candidates() if c.name == OURS)
             found = rows[case.key]["candidates"][OURS] if case.key in rows else {}
             config, known = found.get("config", ours.configs[0]), found.get("identity", "")
-            asked.append((f"{name}: {case.name}", ours, config, known))
-            if ours.on_disk and ours.prepare is not None:
-                begin((case, ours, config), processes)
+            asked.append(((case, ours, config), known))
+    with Processes() as processes:
+        compile_ahead([n for n, _ in asked if n[1].on_disk], processes)
     current = 0
-    for label, ours, config, known in asked:
+    for (case, ours, config), known in asked:
         if known == identity(ours, config):
             current += 1
         else:
-            print(f"{label}{'' if known else ' (never measured)'}", flush=True)
-    processes.shutdown(cancel_futures=True)
+            print(f"{case.key}{'' if known else ' (never measured)'}")
     print(f"{current} of {len(asked)} rows are current")
     return 0
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 
 from benchmarks.case import Candidate, Case, Config
 from tilec.runtime.devices import default_target
@@ -20,16 +20,15 @@ Needed = tuple[Case, Candidate, Config]
 
 def compile_ahead(needed: Sequence[Needed], processes: Executor) -> None:
     """Compile these; what fails here fails again, and is told, where it is needed."""
-    ours = [begin(one, processes) for one in needed if one[1].on_disk]
+    target = default_target()
+    ours = [
+        processes.submit(_in_a_process, target, case.operator, case.key, c.name, dict(config))
+        for case, c, config in needed
+        if c.on_disk
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(_prepare, [(c, config) for _, c, config in needed if not c.on_disk]))
     wait(ours)
-
-
-def begin(needed: Needed, processes: Executor) -> Future[None]:
-    case, c, config = needed
-    names = case.operator, case.key, c.name
-    return processes.submit(_in_a_process, default_target(), *names, dict(config))
 
 
 def _in_a_process(target: str, operator: str, key: str, name: str, config: Config) -> None:

@@ -160,10 +160,8 @@ def _compare(kernel: Kernel, grid: Any, memory: Memory, given: Any, outputs: lis
         arrays = memory.arrays(given)
         made = _launched(kernel, grid, arrays)
         left = [a.detach().cpu().contiguous() for a in _arrays((arrays, made))]
-        wanted = _arrays(
-            (given, outputs[-len(_arrays(made)) :])
-        )  # before: what is between launches
-        for i, (got, want) in enumerate(zip(left, wanted)):
+        last = outputs[len(outputs) - len(_arrays(made)) :]  # before: what is between launches
+        for i, (got, want) in enumerate(zip(left, _arrays((given, last)))):
             wrong = "" if launch else _difference(got, want)
             assert not wrong, f"{kernel.name} on the GPU, array {i}: {wrong}"
         whole = [a.clone(memory_format=_torch().contiguous_format) for a in left]

@@ -310,9 +310,9 @@ class Kernel(Launchable):
         is the first, with a warning; `kernel.parts.compile` gives all. Raises CompileError and its
         kinds.
         """
-        return self.compiled(args, target, kwargs)
+        return self.compile_for(args, target, kwargs)
 
-    def compiled(
+    def compile_for(
         self, args: tuple[Any, ...], target: str | None, kwargs: Mapping[str, Any]
     ) -> CompiledKernel:
         """`compile`, for parameters of any name."""

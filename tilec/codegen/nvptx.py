@@ -55,16 +55,15 @@ class NvptxScalars(GpuScalars):
         "log2": "llvm.nvvm.lg2.approx.ftz.f",
         "sin": "llvm.nvvm.sin.approx.ftz.f",
         "cos": "llvm.nvvm.cos.approx.ftz.f",
-        "tanh": TANH.name,
     }
 
     def __init__(self, f: Function, ranges: Ranges, target: Target) -> None:
         super().__init__(f, ranges)
         self.target = target
 
-    def fast(self, kind: str, x: Val) -> Val:
-        if kind != "tanh":
-            return super().fast(kind, x)
+    def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
+        if kind != "fast_tanh":
+            return super().maths1(kind, x, dtype)
         (made,) = self.f.asm(TANH.asm, [x], TANH.name)
         return made
 

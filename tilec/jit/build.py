@@ -292,8 +292,8 @@ def _first_good(
         tried.append((plan, None if error is None else error.message))
 
     try:
-        taking = (attempts.check, only_ranked, attempts.refuse)
-        return fit.first_fit(func, target, keep_pass, ranked, on_plan, *taking)
+        check, refuse = attempts.check, attempts.refuse
+        return fit.first_fit(func, target, keep_pass, ranked, on_plan, check, only_ranked, refuse)
     except (ResourceError, Settled) as error:
         least = attempts.least
         if least is None or least.plan is None:

@@ -130,7 +130,7 @@ def _as_their_views(body: Block, uniformity: Uniformity) -> Block:
     fewest dimensions that anything uses."""
     source = {o.result: o.source for o in body.every(ops.View)}
     allocs = {o.result for o in body.every(ops.Alloc)}
-    users = users_of(body) if source else {}
+    users = users_of(body)
     kept: dict[Value, BufferType] = {}
     for v in source:
         root = v
@@ -142,7 +142,7 @@ def _as_their_views(body: Block, uniformity: Uniformity) -> Block:
             or (
                 _numbers_dimensions(v.buffer, known)
                 and any(not isinstance(o, ops.View) for o in users.get(v, ()))
-                and _is_indexed_alone(root, v.buffer, users.get(root, ()), uniformity)
+                and _loops_use_all(root, v.buffer, users.get(root, ()), uniformity)
             )
         ):
             kept[root] = v.buffer
@@ -167,11 +167,9 @@ def _numbers_dimensions(view: BufferType, t: BufferType) -> bool:
     )
 
 
-def _is_indexed_alone(
-    v: Value, view: BufferType, users: Sequence[Op], uniformity: Uniformity
-) -> bool:
-    """Whether only loops over elements use a fragment, and over all of each dimension that the view
-    numbers with others: one index of it (`f[2, i, j]`) is a fragment of its own."""
+def _loops_use_all(v: Value, view: BufferType, users: Sequence[Op], uniformity: Uniformity) -> bool:
+    """Whether only loops over elements use a fragment, all of each dimension that the view numbers
+    with others: one index of it (`f[2, i, j]`) is a fragment of its own."""
     shape, several = v.buffer.static_shape, set[int]()
     if v.dtype is view.dtype:
         for _, dims in _groups(view.shape, shape):

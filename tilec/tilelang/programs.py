@@ -175,7 +175,7 @@ class JITKernel:
     def compile(self) -> CompiledKernel:
         """The variant for contiguous tensors of the annotated shapes; a size that only a call
         gives counts as 4096. Raises CompileError."""
-        return self.kernel.compiled((), self.target, self._described())
+        return self.kernel.compile_for((), self.target, self._described())
 
     def predicted(self) -> float:
         """Seconds that a call of the variant that `compile` gives is predicted to take; inf where

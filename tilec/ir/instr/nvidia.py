@@ -112,7 +112,7 @@ def _tanh() -> Asm:
 
 
 TANH = Instruction("tanh.approx", "mma", _tanh())
-"""Section "tanh": of a float32, with a relative error of at most 2**-11."""
+"""Section "tanh": of a float32, with a relative error of about 2**-11."""
 
 
 def _unknown(kind: str) -> Instruction:
