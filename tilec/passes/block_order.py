@@ -39,6 +39,9 @@ from tilec.passes.utils.building import under
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
+_MOST = 2**32 - 1  # a reciprocal is this over the divisor
+_FEW = 16  # reciprocals that are looked up
+
 
 def block_order(func: Func, target: Target) -> Func:
     """Raises ResourceError for a plan's cluster that the launch cannot have."""
@@ -137,11 +140,23 @@ class _InLoop(_Counter):
 
     def _reciprocal(self, d: Value) -> Value:
         if d not in self.reciprocals:
-            b = self.before
-            most = b.const(2**32 - 1, UINT32)
-            by = b.cast(b.fold("max", d, 1), UINT32)
-            self.reciprocals[d] = b.binary("floordiv", most, by, nonzero=True)
+            self.reciprocals[d] = _reciprocal(self.before, self.before.fold("max", d, 1))
         return self.reciprocals[d]
+
+
+def _reciprocal(n: Builder, d: Value) -> Value:
+    """As a `Binary` takes it, of a positive number."""
+    return n.binary("floordiv", n.const(_MOST, UINT32), n.cast(d, UINT32), nonzero=True)
+
+
+def _known_reciprocal(n: Builder, d: Value, most: int) -> Value:
+    """The same of a number from 1 to `most`: without a division where these are few."""
+    if most > _FEW:
+        return _reciprocal(n, d)
+    found = n.const(_MOST // most, UINT32)
+    for number in range(1, most):
+        found = n.select(n.compare("eq", d, number), n.const(_MOST // number, UINT32), found)
+    return found
 
 
 def _grouped(
@@ -191,10 +206,7 @@ def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int
         blocks = n.fold("mul", grid[0], size)
         first = n.fold("mul", n.fold("floordiv", tile, blocks), size)
         inside = n.fold("mod", tile, blocks)
-        y = n.fold("add", first, n.fold("floordiv", inside, grid[0]))
-        left = n.fold("mod", inside, grid[0]), y
-        indices = [*_whole_groups(n, (first, inside), left, grid, group), *indices]
-        return indices
+        return [*_inside_group(n, first, inside, grid, group), *indices]
     if along == 1:
         x, y = _grouped(n, tile, grid[0], grid[1], group)
     else:
@@ -202,24 +214,19 @@ def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int
     return [x, y, *indices]
 
 
-def _halves(group: int) -> list[int]:
-    """`group`, half of it, and so on while that divides it: the widest comes last."""
-    return [*(_halves(group // 2) if group > 2 and group % 2 == 0 else []), group]
-
-
-def _whole_groups(
-    n: Builder, at: tuple[Value, Value], left: Sequence[Value], grid: list[Value], group: int
+def _inside_group(
+    n: Builder, first: Value, inside: Value, grid: list[Value], group: int
 ) -> list[Value]:
     """The indices in a plane that is walked in rasterisation groups of `group` along the second
-    dimension, where `at` says: the group's first row, and how many blocks of the group come before;
-    rows that make no whole group are walked as they are (`left`). There is no division but by
-    `group`: a block cannot ask for its tiles before it knows which they are."""
-    size = n.const(group)
-    first, inside = at
-    whole = n.compare("le", n.fold("add", first, size), grid[1])
-    y = n.fold("add", first, n.fold("mod", inside, size))
-    x = n.select(whole, n.fold("floordiv", inside, size), left[0])
-    return [x, n.select(whole, y, left[1])]
+    dimension, of the block that has `inside` others before it in the group whose first row is
+    `first`. Rows that are left over are one group, as wide as they are many: blocks that run at
+    once are neighbours in a grid of few rows, too. The reciprocal of the width is looked up, for a
+    block cannot ask for its tiles before it knows which they are."""
+    width = n.fold("min", n.fold("sub", grid[1], first), group)
+    width = n.fold("max", width, 1)  # as it is; then no index can be below 0
+    by = {"reciprocal": _known_reciprocal(n, width, group), "nonzero": True}
+    x, y = (n.binary(kind, inside, width, **by) for kind in ("floordiv", "mod"))
+    return [x, n.fold("add", first, y)]
 
 
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
@@ -261,22 +268,17 @@ def _rounded(func: Func) -> Func:
 
 
 def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
-    """`wished`: by the author, so that rows which are left over are one group. Otherwise they are
-    groups half as wide, and so on: blocks that run at once are neighbours in a grid of few rows,
-    too, and nothing is divided by what is not known."""
+    """`wished`: by the author, in the order that he knows."""
     b = _Counter(func.loc)
     c = cluster_of(func)
     grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
     mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
-        at = mine
-        for width in _halves(group):
-            size = b.const(width)
-            first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
-            inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
-            at = _whole_groups(b, (first, inside), at, grid, width)
-        at = _backwards(b, at, grid, growing(func))
+        size = b.const(group)
+        first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
+        inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
+        at = _backwards(b, _inside_group(b, first, inside, grid, group), grid, growing(func))
     else:
         tile = b.fold("add", b.fold("mul", mine[1], grid[0]), mine[0])
         at = _decode(b, tile, grid, group, along, growing(func))

@@ -118,7 +118,7 @@ def _boxes(o: ops.Copy, maps: TensorMaps, wait: bool) -> list[Op]:
 def _store(o: ops.Copy, maps: TensorMaps, target: Target) -> list[Op]:
     b = Builder(o.loc)
     layout, bits = o.source.type.laid_out, o.dest.dtype.bits
-    _, found = staged_form(layout, bits, target)
+    _, found = staged_form(o, target)
     assert found is not None and o.staging is not None
     staging = o.staging.buffer.laid_out
     rank = o.dest.type.rank

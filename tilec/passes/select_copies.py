@@ -161,7 +161,7 @@ class _Chooser:
         f = o.source.type
         return (
             len(f.shape) == 2
-            and staged_form(f.layout, o.dest.dtype.bits, self.target)[1] is not None
+            and staged_form(o, self.target)[1] is not None
             and o.dest.extents[-2:] == f.static_shape
         )
 

@@ -82,7 +82,7 @@ class _Stager:
     def staging(self, o: Copy) -> tuple[BufferType, Layout | None]:
         """The buffer that a fragment is staged in, and the layout from which it is written."""
         dtype = o.dest.dtype
-        layout, found = staged_form(o.source.type.layout, dtype.bits, self.target)
+        layout, found = staged_form(o, self.target)
         assert found is not None
         shape = (self.warps * CHUNK_ROWS, found.columns)
         swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
@@ -144,14 +144,13 @@ def _in_words(layout: Layout, bits: int) -> Layout:
     return wider(layout, WORD_BITS // bits, bits) or layout if bits < WORD_BITS // 2 else layout
 
 
-def staged_form(
-    layout: Layout | None, bits: int, target: Target
-) -> tuple[Layout | None, Chunks | None]:
-    """The layout from which a fragment of elements of `bits` bits is written to its staging, and
-    how; None if there is no such way."""
+def staged_form(o: Copy, target: Target) -> tuple[Layout | None, Chunks | None]:
+    """The layout from which the fragment of `o` is written to its staging, and how; None if there
+    is no such way."""
+    layout, bits = o.source.type.layout, o.dest.dtype.bits
     if layout is None:
         return None, None
     layout = _in_words(layout, bits)
-    found = chunks(layout, bits, target.has("stmatrix"))
+    found = chunks(layout, bits, target.has("stmatrix"), once=bool(o.reduction))
     narrow = found is not None and not found.matrices and found.run * bits < WORD_BITS
     return layout, None if narrow else found
