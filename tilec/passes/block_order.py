@@ -193,6 +193,8 @@ def _backwards(
 
 
 def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
+    """In a grid of three dimensions rows that make no whole group are walked as they are: a tile of
+    a batch begins with three divisions, and has few of them."""
     if len(grid) == 1:
         return [tile]
     plane = n.fold("mul", grid[0], grid[1])
@@ -206,7 +208,11 @@ def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int
         blocks = n.fold("mul", grid[0], size)
         first = n.fold("mul", n.fold("floordiv", tile, blocks), size)
         inside = n.fold("mod", tile, blocks)
-        return [*_inside_group(n, first, inside, grid, group), *indices]
+        y = n.fold("add", first, n.fold("floordiv", inside, grid[0]))
+        whole = n.compare("le", n.fold("add", first, size), grid[1])
+        x = n.select(whole, n.fold("floordiv", inside, size), n.fold("mod", inside, grid[0]))
+        y = n.select(whole, n.fold("add", first, n.fold("mod", inside, size)), y)
+        return [x, y, *indices]
     if along == 1:
         x, y = _grouped(n, tile, grid[0], grid[1], group)
     else:
