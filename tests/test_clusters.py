@@ -305,11 +305,15 @@ def test_blocks_that_run_differently_share_nothing() -> None:
 
 def test_how_tiles_are_cut() -> None:
     wide = swizzled((64, 256), 16, 128)  # four boxes of 64 columns
-    assert cut(wide, 16, 2) == (1, 128, (64, 64), 2 * 64 * 64)
-    assert cut(wide, 16, 4) == (1, 64, (64, 64), 64 * 64)
-    assert cut(wide, 16, 8) == (0, 8, (8, 64), 8 * 64)
+    assert cut(wide, 16, 2) == (1, 128, 128, (64, 64), 2 * 64 * 64, 0)
+    assert cut(wide, 16, 4) == (1, 64, 64, (64, 64), 64 * 64, 0)
+    assert cut(wide, 16, 8) == (0, 8, 8, (8, 64), 8 * 64, 0)
     tall = swizzled((256, 64), 16, 128)
-    assert cut(tall, 16, 2) == (0, 128, (128, 64), 128 * 64)
+    assert cut(tall, 16, 2) == (0, 128, 128, (128, 64), 128 * 64, 0)
+    odd = swizzled((152, 64), 16, 128)  # 19 patterns of 8 rows
+    assert cut(odd, 16, 2) == (0, 80, 72, (80, 64), 72 * 64, 8 * 64)
+    assert cut(odd, 16, 4) is None, "half of the tile would come twice"
+    assert cut(swizzled((152, 128), 16, 128), 16, 2) == (1, 64, 64, (152, 64), 152 * 64, 0)
     assert cut(swizzled((8, 64), 16, 128), 16, 2) is None, "half a swizzle pattern"
     assert cut(row_major((3, 64)), 16, 2) is None, "columns of a tile without boxes of columns"
 

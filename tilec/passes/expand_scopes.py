@@ -85,7 +85,7 @@ def _check_cluster(func: Func) -> None:
         shown = "x".join(map(str, cluster_of(func)))
         raise ResourceError(
             f"no tile is the same for the blocks of a cluster of {shown}, or can be loaded in "
-            "equal parts",
+            "parts",
             func.loc,
             "leave the cluster out",
         )
@@ -148,6 +148,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
             warps // every,
             every,
             links=multicast.links(buffers),
+            repeated=multicast.repeated(buffers),
         )
         rings.append(ring)
         for together in zip(*(found[v] for v in buffers)):

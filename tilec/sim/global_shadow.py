@@ -179,7 +179,8 @@ class GlobalShadow:
         if late is None or not late.any():
             return
         if same is not None:
-            late &= ~np.atleast_1d(same())[:, None]
+            held = same()
+            late &= ~(held if held.ndim == 2 else held[:, None])
         who = np.broadcast_to(by.team.rows[:, None], late.shape)[late]
         at, granules = (p[late] for p in places)
         clocks, wrote = by.order.clocks, entry not in (self.read_, self.former)

@@ -371,9 +371,14 @@ class BlockMemory:
         tracer.memory_written(space, at + start, size, peek, block, inst.loc, step)
 
 
-def harmless(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bool_]:
-    """By lane, before a write: whether it is what is there already, not computed from that."""
-    return np.zeros(len(at), np.bool_) if update else ~storage.differs(at, data)
+def harmless(
+    storage: Storage, at: Ints, data: Bytes, update: bool, parts: int = 1
+) -> NDArray[np.bool_]:
+    """By lane, before a write: whether it is what is there already, not computed from that; or by
+    each of so many parts of a lane's."""
+    size = data.shape[1] // parts
+    at = (at[:, None] + size * np.arange(parts)).ravel()
+    return np.zeros(len(at), np.bool_) if update else ~storage.differs(at, data.reshape(-1, size))
 
 
 def lost(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bool_]:

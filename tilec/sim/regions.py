@@ -153,13 +153,24 @@ class SharedMemory(Region):
     def note_write(self, by: Actors, at: Ints, size: int, same: Same) -> bool:
         assert self.shadow is not None
         if isinstance(by.engines, int):
-            self.shadow.engine_write(by, self._cover(at, size))
+            held = functools.partial(self._held, at, size, same)
+            self.shadow.engine_write(by, self._cover(at, size), held)
             return False
         return self.shadow.write(by, self._granules(at, size), same)
 
     def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:
         assert self.shadow is not None
         self.shadow.atomic(by, self._granules(at, size), blind)
+
+    def _held(self, at: Ints, size: int, same: Same) -> Mask:
+        """By granule of `_cover`: whether it holds already what is written."""
+        granules, places = self._cover(at, size), self._granules(at, size)
+        held = same(places.shape[1])
+        if not isinstance(granules, slice):
+            return held
+        found = np.zeros(granules.stop - granules.start, np.bool_)
+        found[places.ravel() - granules.start] = held
+        return found
 
     def _granules(self, at: Ints, size: int) -> Ints:
         """(n, k): the granules of the `size` bytes at each offset."""
@@ -246,7 +257,8 @@ class TensorMemory(Region):
     def note_write(self, by: Actors, at: Ints, size: int, same: Same) -> bool:
         assert self.shadow is not None
         each, granules = self._noted(by, at, size)
-        every = (lambda: np.array([same().all()])) if isinstance(by.engines, int) else same
+        parts = granules.size // len(at)
+        every = (lambda: same(parts)[None]) if isinstance(by.engines, int) else same
         return self.shadow.write(each, granules, every, self.name_granule)
 
     def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:

@@ -27,8 +27,8 @@ from tilec.sim.findings import Kind
 from tilec.sim.threads import Threads
 
 Granules = Ints | slice
-Same = Callable[[], NDArray[np.bool_]]
-"""Which of the written pieces hold already what is written."""
+Same = Callable[..., NDArray[np.bool_]]
+"""Which of the written pieces, or of so many parts of each, hold already what is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Shadow:
         slot = self._slot(True, by.engines)  # may make room in the table
         self._reads.times[slot, granules] = time
 
-    def engine_write(self, by: Actors, granules: Granules) -> None:
+    def engine_write(self, by: Actors, granules: Granules, same: Same) -> None:
         """An asynchronous engine that all threads start writes granules."""
         assert isinstance(by.engines, int)
         time, relied = self.clocks.tick(by.active.inst), self._relied(by.team)
@@ -207,6 +207,8 @@ class Shadow:
             self._engine_against_reads(by, granules)
         self._engine_against_atomics(by, granules, write=True)
         if np.count_nonzero(bad):
+            # Blocks of a cluster may bring the same rows for one another.
+            bad &= self.clocks.generic[self.w_actor[granules]] | ~same()
             self._report_engine(by, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
         self.w_actor[granules] = by.engines

@@ -4,8 +4,9 @@ A box copy whose source does not depend on the block's place along a dimension o
 same for the blocks along it, if the loops and conditions around it do not depend on it either. Each
 of these blocks then loads one part of the tile and sends it to all, at the same place of their
 shared memory. A part is whole boxes, or boxes with fewer rows whose pieces of the swizzle pattern
-are whole. Only clusters with powers of two along every dimension take part: the numbers of two
-blocks that load for one another then differ by an exclusive or, whichever block looks."""
+are whole: of 152 rows two blocks bring 80 each, eight of them both. Only clusters with powers of
+two along every dimension take part: the numbers of two blocks that load for one another then differ
+by an exclusive or, whichever block looks."""
 
 from __future__ import annotations
 
@@ -25,20 +26,25 @@ from tilec.ir.layout import Layout, tma_box
 from tilec.ir.layout.descriptors import BOX_ALIGN
 from tilec.ir.uniformity import parted, varying
 
+_ROWS = 8  # of a swizzle's pattern
+_TWICE = 1 / 8  # of a tile that may be brought by two blocks
+
 
 @dataclass(frozen=True)
 class Share:
     """How the blocks along `dims` of a cluster share the loading of one tile.
 
-    The tile is cut along its dimension `along` into pieces of `extent`; `box` is what one TMA
-    instruction brings; from one block's part to the next there are `step` elements of shared
-    memory."""
+    Along its dimension `along` each brings `extent` of the tile, `pitch` behind what the one before
+    brings; `box` is what one TMA instruction brings; from one block's part to the next there are
+    `step` elements of shared memory. `repeated`: elements of the tile that come once more."""
 
     dims: tuple[int, ...]
     along: int
     extent: int
+    pitch: int
     box: tuple[int, ...]
     step: int
+    repeated: int
 
 
 def _differing(func: Func, dim: int) -> set[Value | Op]:
@@ -116,6 +122,11 @@ class Multicast:
                 found |= set(self._members(share.dims))
         return tuple(sorted(found))
 
+    def repeated(self, buffers: Iterable[Value]) -> int:
+        """How many bytes more come for these buffers than they hold."""
+        shares = ((v, self.shares.get(v)) for v in buffers)
+        return sum(share.repeated * v.buffer.dtype.bits // 8 for v, share in shares if share)
+
     def _members(self, dims: Iterable[int]) -> list[int]:
         """Numbers of the blocks along `dims` from the cluster's first one."""
         ranges = [[i * self.strides[d] for i in range(self.cluster[d])] for d in dims]
@@ -149,49 +160,68 @@ def _number(b: Builder, steps: Mapping[int, int]) -> Value:
     return total
 
 
-def cut(layout: Layout, bits: int, parts: int) -> tuple[int, int, tuple[int, ...], int] | None:
-    """(dimension, extent of a part along it, box, elements from part to part) with which a tile
-    is loaded in `parts` equal parts, each by the fewest boxes; None if it cannot be."""
+def cut(
+    layout: Layout, bits: int, parts: int
+) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+    """All of a `Share` but its blocks: how a tile is loaded in `parts` equal parts, each by the
+    fewest boxes, none of it twice if that can be; None if it cannot be cut."""
     found = tma_box(layout, bits)
     assert found is not None
     box, swizzle = found
-    best: tuple[int, tuple[int, int, tuple[int, ...], int]] | None = None
-    for along, whole in enumerate(layout.shape):
-        if whole % parts:
-            continue
-        extent = whole // parts
-        smaller = _smaller(box, along, extent)
-        if smaller is None:
-            continue
-        step = _step(layout, bits, swizzle, along, smaller, parts)
-        count = int(np.prod([e // x for e, x in zip(layout.shape, smaller)])) // parts
-        if step is not None and (best is None or count < best[0]):
-            best = count, (along, extent, smaller, step)
-    return best[1] if best else None
+    for apart in (True, False):
+        best: tuple[int, tuple[int, int, int, tuple[int, ...], int, int]] | None = None
+        for along, whole in enumerate(layout.shape):
+            pitch = whole // parts // (1 if apart else _ROWS) * (1 if apart else _ROWS)
+            extent = whole - (parts - 1) * pitch
+            twice = parts * extent - whole
+            if not pitch or twice > (0 if apart else _TWICE * whole):
+                continue
+            smaller = _smaller(box, along, extent, apart)
+            if smaller is None:
+                continue
+            step = _step(layout, bits, swizzle, along, smaller, parts, (pitch, extent))
+            part = (*layout.shape[:along], extent, *layout.shape[along + 1 :])
+            count = int(np.prod([e // x for e, x in zip(part, smaller)]))
+            repeated = twice * int(np.prod(layout.shape)) // whole
+            if step is not None and (best is None or count < best[0]):
+                best = count, (along, extent, pitch, smaller, step, repeated)
+        if best:
+            return best[1]
+    return None
 
 
-def _smaller(box: tuple[int, ...], along: int, extent: int) -> tuple[int, ...] | None:
+def _smaller(box: tuple[int, ...], along: int, extent: int, apart: bool) -> tuple[int, ...] | None:
     """The box, with fewer rows if a part of `extent` is smaller than it: then `along` must be its
     slowest dimension, so that its rows stay next to one another."""
     if extent % box[along] == 0:
         return box
-    if box[along] % extent or along == len(box) - 1 or any(e > 1 for e in box[:along]):
+    if along == len(box) - 1 or any(e > 1 for e in box[:along]):
+        return None
+    if box[along] % extent if apart else box[along] < extent:
         return None
     return (*box[:along], extent, *box[along + 1 :])
 
 
 def _step(
-    layout: Layout, bits: int, swizzle: int, along: int, box: tuple[int, ...], parts: int
+    layout: Layout,
+    bits: int,
+    swizzle: int,
+    along: int,
+    box: tuple[int, ...],
+    parts: int,
+    rows: tuple[int, int],
 ) -> int | None:
-    """The distance in shared memory between parts, if it is the same for all of their boxes and
-    keeps the swizzle's pattern in place."""
-    offsets = layout.offsets()
-    corners = offsets[tuple(slice(None, None, x) for x in box)]
-    whole = np.moveaxis(corners, along, 0)
-    each = whole.reshape(parts, -1, *whole.shape[1:])
-    gaps = np.diff(each, axis=0)
+    """The distance in shared memory between parts of so many `rows` (from one to the next, of
+    each), if it is the same for all of their boxes and keeps the swizzle's pattern in place."""
+    pitch, extent = rows
+    corners = [slice(None, None, x) for x in box]
+    each = []
+    for part in range(parts):
+        corners[along] = slice(part * pitch, part * pitch + extent, box[along])
+        each.append(layout.offsets()[tuple(corners)])
+    gaps = np.diff(np.stack(each), axis=0)
     step = int(gaps.flat[0])
     period = 8 * swizzle if swizzle else BOX_ALIGN
-    if np.any(gaps != step) or np.any(corners * bits // 8 % period) or step * bits // 8 % period:
+    if np.any(gaps != step) or np.any(each[0] * bits // 8 % period) or step * bits // 8 % period:
         return None
     return step

@@ -169,7 +169,8 @@ class Ring:
     `arrivals`: how many times a block must release a stage; `release_every`: one thread of every so
     many warps releases (4: a warpgroup, whose instruction reads for all its warps). `links`: the
     blocks of the cluster that load into one another's stages, as what their numbers differ by (0:
-    the block itself); a stage is released to each of them, and `number` is this block's own."""
+    the block itself); a stage is released to each of them, and `number` is this block's own.
+    `repeated`: bytes of a stage that come once more."""
 
     name: str
     buffers: tuple[Value, ...]
@@ -177,6 +178,7 @@ class Ring:
     arrivals: int
     release_every: int
     links: tuple[int, ...] = (0,)
+    repeated: int = 0
     number: Value | None = None
     full: Value = field(init=False)
     empty: Value = field(init=False)
@@ -184,7 +186,7 @@ class Ring:
     @property
     def bytes(self) -> int:
         """Bytes that fill one stage."""
-        return sum(v.buffer.bytes for v in self.buffers)
+        return sum(v.buffer.bytes for v in self.buffers) + self.repeated
 
     def allocate(self, b: Builder) -> None:
         stages = BufferType((self.stages,), INT64, "barrier")
@@ -345,7 +347,7 @@ def tma_boxes(
     if share is not None:
         shape = (*shape[: share.along], share.extent, *shape[share.along + 1 :])
         part, blocks = multicast.part(b, share), multicast.receivers(b, share)
-        moved[share.along] = b.binary("mul", part, share.extent)
+        moved[share.along] = b.binary("mul", part, share.pitch)
         start = b.binary("mul", part, share.step)
     box = share.box if share else None
     for descriptor, coords, offset in maps.boxes(b, tile, o.source, shape, box, moved=moved):

@@ -4,12 +4,10 @@ what they decide."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from tilec.ir import ops
 from tilec.ir.clusters import groups_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
-from tilec.ir.memory import stage_bytes
 from tilec.ir.types import TensorMapType
 
 _AT_BARRIERS = (ops.MbarrierWait, ops.MbarrierExpect, ops.MbarrierArrive, ops.TmaLoad)
@@ -41,14 +39,18 @@ class Program:
         arrived = [o for o in func.body.every(ops.MbarrierArrive) if not o.publish]
         expected = [o for o in func.body.every(ops.MbarrierExpect)]
         self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
-        own: Counter[Value] = Counter()
-        for o in loads:
-            own[o.dest] += box_bytes(o)
         # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
-        self.parts = {o.dest: stage_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks}
+        self.parts = {o.dest: self._receivers(o.blocks) for o in loads if o.blocks}
         self.stages = max((v.buffer.stages for v in self.rings), default=1)
         self.wanted = self._wanted()
         self.relevant: dict[Block, tuple[Op, ...]] = {}
+
+    def _receivers(self, blocks: Value) -> int:
+        """How many bits of the number are set: it is a literal, or one that is shifted."""
+        made = self.defs[blocks]
+        made = self.defs[made.lhs] if isinstance(made, ops.Binary) else made
+        assert isinstance(made, ops.Const)
+        return int(made.value).bit_count()
 
     def _wanted(self) -> set[Value]:
         """The scalars that control flow, stages and barriers depend on."""
