@@ -193,8 +193,6 @@ def _backwards(
 
 
 def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
-    """In a grid of three dimensions rows that make no whole group are walked as they are: a tile of
-    a batch begins with three divisions, and has few of them."""
     if len(grid) == 1:
         return [tile]
     plane = n.fold("mul", grid[0], grid[1])
@@ -209,15 +207,34 @@ def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int
         first = n.fold("mul", n.fold("floordiv", tile, blocks), size)
         inside = n.fold("mod", tile, blocks)
         y = n.fold("add", first, n.fold("floordiv", inside, grid[0]))
-        whole = n.compare("le", n.fold("add", first, size), grid[1])
-        x = n.select(whole, n.fold("floordiv", inside, size), n.fold("mod", inside, grid[0]))
-        y = n.select(whole, n.fold("add", first, n.fold("mod", inside, size)), y)
-        return [x, y, *indices]
+        left = n.fold("mod", inside, grid[0]), y
+        indices = [*_whole_groups(n, (first, inside), left, grid, group), *indices]
+        return indices
     if along == 1:
         x, y = _grouped(n, tile, grid[0], grid[1], group)
     else:
         y, x = _grouped(n, tile, grid[1], grid[0], group)
     return [x, y, *indices]
+
+
+def _halves(group: int) -> list[int]:
+    """`group`, half of it, and so on while that divides it: the widest comes last."""
+    return [*(_halves(group // 2) if group > 2 and group % 2 == 0 else []), group]
+
+
+def _whole_groups(
+    n: Builder, at: tuple[Value, Value], left: Sequence[Value], grid: list[Value], group: int
+) -> list[Value]:
+    """The indices in a plane that is walked in rasterisation groups of `group` along the second
+    dimension, where `at` says: the group's first row, and how many blocks of the group come before;
+    rows that make no whole group are walked as they are (`left`). There is no division but by
+    `group`: a block cannot ask for its tiles before it knows which they are."""
+    size = n.const(group)
+    first, inside = at
+    whole = n.compare("le", n.fold("add", first, size), grid[1])
+    y = n.fold("add", first, n.fold("mod", inside, size))
+    x = n.select(whole, n.fold("floordiv", inside, size), left[0])
+    return [x, n.select(whole, y, left[1])]
 
 
 def _inside_group(
@@ -274,17 +291,26 @@ def _rounded(func: Func) -> Func:
 
 
 def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
-    """`wished`: by the author, in the order that he knows."""
+    """`wished`: by the author, in the order that he knows. Otherwise rows that are left over are
+    one group; in a grid of three dimensions groups half as wide, and so on, which need no
+    reciprocals: rows are batches or heads there, mostly multiples of a group."""
     b = _Counter(func.loc)
     c = cluster_of(func)
     grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
     mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
-        size = b.const(group)
-        first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
-        inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
-        at = _backwards(b, _inside_group(b, first, inside, grid, group), grid, growing(func))
+        at = mine
+        flat = len(ops.yielded(func.grid)) < 3 and not func.attrs.get("grid_from_launch")
+        for width in [group] if flat else _halves(group):
+            size = b.const(width)
+            first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
+            inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
+            if flat:
+                at = _inside_group(b, first, inside, grid, group)
+            else:
+                at = _whole_groups(b, (first, inside), at, grid, width)
+        at = _backwards(b, at, grid, growing(func))
     else:
         tile = b.fold("add", b.fold("mul", mine[1], grid[0]), mine[0])
         at = _decode(b, tile, grid, group, along, growing(func))
