@@ -166,13 +166,14 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
 
 
 def _is_kept(r: LiveRange, fill: Copy) -> bool:
-    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it."""
+    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it, and
+    takes no less room."""
     if fill.source.type.space != "shared" or not r.readers:
         return False
     between = r.block.ops[r.start + 1 : r.readers[-1] + 1]
     effects = (e for o in between for _, e in effects_in(o))
-    same = fill.source.dtype == fill.dest.dtype
-    return same and fill.source.buffer not in buffers_written(effects)
+    exact = fill.source.dtype == fill.dest.dtype or fill.source.dtype.bits < fill.dest.dtype.bits
+    return exact and fill.source.buffer not in buffers_written(effects)
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

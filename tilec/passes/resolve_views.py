@@ -44,6 +44,7 @@ from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.building import or_zero, whole
+from tilec.passes.utils.joined_reductions import in_steps
 from tilec.passes.utils.warp_matrices import by_elements
 
 
@@ -193,14 +194,13 @@ class _Views:
         self.source: dict[Value, Value] = {}
 
     def block(self, block: Block) -> Block:
-        for o in block.every(ops.View):
-            self.source[o.result] = self.source.get(o.source, o.source)
         subst: Substitution = {}
         return rewrite(block, lambda o: self.visit(o, subst), subst)
 
     def visit(self, o: Op, subst: Substitution) -> Sequence[Op] | Op | None:
         match o:
             case ops.View():
+                self.source[o.result] = self.source.get(o.source, o.source)
                 return []
             case ops.Load() if o.source in self.source:
                 b = Builder(o.loc)
@@ -214,6 +214,9 @@ class _Views:
                 return b.ops
             case ops.Atomic() if o.dest in self.source:
                 return self.atomic(o)
+            case ops.Reduce() if (root := self.source.get(o.source.buffer)) is not None:
+                if (steps := in_steps(o, root)) is not None:
+                    return self.visited(steps, subst)
         through = [r for r in _regions(o) if r.buffer in self.source]
         if not through and not any(v in self.source for v in o.operands):
             return None
