@@ -13,13 +13,13 @@ from math import prod
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import GROUP_HINT, most_held, said_of, threads_holding
 from tilec.passes.demote_fragments import demoted
+from tilec.passes.plan_pipeline import copies_of
 from tilec.passes.select_gemm import nearest_tile
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.groups import warps_of
@@ -302,8 +302,8 @@ def _warn_of_serial(func: Func, final: Func) -> None:
     why = {(at, name): text for at, name, text in final.attrs.get("not_ahead", ())}
     for loop in func.body.every(ops.For):
         if loop.kind == "pipelined" and loop.num_stages > 1:
-            for o in once(loop.body):
-                if isinstance(o, ops.Copy) and (o.loc.line, o.dest.buffer.name) in why:
+            for o in copies_of(loop):
+                if (o.loc.line, o.dest.buffer.name) in why:
                     _warn(
                         f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
                         f"iteration: {why[o.loc.line, str(o.dest.buffer.name)]}",

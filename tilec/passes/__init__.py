@@ -47,6 +47,7 @@ from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.join_atomics import join_atomics
 from tilec.passes.join_branches import join_branches, join_stores
+from tilec.passes.join_parts import join_parts
 from tilec.passes.linearize_offsets import linearize_offsets
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
@@ -111,6 +112,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (recognise_idioms, "TILE"),
     (join_stores, "TILE"),
     (forward_copies, "TILE"),  # sees what has become a copy
+    (join_parts, "TILE"),  # a part that is copied by a loop over elements is a copy now
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product

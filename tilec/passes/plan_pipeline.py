@@ -250,8 +250,8 @@ class Rings:
         ahead = {o for x in chosen.values() for o in x.copies}
         found: list[tuple[int, str, str]] = []
         for loop in self.loops:
-            for o in once(loop.body):
-                if not fills_tile(o) or o in ahead:
+            for o in copies_of(loop):
+                if o in ahead:
                     continue
                 name = str(o.dest.buffer.name)
                 if not o.dest.is_whole:
@@ -262,6 +262,16 @@ class Rings:
                     why = f"{name} is filled more than once, or where it comes from is not known"
                     found.append((o.loc.line, name, f"{why} before the iteration"))
         return found
+
+
+def copies_of(loop: For) -> Iterator[Copy]:
+    """The copies that bring tiles in an iteration of a loop with stages: its own, those under its
+    conditions, and those of loops inside that fill tiles part by part."""
+    for o in once(loop.body):
+        if fills_tile(o):
+            yield o
+        elif isinstance(o, For) and not has_stages(o):
+            yield from (x for x in copies_of(o) if not x.dest.is_whole)
 
 
 def _homes(block: Block) -> Iterator[tuple[Value, Block]]:
