@@ -80,6 +80,7 @@ from tilec.passes.sink_scales import sink_scales
 from tilec.passes.split_fragments import split_fragments
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.split_roles import split_roles
+from tilec.passes.split_tiles import split_tiles
 from tilec.passes.spread_loops import spread_loops
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
@@ -113,6 +114,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (join_stores, "TILE"),
     (forward_copies, "TILE"),  # sees what has become a copy
     (join_parts, "TILE"),  # a part that is copied by a loop over elements is a copy now
+    (split_tiles, "TILE"),  # no extent is padded yet: parts are side by side
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
