@@ -78,6 +78,7 @@ REASONS = {
     "passes/select_copies.py": SELECTION,
     "passes/sink_reductions.py": VALUES,
     "passes/split_fragments.py": VALUES,
+    "passes/split_tiles.py": LOWERING,
     "passes/split_roles.py": SELECTION,
     "passes/spread_loops.py": VALUES,
     "passes/stage_stores.py": LOWERING,

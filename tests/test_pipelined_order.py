@@ -16,7 +16,7 @@ M, N, K = T.dynamic("M, N, K")
 TARGETS = pytest.mark.parametrize("target", GPUS, ids=lambda t: t.arch)
 
 
-def arranged(order, stage, num_stages=None, stop_early=False):
+def arranged(order, stage, num_stages=None, stop_early=False, group=None):
     def matmul(
         A: T.Tensor((M, K), "float16"),
         B: T.Tensor((K, N), "float16"),
@@ -30,7 +30,7 @@ def arranged(order, stage, num_stages=None, stop_early=False):
             total = T.alloc_fragment((64, 64), "float32")
             T.clear(acc)
             T.clear(total)
-            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=num_stages, order=order, stage=stage):
+            for k in T.Pipelined(0, T.ceildiv(K, 32), num_stages, order, stage, group=group):
                 if stop_early:
                     if k * 32 >= K - 8:
                         break
@@ -117,6 +117,44 @@ def test_the_order_of_the_code(rng: np.random.Generator) -> None:
     assert names("order") == ["B_s", "A_s", "gemm", "bias"]
     assert names("both") == ["B_s", "bias", "A_s", "gemm"]  # the product waits for A_s
     assert names("left free") == ["A_s", "B_s", "gemm", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("grouped", "each"),
+    [
+        (((1, 0), (0, 1), ((0, 1), (2, 3))), ((2, 3, 0, 1), (0, 0, 1, 1))),
+        (((-1, 1, 0), (-1, 1, 1), ((0, 1), (2,), (3,))), ((-1, -1, 1, 0), (-1, -1, 1, 1))),
+        (((), (2, 0), ((2, 3), (0, 1))), ((), (0, 0, 2, 2))),
+    ],
+)
+def test_groups_of_statements(grouped, each, rng) -> None:
+    """What is in one stands together, as if each statement had its entry."""
+    held, want = arrays(rng)
+    order, stage, group = grouped
+    kernel = arranged(order, stage, group=group)
+    found = []
+    for made in (kernel, arranged(*each)):
+        (loop,) = [o for o in ops(tile_func(made, held), For) if o.kind == "pipelined"]
+        found.append((loop.order, loop.stage, [o.opname for o in loop.body.ops]))
+    assert found[0] == found[1]
+    for _, _, got in on_threads(tile_func(kernel, held), SM90, held):
+        close(got["C"], want)
+
+
+@pytest.mark.parametrize(
+    ("group", "message", "hint"),
+    [
+        (((0, 1), (2,)), "group of T.Pipelined has the statements [0, 1, 2], the loop's body 4",
+         "group=[[0], [1], [2], [3]]"),
+        (((0, 1), (2, 2, 3)), "has the statements [0, 1, 2, 2, 3]", "name each of them once"),
+        (((0,), (1,), (2, 3)), "order of T.Pipelined has 2 entries, group 3", "order=[0, 1, 2]"),
+        ((0, 1), "group of T.Pipelined is", "group=[[0], [1, 2], …]"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_fit(group, message, hint, rng) -> None:
+    with pytest.raises(CompileError) as caught:
+        tile_func(arranged((0, 1), (), group=group), arrays(rng)[0])
+    assert message in str(caught.value) and hint in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def Pipelined(
     order: Sequence[int] | None = None,
     stage: Sequence[int] | None = None,
     reversible: bool = False,
+    group: Sequence[Sequence[int]] | None = None,
 ) -> Any:
     """A loop whose copies run at least `num_stages` iterations ahead of its computation.
 
@@ -47,8 +48,10 @@ def Pipelined(
     not. -1 leaves a statement to tilec. What one iteration computes stays as it is written: data
     that a later stage needs decide the order. Where products run beside what threads compute
     (wgmma), statements of neighbouring stages are an iteration apart, in the order of `order`; a
-    PerformanceWarning says why they are not where that cannot be. Raises CompileError for lists
-    that do not fit the body, orders against data, and stages before that of what is read.
+    PerformanceWarning says why they are not where that cannot be. With `group`, lists of the
+    statements' numbers, both have one int per group, whose statements stay together. Raises
+    CompileError for lists that do not fit the body, orders against data, and stages before that of
+    what is read.
     `reversible`: the iterations may run in the opposite order.
     """
 

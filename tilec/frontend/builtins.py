@@ -27,7 +27,7 @@ LATER_KEYWORDS: dict[str, frozenset[str]] = {
     "gemm": frozenset({"wg_wait", "mbar"}),
     "Kernel": frozenset({"is_cpu"}),
     "Parallel": frozenset({"prefer_async"}),
-    "Pipelined": frozenset({"sync", "group"}),
+    "Pipelined": frozenset({"sync"}),
     "unroll": frozenset({"explicit", "unroll_factor"}),
     "print": frozenset({"warp_group_id", "warp_id"}),
 }

@@ -153,6 +153,13 @@ class ForLoops(Loops):
                 hint = f"write {name}=[…], an int for each statement of the loop"
                 raise self._wrong(header, name, hint, ", not a list of ints")
             lists[name] = tuple(v for v in values if v is not None)
+        group: list[tuple[int, ...]] = []
+        for part in args["group"] or ():
+            numbers = [static_int(v) for v in part] if isinstance(part, tuple | list) else [None]
+            if None in numbers:
+                hint = "write group=[[0], [1, 2], …], the numbers of the loop's statements"
+                raise self._wrong(header, "group", hint, ", not lists of ints")
+            group.append(tuple(v for v in numbers if v is not None))
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
             if stages < 0:
@@ -165,7 +172,8 @@ class ForLoops(Loops):
                 )
         if not isinstance(args["reversible"], bool):
             raise self._wrong(header, "reversible", "write reversible=True", ", not a bool")
-        return {"num_stages": stages, "reversible": args["reversible"], **lists}
+        reversible = args["reversible"]
+        return {"num_stages": stages, "reversible": reversible, "group": group, **lists}
 
     def _wrong(self, header: LoopHeader, name: str, hint: str, why: str = "") -> CompileError:
         """The error that says what an argument of a loop's header is, and `why` it cannot be."""

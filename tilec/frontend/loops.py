@@ -20,7 +20,7 @@ from tilec.frontend.branches import Branches, assigned_names, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
-from tilec.frontend.statement_order import BadOrder, arrange
+from tilec.frontend.statement_order import BadOrder, arrange, of_statements
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Op, Value
 from tilec.ir.effects import buffers_written, effects_in
@@ -121,12 +121,16 @@ class Loops(Branches):
     def _arranged(self, block: Block, attributes: dict[str, Any]) -> tuple[Block, dict[str, Any]]:
         """The body and the attributes of a pipelined loop whose statements the user has ordered.
         One stage is the least, as any number: with a product, the plan says how many there are."""
+        group, attributes = attributes.get("group", ()), {**attributes}
+        attributes.pop("group", None)
         order, stage = attributes.get("order", ()), attributes.get("stage", ())
         if attributes.get("num_stages") == 1 and not stage and any(block.every(Gemm)):
             attributes = {**attributes, "num_stages": -1}
         if not order and not stage:
             return block, attributes
         try:
+            if group:
+                order, stage = of_statements(block, order, stage, group)
             body, places, stages = arrange(block, order, stage)
         except BadOrder as e:
             message, hint = e.args

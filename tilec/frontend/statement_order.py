@@ -7,7 +7,8 @@ another's data in a later stage, the data decide, and only where both are in one
 against them an error. Statements are those that act on tiles: copies, products, reductions, loops
 and branches around such; -1 leaves a statement to tilec. Where products run beside what threads
 compute, `passes/arrange.py` keeps to both lists in the steady state. The idea is that of TVM's
-annotations `software_pipeline_stage` and `software_pipeline_order`."""
+annotations `software_pipeline_stage` and `software_pipeline_order`. `group=` gives one entry to
+several statements, as TileLang's programs do."""
 
 from __future__ import annotations
 
@@ -60,6 +61,37 @@ def arrange(
     kept = [number[o] for o in done if o in number]
     places = tuple(order[n] for n in kept)
     return replace(body, ops=tuple(done)), places, tuple(stage[n] for n in kept) if stage else ()
+
+
+def of_statements(
+    body: Block, order: Sequence[int], stage: Sequence[int], group: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Both lists for the statements of `body`, from those for groups of them: what is in one stands
+    together, in the order that it has. Raises BadOrder."""
+    statements = acting(body)
+    numbers = [n for part in group for n in part]
+    if sorted(numbers) != list(range(len(statements))):
+        each = ", ".join(f"[{n}]" for n in range(len(statements)))
+        raise BadOrder(
+            f"group of T.Pipelined has the statements {sorted(numbers)}, the loop's body "
+            f"{len(statements)} that act: {_listed(statements)}",
+            f"name each of them once, as in group=[{each}]",
+        )
+    for name, given in (("order", order), ("stage", stage)):
+        if given and len(given) != len(group):
+            raise BadOrder(
+                f"{name} of T.Pipelined has {len(given)} entries, group {len(group)}",
+                f"give each group an entry: {name}={_example(name, len(group))}",
+            )
+    home = {n: i for i, part in enumerate(group) for n in part}
+    at = [home[n] for n in range(len(statements))]
+    placed = [n for n in range(len(at)) if order and order[at[n]] != _FREE]
+    together = sorted(placed, key=lambda n: (order[at[n]], at[n], n))
+    places = {n: i for i, n in enumerate(together)}
+    return (
+        tuple(places.get(n, _FREE) for n in range(len(at))) if order else (),
+        tuple(stage[i] for i in at) if stage else (),
+    )
 
 
 def _check_stages(body: Block, statements: list[Op], stage: Sequence[int]) -> None:
