@@ -19,6 +19,7 @@ from tilec.ir.uniformity import Level, uniformity_of
 from tilec.jit.repeated import repeated_sums, warn_of_repeated_atomics
 from tilec.passes.check_registers import GROUP_HINT, most_held, said_of, threads_holding
 from tilec.passes.demote_fragments import demoted
+from tilec.passes.expand_pipeline import UNEVEN
 from tilec.passes.plan_pipeline import copies_of
 from tilec.passes.select_gemm import nearest_tile
 from tilec.passes.utils.distribution import idle
@@ -304,10 +305,16 @@ def _warn_of_serial(func: Func, final: Func) -> None:
         if loop.kind == "pipelined" and loop.num_stages > 1:
             for o in copies_of(loop):
                 if (o.loc.line, o.dest.buffer.name) in why:
+                    reason = why[o.loc.line, str(o.dest.buffer.name)]
+                    hint = (
+                        "fill a whole buffer once in each iteration, before it is read, from a "
+                        "place that does not depend on the iteration before"
+                    )
+                    if reason == UNEVEN:
+                        hint = "give the tile a power of two of rows, or of columns"
                     _warn(
                         f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
-                        f"iteration: {why[o.loc.line, str(o.dest.buffer.name)]}",
+                        f"iteration: {reason}",
                         o.loc,
-                        "fill a whole buffer once in each iteration, before it is read, from a "
-                        "place that does not depend on the iteration before",
+                        hint,
                     )

@@ -45,10 +45,23 @@ def expand_pipeline(func: Func, target: Target) -> Func:
     func = func.rewrite(ops.Copy, _at_once)
     if expander.in_place:
         ahead = tuple(x for x in func.attrs["ahead"] if x[:2] not in expander.in_place)
-        why = "its tile does not divide among the threads, and would fill their registers"
-        left = tuple((*at, why) for at in sorted(expander.in_place))
+        left = tuple((*at, UNEVEN) for at in sorted(expander.in_place))
         func = func.with_attrs(ahead=ahead, not_ahead=(*func.attrs.get("not_ahead", ()), *left))
     return func
+
+
+UNEVEN = "its tile does not divide among the threads, and would fill their registers"
+"""Why a copy does not run ahead after all."""
+LEAST_ACCESS = 32
+"""Bits that are worth an access of their own."""
+MOST_REPEATED = 16
+"""Elements that a thread may hold of a tile that other threads hold, too."""
+
+
+def _fills_registers(layout: Layout) -> bool:
+    """Whether threads would repeat each other's work on a tile that waits in them, and much of
+    it."""
+    return idle(layout) > 1 and layout.size("reg") > MOST_REPEATED
 
 
 class _Expander:
@@ -68,14 +81,21 @@ class _Expander:
             return self._asynchronous(loop, copies)
         tiles = self.realigner.tiles([o for o in copies if o in loop.body.ops])
         plain = [self.staging(o) for o in copies if o.dest.buffer not in tiles]
-        if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
+        if any(map(_fills_registers, plain)):
             return self._in_place(loop, copies)
         return self._through_registers(loop, copies, tiles)
 
     def staging(self, o: ops.Copy) -> Layout:
-        """Where a tile waits in registers."""
-        warps = self.threads // self.target.warp_size
-        return blocked(o.dest.shape or (1,), self.target.warp_size, warps, max(1, o.vector))
+        """Where a tile waits in registers: in the widest accesses that divide among the threads
+        (heads of 72 numbers come two at a time), if some do."""
+        warps, widest = self.threads // self.target.warp_size, max(1, o.vector)
+        widths = [widest >> i for i in range(widest.bit_length())]
+        layouts = [
+            blocked(o.dest.shape or (1,), self.target.warp_size, warps, n)
+            for n in widths
+            if n == widest or n * o.dest.dtype.bits >= LEAST_ACCESS
+        ]
+        return next((x for x in layouts if not _fills_registers(x)), layouts[0])
 
     def _in_place(self, loop: ops.For, copies: list[ops.Copy]) -> list[Op]:
         """Tiles that do not divide among the threads would fill their registers: nothing runs

@@ -78,7 +78,7 @@ def deepen(func: Func, target: Target) -> Func:
 
 
 def _padded(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> Func:
-    pads = _pads(func, target, {o.shape[2]: k for o, k in deep.items()})
+    pads = _pads(func, target, deep)
     return _widen_rows(_Padding(func, pads, deep).run() if pads else func, target)
 
 
@@ -136,7 +136,8 @@ def _of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
 
 
 def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
-    """Products that the instruction of several warps could do with a larger K, and that K."""
+    """Products that the instruction of several warps could do with a larger K, or where there is
+    none any of a warp, and that K."""
     found: dict[ops.Gemm, int] = {}
     tiles = SharedTiles(func)
     for o in func.body.every(ops.Gemm):
@@ -144,6 +145,13 @@ def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
             continue
         rows = _of_warps(o, target)
         m, n, k = o.shape
+        if not rows:
+            known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
+            rows = [r for r in known if m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0]
+            rows = [r for r in rows if target.has(r.feature)]
+            if any(k % r.k == 0 for r in rows):
+                continue
+            rows.sort(key=lambda r: up(k, r.k))
         if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
             continue
         sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
@@ -156,18 +164,20 @@ def _fragments(func: Func) -> list[Value]:
     return [o.result for o in func.body.every(ops.Alloc) if o.type.space == "fragment"]
 
 
-def _pads(func: Func, target: Target, deep: dict[int, int]) -> dict[int, int]:
+def _pads(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> dict[int, int]:
     """What extents of fragments, and of products' K, become; nothing where all is well, or where
     one cannot be padded. `deep`: what those of `_deep` become."""
     threads = threads_of(func)
     warps = max(1, threads // target.warp_size)
-    pads = dict(deep)
+    pads = {o.shape[2]: k for o, k in deep.items()}
     for v in _fragments(func):
         shape = v.buffer.static_shape
         held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
         if held > FEW_REGISTERS and held > 2 * prod(shape) // (warps * target.warp_size):
             pads.update((e, rounded(e)) for e in shape)
     for o, instrs in missed(func, target).items():
+        if o in deep:
+            continue
         m, n, _ = o.shape
         tiles = [shared_by(up(m, r.m), up(n, r.n), m == n, warps) for r in instrs]
         rows, columns = min(tiles, key=prod)
