@@ -21,7 +21,7 @@ from tilec.passes.check_registers import GROUP_HINT, most_held, said_of, threads
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.expand_pipeline import UNEVEN
 from tilec.passes.plan_pipeline import copies_of
-from tilec.passes.select_gemm import nearest_tile
+from tilec.passes.select_gemm import THREADS, nearest_tile
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.groups import warps_of
 from tilec.target import Target
@@ -85,6 +85,7 @@ class Watch:
                 _warn_of_idle(self._laid_out, target, told)
         if self._laid_out is not None:
             _warn_of_threads(self._laid_out, target)
+            _warn_of_bytes(self._laid_out)
 
     def warn_of_spills(self, spilled: int, target: Target) -> None:
         """Warn that each thread keeps so many bytes of its registers in memory."""
@@ -238,6 +239,25 @@ def _warn_of_threads(func: Func, target: Target) -> None:
                 f"instruction of {target} steps through it"
             )
             _warn(message, o.loc, f"use tiles for {wanted}")
+
+
+def _warn_of_bytes(func: Func) -> None:
+    """Of operands of a byte an element that lie side by side along M or N: no instruction turns
+    them on their way to registers, as those of two bytes are, and no wgmma reads them."""
+    laid_out = {o.dest for o in func.body.every(ops.AnnotateLayout)}
+    for o in func.body.every(ops.Gemm):
+        sides = (("A", o.a, o.transpose_a, "M"), ("B", o.b, not o.transpose_b, "N"))
+        for name, x, across, along in sides:
+            if not across or x.type.space != "shared" or x.dtype.bits != 8:
+                continue
+            if x.buffer in laid_out or o.instr.startswith(THREADS):
+                continue
+            _warn(
+                f"{name} of this product, {x.buffer.name}, has its {x.dtype.name} elements side by "
+                f"side along {along}: threads load them one by one, and put them together",
+                o.loc,
+                f"let them lie along K: a tile of ({along}, K), and transpose_{name}={name == 'B'}",
+            )
 
 
 def _warn_of_idle(func: Func, target: Target, told: set[Loc]) -> None:
