@@ -96,6 +96,53 @@ def test_on_the_cpu(page: int) -> None:
     np.testing.assert_allclose(given[3], want, atol=0.01 * np.abs(want).max())
 
 
+def written_out(read_between: bool = False) -> Any:
+    """As `scores` of pages of 32 keys, with two copies; `read_between`: what the first of them
+    brings is read in front of the second."""
+
+    @tilec.kernel
+    def by_two_pages(
+        Q: T.Tensor((M, D), "float16"),
+        K: T.Tensor((R, 32, D), "float16"),
+        Table: T.Tensor((I,), "int32"),
+        O: T.Tensor((M, D), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(M, 64), threads=128) as by:
+            q, k = T.alloc_shared((64, D), "float16"), T.alloc_shared((BN, D), "float16")
+            s, p = T.alloc_fragment((64, BN), "float32"), T.alloc_fragment((64, BN), "float16")
+            o = T.alloc_fragment((64, D), "float32")
+            T.copy(Q[by * 64, 0], q)
+            T.clear(o)
+            for n in T.Pipelined(T.ceildiv(I, 2), num_stages=2):
+                first, second = Table[2 * n], Table[2 * n + 1]
+                T.copy(K[second, :, :], k[32:64, :])
+                if read_between:
+                    T.copy(k, O[by * 64, 0])
+                T.copy(K[first, :, :], k[0:32, :])
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(s, p)
+                T.gemm(p, k, o)
+            T.copy(o, O[by * 64, 0])
+
+    return by_two_pages
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_copies_that_are_written_out(target: str) -> None:
+    given, want = arrays(32)
+    made = written_out().compile(*given, target=target)
+    text = made.stages["join_parts"]
+    assert text.count("copy %K") == 0 and "select" in text
+    assert "ahead: k" in made.stages["plan"]
+    assert tilec.simulate(written_out(), *given, target=target).ok
+    np.testing.assert_allclose(given[3], want, atol=0.01 * np.abs(want).max())
+
+
+def test_what_is_read_between_stays() -> None:
+    made = written_out(read_between=True).compile(*arrays(32)[0], target="cuda:sm_80")
+    assert made.stages["join_parts"].count("copy %K") == 2
+
+
 def test_in_the_order_that_its_author_wants() -> None:
     given, want = arrays(16)
     made = scores(16, lists=True).compile(*given, target="cuda:sm_80")

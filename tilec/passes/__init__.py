@@ -113,8 +113,8 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (recognise_idioms, "TILE"),
     (join_stores, "TILE"),
     (forward_copies, "TILE"),  # sees what has become a copy
-    (join_parts, "TILE"),  # a part that is copied by a loop over elements is a copy now
-    (split_tiles, "TILE"),  # no extent is padded yet: parts are side by side
+    (split_tiles, "TILE"),  # a part that a loop over elements copied is a copy; none is padded
+    (join_parts, "TILE"),  # what is left of parts
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product

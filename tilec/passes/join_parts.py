@@ -1,4 +1,4 @@
-"""join_parts: a short loop of copies that fill a shared tile part by part is a loop over elements.
+"""join_parts: copies that fill a shared tile part by part are a loop over its elements.
 
 Before: TILE; a tile of several pages of a cache, or rows that are named one by one:
 
@@ -10,16 +10,20 @@ After: TILE, and such a loop in a loop with stages is, for each of its copies,
     for i, j in T.Parallel(64, D):
         k[i, j] = K[Table[b, t * 4 + i // 16], i % 16, j]
 
-of which `recognise_gathers` makes a copy that fills the tile whole, and so may run ahead of its
+and so are the copies where they are written out (`K[page if i < 32 else other, i % 32, j]`), of
+which `recognise_gathers` makes a copy that fills the tile whole, and so may run ahead of its
 readers: parts never do (`plan_pipeline`). Only what that would take is joined."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC, CopyEngines, same_order
-from tilec.ir.core import Func, Op, Value, clone, upstream
-from tilec.ir.effects import is_clonable
+from tilec.ir.core import Block, Func, Op, Value, clone, rewrite, upstream
+from tilec.ir.effects import effects_in, is_clonable
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Assume, Copy, For, Load, Parallel, Store
 from tilec.ir.types import BOOL, INT32, ScalarType
@@ -27,24 +31,27 @@ from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
+Places = Callable[[Builder, Value], list[Value]]
+
+
+MOST_WRITTEN_OUT = 8
+"""Parts that are told apart by comparisons."""
+
 
 def join_parts(func: Func, target: Target) -> Func:
     loops = [o for o in func.body.every(For) if has_stages(o)]
-    inside = [(o, x) for o in loops for x in o.body.ops if _is_plain(x)]
-    if target.kind == "cpu" or func.attrs.get("may_alias") or not inside:
+    if target.kind == "cpu" or func.attrs.get("may_alias") or not loops:
         return func
-    joiner = _Joiner(func, target)
-    found: dict[Op, list[Op]] = {}
-    for around, o in inside:
-        made = joiner.joined(o)
-        listed = around.order or around.stage  # for each statement
-        if made and not (listed and len(made) > 1):
-            found[o] = made
-    return func.rewrite(For, lambda o: found.get(o)) if found else func
-
-
-def _is_plain(o: Op) -> bool:
-    return isinstance(o, For) and o.kind in ("serial", "unroll") and not o.inits
+    joiner, found = _Joiner(func, target), dict[Op, list[Op]]()
+    for loop in loops:
+        listed = loop.order or loop.stage  # for each statement
+        for o in loop.body.ops:
+            made = joiner.of_loop(o) if isinstance(o, For) else None
+            if made and not (listed and len(made) > 1):
+                found[o] = made
+        if not listed:
+            found |= joiner.written_out(loop.body)
+    return func.with_body(rewrite(func.body, lambda o: found.get(o))) if found else func
 
 
 class _Joiner:
@@ -52,26 +59,93 @@ class _Joiner:
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
 
-    def joined(self, loop: Op) -> list[Op] | None:
-        """The loops over elements that do what `loop` does."""
-        assert isinstance(loop, For)
+    def of_loop(self, loop: For) -> list[Op] | None:
+        """The loops over elements that do what a short loop of copies does."""
         indices, index = loop.indices(self.facts.constant), loop.body.args[0]
         if indices is None or (indices.start, indices.step) != (0, 1) or index.dtype != INT32:
+            return None
+        if loop.kind not in ("serial", "unroll") or loop.inits or not len(indices):
             return None
         acting = [o for o in loop.body.statements if not isinstance(o, Assume)]
         acting = [o for o in acting if not is_clonable(o, self.engines.written)]
         copies = [o for o in acting if fills_tile(o)]
-        filled = {o.dest.buffer for o in copies}
-        if not len(indices) or not copies or copies != acting or len(filled) < len(copies):
+        if not copies or copies != acting or len({o.dest.buffer for o in copies}) < len(copies):
             return None
-        dims = [d for o in copies if (d := self._dim(o, index, len(indices))) is not None]
-        if len(dims) < len(copies):
-            return None
-        return [_loop(o, d, loop) for o, d in zip(copies, dims)]
+        made: list[Op] = []
+        for o in copies:
+            part = self._part(o)
+            if part is None:
+                return None
+            dim, place = part
+            extent, rest = o.dest.extents[dim], place.without(index)
+            if rest.constant != 0 or place.terms.get(index) != extent:
+                return None
+            if extent * len(indices) != o.dest.type.shape[dim]:
+                return None
+            made.append(_loop(o, dim, self._of_index(o, loop)))
+        return made
 
-    def _dim(self, o: Copy, index: Value, count: int) -> int | None:
-        """The dimension along which `count` parts, one for each `index`, make up the tile that `o`
-        fills; None where they do not, or where it is nothing for cp.async."""
+    def _of_index(self, o: Copy, loop: For) -> Places:
+        """Where a part comes from, by its number."""
+
+        def places(b: Builder, part: Value) -> list[Value]:
+            subst = {loop.body.args[0]: part}
+            b.ops += [clone(x, subst) for x in upstream(o.source.offsets, loop.body.makers)]
+            return [subst.get(v, v) for v in o.source.offsets]
+
+        return places
+
+    def written_out(self, body: Block) -> dict[Op, list[Op]]:
+        """For copies of a loop's body that fill a tile together: the loop over elements in the
+        place of the last one, nothing in those of the others."""
+        groups: dict[Value, list[Copy]] = {}
+        for o in body.ops:
+            if fills_tile(o) and not o.dest.is_whole:
+                groups.setdefault(o.dest.buffer, []).append(o)
+        found: dict[Op, list[Op]] = {}
+        for v, copies in groups.items():
+            *others, last = copies
+            first = body.ops.index(copies[0])
+            between = [o for o in body.ops[first : body.ops.index(last)] if o not in copies]
+            if any(e.buffer is v for o in between for _, e in effects_in(o)):
+                continue
+            made = self._joined(copies) if 1 < len(copies) <= MOST_WRITTEN_OUT else None
+            if made is not None:
+                for o in others:
+                    found[o] = []
+                found[last] = [made]
+        return found
+
+    def _joined(self, copies: Sequence[Copy]) -> Parallel | None:
+        parts = [self._part(o) for o in copies]
+        at = {}
+        for o, part in zip(copies, parts):
+            if part is None or part[1].constant is None or part[0] != (parts[0] or part)[0]:
+                return None
+            at[part[1].constant] = o
+        (dim, _), first = parts[0] or (0, None), copies[0]
+        extent = first.dest.extents[dim]
+        if [*sorted(at)] != [*range(0, int(first.dest.type.static_shape[dim]), extent)]:
+            return None
+        ordered = [at[n] for n in sorted(at)]
+        alike = {(o.source.buffer, o.source.extents, o.dest.extents) for o in copies}
+        dtypes = {tuple(v.dtype for v in o.source.offsets) for o in copies}
+        if len(alike) > 1 or len(dtypes) > 1 or len(at) < len(copies):
+            return None
+
+        def places(b: Builder, part: Value) -> list[Value]:
+            found = [*ordered[0].source.offsets]
+            for n, o in enumerate(ordered[1:], 1):
+                for d, v in enumerate(o.source.offsets):
+                    if v is not found[d]:
+                        found[d] = b.select(b.compare("ge", part, n), v, found[d])
+            return found
+
+        return _loop(ordered[-1], dim, places)
+
+    def _part(self, o: Copy) -> tuple[int, Affine] | None:
+        """The dimension along which a copy fills a part of its tile, and where; None where it does
+        not, or where it is nothing for cp.async."""
         t, tile = o.source.type, o.dest.type
         width = self.engines.vector(o) * t.dtype.bits // 8
         if t.dtype != tile.dtype or t.dtype == BOOL or width not in CP_ASYNC:
@@ -84,14 +158,12 @@ class _Joiner:
         places = [self.facts.form(v) for v in o.dest.offsets]
         if len(parts) != 1 or any(p.constant != 0 for d, p in enumerate(places) if d != parts[0]):
             return None
-        (d,) = parts
-        extent, place = o.dest.extents[d], places[d]
-        whole = extent * count == tile.shape[d] and place.without(index).constant == 0
-        return d if whole and place.terms.get(index) == extent else None
+        return parts[0], places[parts[0]]
 
 
-def _loop(o: Copy, dim: int, loop: For) -> Parallel:
-    """The loop over elements for what all iterations of `loop` copy by `o`."""
+def _loop(o: Copy, dim: int, places: Places) -> Parallel:
+    """The loop over elements for all parts that are copied as `o` is; `places`: where each comes
+    from."""
     tile = o.dest.type.static_shape
     args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(tile)))
     b, extent, own = Builder(o.loc), o.dest.extents[dim], [*args]
@@ -99,12 +171,10 @@ def _loop(o: Copy, dim: int, loop: For) -> Parallel:
     if extent > 1:
         part = b.binary("floordiv", args[dim], extent)
         own[dim] = b.binary("mod", args[dim], extent)
-    subst = {loop.body.args[0]: part}
-    b.ops += [clone(x, subst) for x in upstream(o.source.offsets, loop.body.makers)]
+    offsets = places(b, part)
     left = iter([v for v, e in zip(own, o.dest.extents) if e != 1])
     at = tuple(
-        subst.get(v, v) if e == 1 else shifted(b, subst.get(v, v), next(left))
-        for v, e in zip(o.source.offsets, o.source.extents)
+        v if e == 1 else shifted(b, v, next(left)) for v, e in zip(offsets, o.source.extents)
     )
     b.emit(Store, o.dest.buffer, args, b.value(Load, o.source.buffer, at))
     return Parallel(tile, b.block(args), loc=o.loc)
