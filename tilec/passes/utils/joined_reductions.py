@@ -32,12 +32,12 @@ def in_steps(o: ops.Reduce, root: Value) -> list[Op] | None:
     b = Builder(o.loc)
     source = whole(b, root)
     for dim in reversed(range(kept, t.rank)):
-        made = b.value(
-            ops.Alloc, BufferType(shape[:dim], o.accumulator, "fragment"), name=f"{root.name}_rows"
-        )
+        space = "fragment" if dim > kept else "shared"  # whose rows others read
+        rest = BufferType(shape[:dim], o.accumulator, space)
+        made = b.value(ops.Alloc, rest, name=f"{root.name}_rows")
         b.emit(ops.Reduce, source, whole(b, made), dim, o.kind, propagate_nan=o.propagate_nan)
         source = whole(b, made)
-    few = BufferType((*view.static_shape[:last], rows), o.accumulator, "fragment")
-    found = b.value(ops.View, source.buffer, few)
+    few = BufferType((*view.static_shape[:last], rows), o.accumulator, "shared")
+    found = b.value(ops.View, source.buffer, few, name=f"{root.name}_rows")
     b.emit(ops.Reduce, whole(b, found), o.dest, last, o.kind, o.clear, o.propagate_nan)
     return b.ops
