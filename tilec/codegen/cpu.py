@@ -157,7 +157,7 @@ def _blocks(e: Emitter, func: Func) -> None:
     fn = e.f
     first, past = Val("i32", "%first"), Val("i32", "%past")
     body, done = fn.label("run"), fn.label("endblocks")
-    (index,) = e.loop_header("block", [first])
+    (index,) = fn.loop_header("block", [first])
     head = fn.block.label
     fn.cbr(fn.icmp("slt", index.result, past), body, done, done)
     fn.start(body)
@@ -167,7 +167,7 @@ def _blocks(e: Emitter, func: Func) -> None:
     e.block_index = (x, fn.binary("urem", rows, gy), fn.binary("udiv", rows, gy))
     e.block(func.body)
     after = fn.binary("add", index.result, 1, "nsw")
-    e.close_loop([index], [after], head)
+    fn.close_loop([index], [after], head)
     fn.start(done)
 
 

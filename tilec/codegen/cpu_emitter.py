@@ -187,16 +187,14 @@ class Emitter(BaseEmitter):
         """What lies in memory as the bits of a narrow float is compared and swapped until nobody
         came between."""
         f, kind = self.f, memory_type(dtype)
-        first, start = f.load(kind, at, dtype.bytes, words="volatile "), f.block.label
-        again, done = f.label("swap"), f.label("swapped")
-        f.br(again)
-        f.start(again)
-        old = f.phi(kind)
+        first = f.load(kind, at, dtype.bytes, words="volatile ")
+        (old,) = f.loop_header("swap", [first])
+        again, done = f.block.label, f.label("swapped")
         new = changed(old.result)
         text = f"cmpxchg {at}, {old.result}, {new} monotonic monotonic, align {dtype.bytes}"
         pair = f.inst("cmpxchg", f"{{ {kind}, i1 }}", (at, old.result, new), text)
         held, ok = f.extract_value(pair, 0, kind), f.extract_value(pair, 1, "i1")
-        old.incoming = [(first, start), (held, f.block.label)]
+        old.incoming.append((held, f.block.label))
         f.cbr(ok, done, again, done)
         f.start(done)
         return old.result

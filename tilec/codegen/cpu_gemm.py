@@ -155,21 +155,16 @@ class _Tile:
         fn, s = self.fn, self.s
         if s.k == unroll:
             return self._body(a, b, start, rows, vectors, unroll)
-        head, done = fn.label("k"), fn.label("endk")
-        before = fn.block.label
-        fn.br(head)
-        fn.start(head)
-        k, at, bt = fn.phi("i64"), fn.phi("ptr"), fn.phi("ptr")
-        phis = [fn.phi(v.type) for v in start]
-        sums = self._body(at.result, bt.result, [p.result for p in phis], rows, vectors, unroll)
-        after = fn.binary("add", k.result, _i64(unroll), "nuw nsw")
-        a_after = self._at(at.result, _i64(unroll * s.a_step))
-        b_after = self._at(bt.result, _i64(unroll * s.b_row))
+        phis = fn.loop_header("k", [_i64(0), a, b, *start])
+        head, done = fn.block.label, fn.label("endk")
+        k, at, bt, *held = (p.result for p in phis)
+        sums = self._body(at, bt, held, rows, vectors, unroll)
+        after = fn.binary("add", k, _i64(unroll), "nuw nsw")
+        a_after = self._at(at, _i64(unroll * s.a_step))
+        b_after = self._at(bt, _i64(unroll * s.b_row))
         fn.cbr(fn.icmp("slt", after, _i64(s.k)), head, done, done, loop="keep")
-        end = fn.block.label
-        firsts, nexts = [_i64(0), a, b, *start], [after, a_after, b_after, *sums]
-        for phi, first, following in zip([k, at, bt, *phis], firsts, nexts):
-            phi.incoming = [(first, before), (following, end)]
+        for phi, following in zip(phis, [after, a_after, b_after, *sums]):
+            phi.incoming.append((following, fn.block.label))
         fn.start(done)
         return sums
 

@@ -101,7 +101,7 @@ class LoopEmitter(Emitter):
         f, mask_type = self.f, shaped("i1", self.lanes)
         alive = self.mask if self.mask is not None else constant(mask_type, 1)
         inner, done = f.label("do"), f.label("endlanes")
-        running, *carried = self.loop_header("lanes", [alive, *map(self.vector, inits)])
+        running, *carried = f.loop_header("lanes", [alive, *map(self.vector, inits)])
         head = f.block.label
         values = [p.result for p in carried]
         self.env.update(zip(head_args, values))
@@ -114,7 +114,7 @@ class LoopEmitter(Emitter):
             with self.running(now):
                 got = body()
         after = [f.select(now, new, old) for new, old in zip(got, values)]
-        self.close_loop([running, *carried], [now, *after], head)
+        f.close_loop([running, *carried], [now, *after], head)
         f.start(done)
         self.env.update(zip(results, values))
 

@@ -12,7 +12,7 @@ from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import CompileError, TilecError
-from tilec.ir.llvm import Function, Phi, Val, constant
+from tilec.ir.llvm import Function, Val, constant
 from tilec.ir.loc import Loc
 from tilec.ir.types import FLOAT64, DType
 
@@ -123,7 +123,7 @@ class BaseEmitter:
         lo, hi, step = self.get(o.lo), self.get(o.hi), self.get(o.step)
         body, end = f.label("body"), f.label("end")
         inits = [self.carried(v, a) for v, a in zip(o.inits, args[1:])]
-        index, *carried = self.loop_header("loop", [lo, *inits])
+        index, *carried = f.loop_header("loop", [lo, *inits])
         head = f.block.label
         f.cbr(self.continues(index.result, hi, step, dtype), body, end, end)
         f.start(body)
@@ -135,7 +135,7 @@ class BaseEmitter:
         values = self.region(o.body, args[1:])
         following = self.scalars.binary("add", index.result, step, dtype)
         f.forget(mark)
-        self.close_loop([index, *carried], [following, *values], head, self.loop_form(o))
+        f.close_loop([index, *carried], [following, *values], head, self.loop_form(o))
         f.start(end)
         self.env.update(zip(o.results, (p.result for p in carried)))
 
@@ -148,29 +148,10 @@ class BaseEmitter:
         down = scalars.compare("gt", index, hi, dtype)
         return self.f.select(scalars.compare("gt", step, zero, dtype), up, down)
 
-    def loop_header(self, stem: str, inits: Sequence[Val]) -> list[Phi]:
-        """Start a loop's first block with a phi for each carried value."""
-        f = self.f
-        start, head = f.block.label, f.label(stem)
-        f.br(head)
-        f.start(head)
-        phis = [f.phi(x.type) for x in inits]
-        for p, x in zip(phis, inits):
-            p.incoming.append((x, start))
-        return phis
-
-    def close_loop(
-        self, phis: Sequence[Phi], values: Sequence[Val], head: str, form: str = ""
-    ) -> None:
-        """Jump back to a loop's first block with the next values."""
-        for p, x in zip(phis, values):
-            p.incoming.append((x, self.f.block.label))
-        self.f.br(head, loop=form)
-
     def emit_while(self, o: ops.While) -> None:
         f = self.f
         body, end = f.label("body"), f.label("end")
-        phis = self.loop_header("while", [self.carried(v, a) for v, a in zip(o.inits, o.cond.args)])
+        phis = f.loop_header("while", [self.carried(v, a) for v, a in zip(o.inits, o.cond.args)])
         head = f.block.label
         results = [p.result for p in phis]
         self.env.update(zip(o.cond.args, results))
@@ -179,7 +160,7 @@ class BaseEmitter:
         (cond,) = ops.yielded(o.cond)
         f.cbr(self.get(cond), body, end, end)
         f.start(body)
-        self.close_loop(phis, self.region(o.body, o.cond.args), head, self.loop_form(o))
+        f.close_loop(phis, self.region(o.body, o.cond.args), head, self.loop_form(o))
         f.start(end)
         self.env.update(zip(o.results, results))
 

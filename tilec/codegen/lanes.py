@@ -80,15 +80,12 @@ def counted(
         if end > 0:
             body(int_val(0, type))
         return
-    head, done = fn.label("loop"), fn.label("endloop")
-    before = fn.block.label
-    fn.br(head)
-    fn.start(head)
-    index = fn.phi(type)
+    (index,) = fn.loop_header("loop", [int_val(0, type)])
+    head, done = fn.block.label, fn.label("endloop")
     body(index.result)
     after = fn.binary("add", index.result, step, "nuw nsw")
     fn.cbr(fn.icmp("slt", after, end), head, done, done, loop="keep")
-    index.incoming = [(int_val(0, type), before), (after, fn.block.label)]
+    index.incoming.append((after, fn.block.label))
     fn.start(done)
 
 

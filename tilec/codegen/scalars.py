@@ -179,27 +179,20 @@ class Scalars(Casts):
         f = self.f
         if a.literal is not None and b.literal is not None:
             return int_val(a.literal ** max(b.literal, 0), a.type)
-        head, body, done = f.label("pow"), f.label("pow_step"), f.label("pow_done")
-        before = f.block.label
-        f.br(head)
-        f.start(head)
-        power, base, left = f.phi(a.type), f.phi(a.type), f.phi(b.type)
-        more = f.icmp("sgt", left.result, 0)
-        f.cbr(more, body, done, done)
+        phis = f.loop_header("pow", [int_val(1, a.type), a, b])
+        head, body, done = f.block.label, f.label("pow_step"), f.label("pow_done")
+        power, base, left = (p.result for p in phis)
+        f.cbr(f.icmp("sgt", left, 0), body, done, done)
         f.start(body)
         mark = f.mark()
-        odd = f.cast("trunc", left.result, "i1")
-        times = f.binary("mul", power.result, base.result)
-        next_power = f.select(odd, times, power.result)
-        next_base = f.binary("mul", base.result, base.result)
-        next_left = f.binary("ashr", left.result, 1)
+        odd = f.cast("trunc", left, "i1")
+        next_power = f.select(odd, f.binary("mul", power, base), power)
+        next_base = f.binary("mul", base, base)
+        next_left = f.binary("ashr", left, 1)
         f.forget(mark)
-        power.incoming = [(int_val(1, a.type), before), (next_power, body)]
-        base.incoming = [(a, before), (next_base, body)]
-        left.incoming = [(b, before), (next_left, body)]
-        f.br(head, loop="keep")
+        f.close_loop(phis, [next_power, next_base, next_left], head, "keep")
         f.start(done)
-        return power.result
+        return power
 
     def _float_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         f = self.f
@@ -233,30 +226,24 @@ class Scalars(Casts):
         f = self.f
         none = float_val(0.0, a.type)
         start = f.select(f.fcmp("ogt", b, none), a, math.nan)
-        head, body, done = f.label("rest"), f.label("rest_step"), f.label("rest_done")
-        before = f.block.label
-        f.br(head)
-        f.start(head)
-        rest, by = f.phi(a.type), f.phi(a.type)
-        more = f.fcmp("oge", self.call("fabs", rest.result), b)
-        f.cbr(more, body, done, done)
+        phis = f.loop_header("rest", [start, b])
+        head, body, done = f.block.label, f.label("rest_step"), f.label("rest_done")
+        rest, by = (p.result for p in phis)
+        f.cbr(f.fcmp("oge", self.call("fabs", rest), b), body, done, done)
         f.start(body)
         mark = f.mark()
-        quotient = f.binary("fdiv", rest.result, by.result)
+        quotient = f.binary("fdiv", rest, by)
         far = f.fcmp("oeq", self.call("fabs", quotient), math.inf)
         step = float_val(2.0 ** (512 if a.type == "double" else 64), a.type)
-        larger = f.binary("fmul", by.result, step)
+        larger = f.binary("fmul", by, step)
         whole = self.negate(self.call("rint", quotient))
-        smaller = self.call("fma", whole, by.result, rest.result)
-        next_rest = f.select(far, rest.result, smaller)
-        next_by = f.select(far, larger, b)
+        smaller = self.call("fma", whole, by, rest)
+        following = [f.select(far, rest, smaller), f.select(far, larger, b)]
         f.forget(mark)
-        rest.incoming = [(start, before), (next_rest, body)]
-        by.incoming = [(b, before), (next_by, body)]
-        f.br(head, loop="keep")
+        f.close_loop(phis, following, head, "keep")
         f.start(done)
-        negative = f.fcmp("olt", rest.result, none)
-        return f.select(negative, f.binary("fadd", rest.result, b), rest.result)
+        negative = f.fcmp("olt", rest, none)
+        return f.select(negative, f.binary("fadd", rest, b), rest)
 
     # --- one value ---
 

@@ -414,6 +414,24 @@ class Function:
         text = f"br {cond}, label %{then}, label %{orelse}{_LOOPS[loop]}"
         self.act("br", (cond,), text, "", merge)
 
+    def loop_header(self, stem: str, inits: Sequence[Val]) -> list[Phi]:
+        """Start a loop's first block with a phi for each carried value."""
+        start, head = self.block.label, self.label(stem)
+        self.br(head)
+        self.start(head)
+        phis = [self.phi(x.type) for x in inits]
+        for p, x in zip(phis, inits):
+            p.incoming.append((x, start))
+        return phis
+
+    def close_loop(
+        self, phis: Sequence[Phi], values: Sequence[Val], head: str, form: str = ""
+    ) -> None:
+        """Jump back to a loop's first block with the next values."""
+        for p, x in zip(phis, values):
+            p.incoming.append((x, self.block.label))
+        self.br(head, loop=form)
+
     def ret(self) -> None:
         self.act("ret", (), "ret void")
 
