@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import types
 from typing import Any
 
 from tilec import language as T
 from tilec.frontend.body import names_of_list
 from tilec.frontend.builtins import BUILTINS
-from tilec.frontend.builtins_reducers import combines, contribute, takes
+from tilec.frontend.builtins_reducers import combines
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.lanes import elements_of, lanewise
@@ -97,13 +98,8 @@ class Assignments(ForLoops):
         element = self.expression(target)
         if not isinstance(element, Region) or not element.is_element:
             return False
-        if takes(self, element, kind):
-            with self.at(target):
-                contribute(self, element, self.number_of(values[0], "this value"))
-            return True
-        if node not in self.left_out.added_up:
-            return False
-        return combines(self, node, element, kind, self.number_of(values[0], "this value"))
+        given = functools.partial(self.number_of, values[0], "this value")
+        return combines(self, node, target, element, kind, given)
 
     def _check_value(self, call: ast.Call) -> None:
         """Refuse a name for what a word of T or a macro gives, which is nothing; None that Python
@@ -315,11 +311,7 @@ class Assignments(ForLoops):
             message = f"{describe(element)} cannot be changed in place"
             raise self.error(message, "index one element", at=node.target)
         now = self.number_of(node.value, "this operand")
-        if takes(self, element, kind):
-            with self.at(node.target):
-                contribute(self, element, now)
-            return
-        if not combines(self, node, element, kind, now):
+        if not combines(self, node, node.target, element, kind, lambda: now):
             self.store(element, self.binary(kind, self.load(element), now))
 
 

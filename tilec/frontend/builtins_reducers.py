@@ -8,7 +8,7 @@ several iterations change one element by `acc[i] += x` is one in that loop."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec import language as T
@@ -73,22 +73,21 @@ def reducer_init(t: Expressions, c: Call) -> None:
     reducer.open = True
 
 
-def takes(t: Expressions, element: object, kind: str) -> bool:
-    """Whether `element[…] += x` in a T.Parallel, or what else combines it by `kind`, contributes to
-    a reducer."""
-    if not isinstance(element, Region) or t.parallel is None or not element.is_element:
-        return False
-    reducer = t.reducers.get(element.buffer.value)
-    return reducer is not None and KINDS[reducer.kind] == kind
-
-
-def combines(t: Expressions, node: ast.stmt, element: Region, kind: str, number: Number) -> bool:
-    """Whether the statement `acc[i] += x`, or what else combines an element of a fragment by
-    `kind`, is one by which several iterations of a T.Parallel do, as an earlier trace has found;
-    what they give is combined behind the loop, then."""
+def combines(
+    t: Expressions, node: ast.stmt, target: ast.expr, element: Region, kind: str,
+    number: Callable[[], Number],
+) -> bool:  # fmt: skip
+    """Whether the statement `acc[i] += x`, or what else combines an element by `kind`, contributes
+    to a reducer, or to a fragment of which several iterations of a T.Parallel change it, as an
+    earlier trace has found; what they give is combined behind the loop, then."""
     scope, buffer = t.parallel, element.buffer
     if scope is None:
         return False
+    reducer = t.reducers.get(buffer.value)
+    if reducer is not None and KINDS[reducer.kind] == kind:
+        with t.at(target):
+            contribute(t, element, number())
+        return True
     scope.updates[t.loc] = node
     if node not in t.left_out.added_up:
         return False
@@ -97,7 +96,7 @@ def combines(t: Expressions, node: ast.stmt, element: Region, kind: str, number:
         raise _races(t, buffer)
     t.reducers[buffer.value] = Reducer(names[0], open=True)
     try:
-        contribute(t, element, number)
+        contribute(t, element, number())
     except CompileError as e:
         raise _races(t, buffer) from e
     finally:
