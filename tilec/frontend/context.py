@@ -278,3 +278,9 @@ class Context:
             return self.sizes[size.text]
         hint = f"name it in the shape of a tensor parameter: T.Tensor(({size.text}, …), dtype)"
         raise self.error(f"nothing gives the size {size.text} a value", hint=hint)
+
+    @property
+    def known_sizes(self) -> dict[Value, tuple[int, int]]:
+        """What `magnitudes` says of sizes, by their values."""
+        sizes = [(s, self.magnitudes.get(name)) for name, s in self.sizes.items()]
+        return {s.value: n for s, n in sizes if isinstance(s, Scalar) and n is not None}

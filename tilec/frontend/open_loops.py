@@ -116,10 +116,7 @@ def _cuts(t: Memory, extents: Sequence[Any], opened: Sequence[int]) -> Mapping[i
 def _about(t: Memory, extent: Number) -> tuple[int, int]:
     """A power of two that is no smaller than an extent, and one up to `RUN` that divides it; (0, 1)
     where nothing is known of it."""
-    sizes = ((n, s.value) for n, s in t.sizes.items() if isinstance(s, Scalar))
-    known = {v: t.magnitudes[n] for n, v in sizes if n in t.magnitudes}
-    made = makers(t.builder.ops)
-    form = affine_of(extent)
+    known, made, form = t.known_sizes, makers(t.builder.ops), affine_of(extent)
     total, unit = form.const, form.const
     for value, factor in form.terms.items():
         size, divisor = known.get(value) or _part(made.get(value), known, made)

@@ -136,22 +136,9 @@ class WholeLoops(Statements):
             named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts
         )
 
-    def _magnitude(self, extent: object) -> tuple[int, int]:
-        """About how large an extent is: the least of `MAGNITUDES` that it does not exceed, 0 if it
-        exceeds all of them, or those that one row of a matrix usually has; and a power of two that
-        divides it."""
-        if (known := static_int(extent)) is not None:
-            return magnitude_of(known), unit_of(known)
-        for name, n in self.magnitudes.items():
-            size = self.sizes.get(name)
-            if isinstance(size, Scalar) and isinstance(extent, Scalar):
-                if size.value is extent.value:
-                    return n
-        return _USUAL, 1
-
     def _about(self, extent: ast.expr) -> tuple[int, int]:
-        """About how large an extent is that may be written as an expression, 0 if it exceeds all
-        magnitudes; and a power of two that divides it."""
+        """About how large an extent is that may be written as an expression: no smaller than it, 0
+        if it exceeds all of `MAGNITUDES`; and a power of two that divides it."""
         known = self._static(extent)
         if known is not None:
             return known, unit_of(known)
@@ -164,7 +151,8 @@ class WholeLoops(Statements):
                 return (-(-a // n) if n and n > 0 else a), 1
             case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
                 return self._about(left)[0], 1
-        return self._magnitude(self.expression(extent))
+        value, usual = self.expression(extent), (_USUAL, 1)
+        return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
     def _can_tile(self, p: Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,
