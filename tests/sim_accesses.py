@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from tilec.ir.llvm import Inst, Val
+from tilec.ir.llvm_text import BYTES
 from tilec.ir.loc import Loc
 from tilec.sim.buffers import SHARED_BASE, SharedBuffer
 from tilec.sim.clocks import Clocks, Order
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.memory import BlockMemory
-from tilec.sim.numbers import BYTES
 from tilec.sim.program import LoadStore
 from tilec.sim.regions import GlobalMemory
 from tilec.sim.tensors import GlobalTensor

@@ -42,6 +42,7 @@ def struct_types(type: str) -> list[str]:
 
 
 def array_of(type: str) -> tuple[int, str]:
+    """How many elements an array's or vector's type has, and their type."""
     count, _, kind = type[1:-1].partition(" x ")
     return int(count), kind
 
@@ -247,7 +248,7 @@ class LlvmText:
             self.expect(",")
             base, distance = self._part()
             while self.take(","):
-                distance += self._part()[1] * _bytes(kind)
+                distance += self._part()[1] * size_of(kind)
                 kind = array_of(kind)[1] if kind.startswith("[") else kind
         elif word in ("ptrtoint", "inttoptr", "addrspacecast", "trunc", "zext", "bitcast"):
             base, distance = self._part()
@@ -272,10 +273,13 @@ class LlvmText:
         return base, int(distance or 0)
 
 
-def _bytes(type: str) -> int:
-    if type.startswith("["):
+BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4,
+         "double": 8}  # fmt: skip
+
+
+def size_of(type: str) -> int:
+    """Bytes of a value of an LLVM type in memory."""
+    if type[0] in "[<":
         count, kind = array_of(type)
-        return count * _bytes(kind)
-    if type.startswith("ptr"):
-        return 8
-    return {"half": 2, "bfloat": 2, "float": 4, "double": 8}.get(type) or int(type[1:]) // 8
+        return count * size_of(kind)
+    return 8 if type.startswith("ptr") else BYTES[type]

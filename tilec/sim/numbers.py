@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from tilec.ir.llvm import Inst
+from tilec.ir.llvm_text import BYTES, array_of, size_of
 from tilec.sim.undefined import (
     DIVISIONS,
     UNDEF,
@@ -47,16 +48,10 @@ KINDS |= {
     for type, mask in _MASKS.items()
 }
 
-BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4,
-         "double": 8}  # fmt: skip
-
 
 def vector_of(type: str) -> tuple[int, str] | None:
     """(elements, element type) of a vector type; None for others."""
-    if not type.startswith("<"):
-        return None
-    count, _, elem = type[1:-1].partition(" x ")
-    return int(count), elem
+    return array_of(type) if type.startswith("<") else None
 
 
 def kind_of(type: str) -> Any:
@@ -302,17 +297,6 @@ def shuffle(a: Value, b: Value, mask: Value) -> Value:
     """shufflevector; where the mask is poison, so is the element."""
     parts = a + b
     return tuple(UNDEF if isinstance(k, Lost) else parts[int(k)] for k in mask)
-
-
-def size_of(type: str) -> int:
-    """Bytes of a value of an LLVM type in memory."""
-    if type.startswith("["):
-        count, _, elem = type[1:-1].partition(" x ")
-        return int(count) * size_of(elem)
-    vector = vector_of(type)
-    if vector:
-        return vector[0] * BYTES[vector[1]]
-    return 8 if type.startswith("ptr") else BYTES[type]
 
 
 def insert(vector: Value, value: Value, index: int) -> Value:

@@ -17,6 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr.semantics import absorbs, may_wait
 from tilec.ir.instr.sync import COUNT_UP
 from tilec.ir.llvm import Function, Inst, Val
+from tilec.ir.llvm_text import BYTES, array_of, size_of
 from tilec.sim import numbers
 from tilec.sim.buffers import SHARED_BASE
 from tilec.sim.intrinsics import intrinsic, reads, work_of
@@ -54,7 +55,7 @@ class _Reader:
             kind = a.text.split("alloca ", 1)[1].split(", align")[0]
             self.stack[a.result.ref] = _nothing(kind, a.result.ref)
             self.arrays[a.result.ref] = a.result.ref
-            self.units[a.result.ref] = numbers.size_of(kind.rpartition(" x ")[2].strip("[]>"))
+            self.units[a.result.ref] = size_of(kind.rpartition(" x ")[2].strip("[]>"))
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
@@ -303,7 +304,7 @@ class _Reader:
         base, index = i.operands
         slot = self.arrays[base.ref]
         kind = i.text.split(" ", 1)[1].rsplit(f", {base}", 1)[0]
-        step, unit = numbers.size_of(kind), self.units[slot]
+        step, unit = size_of(kind), self.units[slot]
         found = self._use(index)
         if step != unit:
             found = f"{found} * {step} // {unit}"
@@ -324,7 +325,7 @@ class _Reader:
         space = {_GLOBAL: "global", "ptr addrspace(3)": "shared"}.get(pointer.type, "constant")
         align = int(re.findall(r", align (\d+)", i.text)[-1])
         kind = "i64" if kind.startswith("ptr") else kind
-        bytes = numbers.BYTES[kind]
+        bytes = BYTES[kind]
         at = self._use(pointer)
         if space == "shared":
             self._note_size(count * bytes | align)
@@ -434,9 +435,9 @@ def _may_wait(i: Inst) -> bool:
 def _nothing(type: str, slot: str, part: int = 0) -> Any:
     """The first value of a stack slot, or of the element `part` of one."""
     if type.startswith("["):
-        count, _, elem = type[1:-1].partition(" x ")
+        count, elem = array_of(type)
         each = (numbers.vector_of(elem) or (1,))[0]
-        return tuple(_nothing(elem, slot, i * each) for i in range(int(count)))
+        return tuple(_nothing(elem, slot, i * each) for i in range(count))
     vector = numbers.vector_of(type)
     if vector:
         return tuple(Undefined(slot, part + i) for i in range(vector[0]))
