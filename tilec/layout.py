@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from tilec.ir.caller import for_users
 from tilec.ir.errors import CompileError
 from tilec.ir.layout import Fragment, Layout, LayoutRequest, row_major, swizzled
+from tilec.ir.types import contiguous_strides
 
 __all__ = [
     "Fragment",
@@ -98,16 +98,15 @@ def make_quarter_bank_swizzled_layout(buffer: object) -> Layout:
 @for_users
 def make_linear_layout(buffer: object) -> Layout:
     """Row-major, without gaps. Raises CompileError for anything but a buffer of the kernel."""
-    _check_buffer("make_linear_layout", buffer)
     return row_major(_shape("make_linear_layout", buffer))
 
 
 def _swizzled(word: str, buffer: Any, swizzle_bytes: int) -> Layout:
-    _check_buffer(word, buffer)
     return swizzled(_shape(word, buffer), buffer.type.dtype.bits, swizzle_bytes)
 
 
 def _shape(word: str, buffer: Any) -> tuple[int, ...]:
+    _check_buffer(word, buffer)
     shape = buffer.type.shape
     if not all(isinstance(e, int) for e in shape):
         raise CompileError(
@@ -126,14 +125,12 @@ def make_fully_replicated_layout_fragment(buffer: object, threads: int) -> Fragm
 
     Raises CompileError for anything but a buffer of the kernel, LayoutError for no threads.
     """
-    word = "make_fully_replicated_layout_fragment"
-    _check_buffer(word, buffer)
-    shape = _shape(word, buffer)
-    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    shape = _shape("make_fully_replicated_layout_fragment", buffer)
 
     def place(*at: Any) -> tuple[Any, Any]:
         *coordinates, copy = at if threads > 1 else (*at, 0)
-        return copy + 0 * at[0], sum(i * s for i, s in zip(coordinates, strides))
+        own = sum(i * s for i, s in zip(coordinates, contiguous_strides(shape)))
+        return copy + 0 * at[0], own
 
     return Fragment.from_functions(shape, place, replicate=threads)
 

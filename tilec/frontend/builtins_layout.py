@@ -20,7 +20,7 @@ from tilec.frontend.values import Buffer, Scalar, describe, is_literal
 from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.ops import AnnotateLayout
-from tilec.ir.types import DType
+from tilec.ir.types import DType, contiguous_strides
 from tilec.support.syntax import names_in
 
 _MOST_ELEMENTS = 1 << 22  # more are those of a tensor, no tile's
@@ -93,8 +93,8 @@ def layout(t: Expressions, c: Call) -> Layout | IndexMap:
     except CompileError as e:
         if e.loc is not None:
             raise
-        strides = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
-        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip("ijklmn", strides))
+        strides = zip("ijklmn", contiguous_strides(extents))
+        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in strides)
         hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
         raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None
 

@@ -14,7 +14,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, Tile
 from tilec.ir.core import Substitution, Value, clone
 from tilec.ir.ops import Alloc, BlockIndex, MbarrierInit
-from tilec.ir.types import INT32, INT64, BufferType
+from tilec.ir.types import INT32, INT64, BufferType, contiguous_strides
 
 WARP = 32  # threads; of targets with mbarriers
 
@@ -39,11 +39,10 @@ def is_for_each_warp(t: Expressions, c: Call) -> bool:
 def copy_by_warp(t: Expressions, source: Tile, dest: Tile) -> None:
     """The lanes of each warp copy its tile, and meet: one that arrives then tells of all of them.
     Coordinates may be a warp's own, which those of a tile's copy are not."""
-
-    def strides(tile: Tile) -> tuple[int, ...]:
-        return tuple(math.prod(tile.extents[d + 1 :]) for d in range(len(tile.extents)))
-
-    sides = [(side.buffer, side.offsets, strides(side), side.extents) for side in (source, dest)]
+    sides = [
+        (side.buffer, side.offsets, contiguous_strides(side.extents), side.extents)
+        for side in (source, dest)
+    ]
     t.trace_function(_by_lane, [*sides, math.prod(source.extents)], {})
 
 

@@ -18,7 +18,7 @@ import tilec.language as T
 from tilec.decorator import kernel
 from tilec.fuzz.numbers import Array as NumpyArray
 from tilec.ir.semantics import numpy_dtype
-from tilec.ir.types import DTYPES
+from tilec.ir.types import DTYPES, contiguous_strides
 from tilec.jit.simulate import simulate
 from tilec.kernel import Kernel
 from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
@@ -133,8 +133,7 @@ class Made:
 
 def _strides(view: str, shape: tuple[int, ...]) -> tuple[int, list[int]]:
     """Where an array of this view starts in its memory, and its strides, in elements."""
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    start = 0
+    strides, start = [*contiguous_strides(shape)], 0
     match view:
         case "transposed":
             strides = [math.prod(shape[:d]) for d in range(len(shape))]
