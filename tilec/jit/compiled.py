@@ -360,27 +360,20 @@ class CompiledKernel(Launchable):
         for a in self.image.arguments:
             if a.kind != "tensor" or a.output:
                 continue
-            t = call.tensors[a.name]
+            t, unfit = call.tensors[a.name], ""
             fact = alignment_fact(t, a.strides)
             if fact < a.align:
-                raise LaunchError(
-                    f"{a.name}: this variant was compiled for an address and strides divisible by "
-                    f"{a.align} bytes, got {fact}",
-                    hint="compile it for a specification of such an array, or pass a copy",
-                )
-            if dense_fact(t) < a.dense:
-                raise LaunchError(
-                    f"{a.name}: this variant was compiled for rows without gaps and an address "
-                    f"divisible by {a.dense} bytes, got strides {t.strides} and an address "
-                    f"divisible by {alignment(t.pointer)}",
-                    hint="compile it for a specification of such an array, or pass a copy",
-                )
-            if row_fact(t, a.align) < a.row:
-                raise LaunchError(
-                    f"{a.name}: this variant was compiled for rows of whole 16 bytes with gaps "
-                    f"behind them, got rows of {t.shape[-1]} elements",
-                    hint="compile it for a specification of such an array, or pass a copy",
-                )
+                unfit = f"an address and strides divisible by {a.align} bytes, got {fact}"
+            elif dense_fact(t) < a.dense:
+                unfit = f"rows without gaps and an address divisible by {a.dense} bytes, got "
+                unfit += f"strides {t.strides} and an address divisible by {alignment(t.pointer)}"
+            elif row_fact(t, a.align) < a.row:
+                unfit = "rows of whole 16 bytes with gaps behind them, got rows of "
+                unfit += f"{t.shape[-1]} elements"
+            if unfit:
+                message = f"{a.name}: this variant was compiled for {unfit}"
+                hint = "compile it for a specification of such an array, or pass a copy"
+                raise LaunchError(message, hint=hint)
             if is_wide(t) and not self.image.wide:
                 message = f"{a.name}: this variant was compiled for tensors below 2**31 elements"
                 raise LaunchError(message, hint="compile it for a specification of that size")

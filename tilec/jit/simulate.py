@@ -202,28 +202,27 @@ def _instead(given: object) -> str:
 
 def simulated_target(name: object) -> Target:
     """The GPU called `name` ("cuda" and "hip": the one found). Raises TargetError."""
-    known = ", ".join(GPU_TARGETS)
+    known, hint = ", ".join(GPU_TARGETS), 'write target="cuda:sm_90a"'
     if not isinstance(name, str):
-        hint = 'write target="cuda:sm_90a"'
         raise TargetError(f"target is a {type(name).__name__}; expected one of {known}", hint=hint)
     if name == "cpu":
         raise TargetError(
             f"the simulator runs the code of GPUs: {known}; on the cpu target a kernel runs itself,"
             " by calling it with these arrays",
-            hint='write target="cuda:sm_90a"',
+            hint=hint,
         )
     try:
         return find_target(resolve_target(name))
     except DriverError:
         message = f"target {name!r} means the device found, and there is none; name one of {known}"
-        raise TargetError(message, hint='write target="cuda:sm_90a"') from None
+        raise TargetError(message, hint=hint) from None
     except TargetError:
         meant = meant_target(name) or name
         meant = PROPOSED.get(meant, meant)
         first = [t for t in GPU_TARGETS if t.startswith(meant)] if meant else []
         near = f"; did you mean {first[-1]!r}?" if first else did_you_mean(name, GPU_TARGETS)
         message = f"target {shown(name)} is unknown{near} (the simulator has {known})"
-        raise TargetError(message, hint='write target="cuda:sm_90a"') from None
+        raise TargetError(message, hint=hint) from None
 
 
 def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
