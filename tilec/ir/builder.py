@@ -17,8 +17,8 @@ from tilec.ir.values import Value
 class Builder:
     """Collects ops into a block; `emit` makes the op's results from its `infer`."""
 
-    def __init__(self, loc: Loc = UNKNOWN) -> None:
-        self.ops: list[Op] = []
+    def __init__(self, loc: Loc = UNKNOWN, ops: Iterable[Op] = ()) -> None:
+        self.ops: list[Op] = [*ops]
         self.loc = loc
         self.known: dict[Value, bool | int | float] = {}  # the literals made here
 

@@ -365,8 +365,7 @@ class LeadThread:
         made = self._spread(loop.body.ops, lead)
         if made is None:
             return None
-        b = Builder(loop.loc)
-        b.ops += made
+        b = Builder(loop.loc, made)
         first = b.const(0)
         b.emit(ops.Yield, tuple(b.value(ops.Shuffle, v, first) for v in ops.yielded(loop.body)))
         return b.block(loop.body.args)

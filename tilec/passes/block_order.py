@@ -474,8 +474,7 @@ def rounded_grid(func: Func) -> Block:
     """The function's grid, rounded up to whole clusters: what is launched."""
     if not ops.yielded(func.grid):
         return func.grid
-    b = Builder(func.loc)
-    b.ops += func.grid.statements
+    b = Builder(func.loc, func.grid.statements)
     sides = zip(ops.yielded(func.grid), cluster_of(func))
     b.emit(ops.Yield, tuple(b.fold("mul", clusters_in(b, e, c), c) for e, c in sides))
     return b.block()

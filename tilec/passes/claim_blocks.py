@@ -76,10 +76,9 @@ class _Claims:
         b = Builder(o.loc)
         at = Position(b, SLOTS, int(produces), "claims")
         (tile,) = o.body.args
-        cond, body = Builder(o.loc), Builder(o.loc)
+        cond, body = Builder(o.loc), Builder(o.loc, o.body.statements)
         asked = Value(ScalarType(INT32), tile.name)
         cond.emit(ops.Yield, (cond.compare("lt", asked, o.hi),))
-        body.ops += o.body.statements
         following = self.hand_on(body, o, at) if produces else self.receive(body, at)
         body.emit(ops.Yield, (following,))
         b.emit(ops.While, (o.lo,), cond.block([asked]), body.block([tile]))
@@ -89,10 +88,10 @@ class _Claims:
         """The number of the next tile, asked for, which the others are told."""
         taken = b.value(ops.Atomic, self.counter, (b.const(0),), b.const(1), "add")
         following = b.binary("add", taken, o.step)
-        last, clear = b.binary("sub", o.hi, 1), Builder(b.loc)
-        zero = clear.const(0)
-        clear.value(ops.Atomic, self.counter, (zero,), zero, "exchange")
-        b.branch(b.compare("eq", taken, last), clear.ops)
+        last = b.binary("sub", o.hi, 1)
+        with b.when(b.compare("eq", taken, last)) as clear:
+            zero = clear.const(0)
+            clear.value(ops.Atomic, self.counter, (zero,), zero, "exchange")
         phase = at.get_phase(b)
         stage = self.ring.wait_free(b, at)
         b.emit(ops.Store, b.value(ops.RingStage, self.slot, stage), (b.const(0),), following)

@@ -67,8 +67,7 @@ class _Sharer:
         statements = self.func.body.ops
         at = statements.index(loop)
         sums = tuple(self.sums(loop))
-        top, b = Builder(self.func.loc), Builder(loop.loc)
-        b.ops += statements[:at]
+        top, b = Builder(self.func.loc), Builder(loop.loc, statements[:at])
         rest = self.func.body.statements[at + 1 :]
         after = rest[0].loc if rest else loop.loc
         if self.split > 1:
@@ -234,8 +233,7 @@ class _Sharer:
         grid = self.func.grid
         if not ops.yielded(grid):
             return grid
-        b = Builder(self.func.loc)
-        b.ops += grid.statements
+        b = Builder(self.func.loc, grid.statements)
         extents = list(ops.yielded(grid))
         if self.parts > 1:
             extents += [b.const(1) for _ in range(3 - len(extents))]

@@ -160,9 +160,8 @@ class _Expander:
         self.rings += 1
         index = loop.lo
         for s in range(stages - 1):
-            inner = Builder(loop.loc)
-            self._copies(inner, loop, copies, index, inner.const(s))
-            b.branch(b.compare("lt", index, loop.hi), inner.ops)
+            with b.when(b.compare("lt", index, loop.hi)) as inner:
+                self._copies(inner, loop, copies, index, inner.const(s))
             b.emit(ops.CpAsyncCommit)
             index = b.binary("add", index, loop.step)
         distance = b.binary("sub", index, loop.lo)
@@ -172,9 +171,8 @@ class _Expander:
         self._synchronise(body, copies, loop)
         following = body.binary("add", loop.body.args[0], distance)
         ahead = Builder(loop.loc)
-        inner = Builder(loop.loc)
-        self._copies(inner, loop, copies, following, at.before(inner, stage))
-        ahead.branch(ahead.compare("lt", following, loop.hi), inner.ops)
+        with ahead.when(ahead.compare("lt", following, loop.hi)) as inner:
+            self._copies(inner, loop, copies, following, at.before(inner, stage))
         ahead.emit(ops.CpAsyncCommit)
         rest = Builder(loop.loc)
         sum_of = _last_sum(loop) if self._computes_places(copies) else set()
@@ -214,9 +212,8 @@ class _Expander:
         following = body.binary("add", loop.body.args[0], loop.step)
         more = body.compare("lt", following, loop.hi)
         found = waiting.pieces(body, following, False)
-        ahead = Builder(loop.loc)
-        waiting.load(ahead, following, found)
-        body.branch(more, ahead.ops)
+        with body.when(more) as ahead:
+            waiting.load(ahead, following, found)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
@@ -225,9 +222,8 @@ class _Expander:
         if stages == 1:
             body.emit(ops.Barrier, *self.barrier)
         other = body.binary("sub", body.const(1), stage) if stages > 1 else stage
-        behind = Builder(loop.loc)
-        waiting.store(behind, following, other, found)
-        body.branch(more, behind.ops)
+        with body.when(more) as behind:
+            waiting.store(behind, following, other, found)
         if in_flight:
             body.emit(ops.WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)

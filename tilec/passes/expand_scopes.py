@@ -63,12 +63,11 @@ def expand_scopes(func: Func, target: Target) -> Func:
     warps *= count
     helpers = producer_warps(warps)
     registers = register_split(warps, target, blocks=residents_of(func))
-    init = Builder(func.loc)
-    for r in rings:
-        r.initialise(init)
-    init.emit(ops.MbarrierInitFence)
-    maps.prefetch(init)
-    top.branch(elected(top), init.ops)
+    with top.when(elected(top)) as init:
+        for r in rings:
+            r.initialise(init)
+        init.emit(ops.MbarrierInitFence)
+        maps.prefetch(init)
     together = ops.ClusterBarrier if multicast.shares else ops.Barrier
     top.emit(together)
     top.emit(ops.Scope, "consumer", 0, warps, consumer, registers[0], count)
@@ -348,8 +347,7 @@ class _Consumers:
         pairs = replace(loop, lo=start, step=b.fold("mul", loop.step, 2))
         others = {v: b.value(ops.Alloc, v.type, name=f"{v.name}_other") for v in versions}
         body = self.block(loop.body, pairs, products, tuple(others.values()))
-        both = Builder(loop.loc)
-        both.ops += body.statements
+        both = Builder(loop.loc, body.statements)
         after = both.fold("add", index, loop.step)
         subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
         both.ops += [clone(o, subst) for o in body.ops]

@@ -16,7 +16,7 @@ from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.select_gemm import sparse_instructions
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import beside, whole
 from tilec.target import Target
 
 
@@ -41,10 +41,9 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     """The dense A of `o`, (M, K) in a buffer of its own."""
     kept = o.a
     if kept.type.space == "fragment":  # whose threads hold other elements than they need
-        name = f"{kept.buffer.name}_kept"
-        moved = b.value(Alloc, BufferType(kept.extents, kept.dtype, "shared"), name=name)
-        b.emit(Copy, kept, whole(b, moved))
-        kept = whole(b, moved)
+        moved = beside(b, kept, "shared", "kept")
+        b.emit(Copy, kept, moved)
+        kept = moved
     m, _, k = o.shape
     made = b.value(Alloc, BufferType((m, k), kept.dtype, "shared"), name=f"{o.a.buffer.name}_dense")
     inner = Builder(o.loc)

@@ -145,8 +145,7 @@ class _Groups:
             if not region.statements and not kept:
                 continue
             body = self.block(region, who, True)
-            inner = Builder(o.loc)
-            inner.ops += body.statements
+            inner = Builder(o.loc, body.statements)
             zero = inner.const(0) if kept else None
             for place, v in zip(kept, ops.yielded(body)):
                 inner.emit(ops.Store, place, (zero,), v)

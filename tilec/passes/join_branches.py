@@ -90,8 +90,7 @@ def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | No
         return None
     if any(may_trap(x, numbers) for x in scalars):
         return None
-    b = Builder(o.loc)
-    b.ops += scalars
+    b = Builder(o.loc, scalars)
     for first, second in zip(*made):
         if not isinstance(first, Copy) or not isinstance(second, Copy):
             return None

@@ -39,8 +39,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
     body = rewrite(func.body, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)
-    top = Builder(func.loc)
-    top.ops += [o for o in body.ops if _is_barrier(o)]
+    top = Builder(func.loc, filter(_is_barrier, body.ops))
     if inits:
         with top.when(elected(top)) as first:
             first.ops += inits
@@ -126,18 +125,18 @@ class _Lowering:
         blocks = [n for n in range(o.mask.bit_length()) if o.mask >> n & 1]
         first, come, told = blocks[0], b.const(0), b.const(1)
         phase = self.phases.setdefault(o.gate, Value(_PHASE, f"{o.gate.name}_phase"))
-        among, start, alone = (Builder(o.loc) for _ in range(3))
+        among, alone = Builder(o.loc), Builder(o.loc)
         at = among.value(ops.Load, phase, (come,))
         turned = among.binary("xor", at, told)
         among.emit(ops.Store, phase, (come,), turned)
         among.emit(ops.MbarrierWait, o.gate, told, turned)
         among.emit(ops.MbarrierArrive, o.gate, come, None, among.const(first), True)
-        start.emit(ops.MbarrierWait, o.gate, come, at, True)
-        start.emit(ops.MbarrierArrive, o.gate, told)
-        for n in blocks[1:]:
-            start.emit(ops.MbarrierArrive, o.gate, told, None, start.const(n))
-        self.bring(start, o, start.const(o.mask))
-        among.branch(among.compare("eq", o.rank, first), start.ops)
+        with among.when(among.compare("eq", o.rank, first)) as start:
+            start.emit(ops.MbarrierWait, o.gate, come, at, True)
+            start.emit(ops.MbarrierArrive, o.gate, told)
+            for n in blocks[1:]:
+                start.emit(ops.MbarrierArrive, o.gate, told, None, start.const(n))
+            self.bring(start, o, start.const(o.mask))
         if len(blocks) == self.blocks:
             b.ops += among.ops
             return

@@ -22,7 +22,7 @@ from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import carried, each_element, shifted
 from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import whole
+from tilec.passes.utils.building import beside, whole
 from tilec.target import Target
 
 SHORT = 16  # a row of so many elements is not cut
@@ -38,11 +38,11 @@ def _lowered(o: Scan, target: Target) -> list[Op]:
     source, dest = o.source, o.dest
     if target.kind != "cpu" and "fragment" in (_space(source), _space(dest)):
         if _space(source) == "fragment":
-            source = _in_shared(b, source)
+            source = beside(b, source, "shared", "scanned")
             b.emit(Copy, o.source, source)
         if _space(dest) == "fragment":
             same = dest.dtype == source.dtype and source is not o.source
-            dest = source if same else _in_shared(b, dest)
+            dest = source if same else beside(b, dest, "shared", "scanned")
     _Rows(b, o, source, dest).loops()
     if dest is not o.dest:
         b.emit(Copy, dest, o.dest)
@@ -51,11 +51,6 @@ def _lowered(o: Scan, target: Target) -> list[Op]:
 
 def _space(r: Region) -> str:
     return r.type.space
-
-
-def _in_shared(b: Builder, r: Region) -> Region:
-    made = BufferType(r.extents, r.dtype, "shared")
-    return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_scanned"))
 
 
 class _Rows:

@@ -88,8 +88,7 @@ class _Masks:
         inside = {x for o in statements for x in walk(o)}
         made = [r for o in statements for r in o.results]
         needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
-        then = Builder(statements[0].loc)
-        then.ops += [clone(o, self.subst) for o in statements]
+        then = Builder(statements[0].loc, (clone(o, self.subst) for o in statements))
         results = or_zeros(self.b, mask, then, [self.copy(r) for r in needed])
         self.subst.update(zip(needed, results))
         self.masked.update(results)

@@ -12,9 +12,8 @@ from math import prod
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Region
-from tilec.ir.ops import Alloc, Copy, Fill, Reduce
-from tilec.ir.types import BufferType, DType
-from tilec.passes.utils.building import counted, part, whole
+from tilec.ir.ops import Copy, Fill, Reduce
+from tilec.passes.utils.building import beside, counted, part
 from tilec.passes.utils.reductions import neutral
 from tilec.target import Target
 
@@ -32,10 +31,10 @@ def stage_reductions(func: Func, target: Target) -> Func:
         b = Builder(o.loc)
         source, dest = o.source, o.dest
         if not _is_fragment(source):
-            source = _fragment(b, source)
+            source = beside(b, source, "fragment", "held")
             b.emit(Copy, o.source, source)
         if not _is_fragment(dest):
-            dest = _fragment(b, dest)
+            dest = beside(b, dest, "fragment", "held")
             if not o.clear:
                 b.emit(Copy, o.dest, dest)
         b.ops.append(replace(o, source=source, dest=dest))
@@ -60,7 +59,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
     """The reduction as a loop over slices, whose results are combined in the dtype of partial
     results."""
     b = Builder(o.loc)
-    so_far = _fragment(b, o.dest, o.accumulator)
+    so_far = beside(b, o.dest, "fragment", "held", o.accumulator)
     if o.clear:
         b.emit(Fill, so_far, neutral(b, o, o.accumulator))
     else:
@@ -69,7 +68,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
     with counted(b, count, "slice", "serial") as (number, inner):
         first = inner.binary("mul", number, length)
         piece = part(inner, o.source, o.dim, first, length)
-        held = _fragment(inner, piece)
+        held = beside(inner, piece, "fragment", "held")
         inner.emit(Copy, piece, held)
         inner.emit(Reduce, held, so_far, o.dim, o.kind, clear=False, propagate_nan=o.propagate_nan)
     b.emit(Copy, so_far, o.dest)
@@ -78,8 +77,3 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
 
 def _is_fragment(r: Region) -> bool:
     return r.type.space == "fragment" and r.is_whole
-
-
-def _fragment(b: Builder, r: Region, dtype: DType | None = None) -> Region:
-    made = BufferType(r.extents, dtype or r.dtype, "fragment")
-    return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_held"))

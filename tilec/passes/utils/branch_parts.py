@@ -11,6 +11,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Substitution, Value, clone, rewritten, upstream, walk
 from tilec.ir.loc import Loc
 from tilec.ir.types import ScalarType
+from tilec.passes.utils.building import or_zeros
 
 
 def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list[Op]:
@@ -31,15 +32,10 @@ def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list
         handed = [r for x in piece for r in x.results if r in needed and r not in cheap]
         if not all(isinstance(v.type, ScalarType) for v in handed):
             return [o]
-        then, orelse = Builder(o.loc), Builder(o.loc)
-        then.ops += rewritten(piece, lambda _: None, subst)
-        then.emit(ops.Yield, tuple(handed))
-        orelse.emit(ops.Yield, tuple(orelse.zero(v.dtype) for v in handed))
-        b = Builder(o.loc)
-        types = tuple(v.type for v in handed)
-        made = b.emit(ops.If, o.cond, then.block(), orelse.block(), types)
+        b, then = Builder(o.loc), Builder(o.loc, rewritten(piece, lambda _: None, subst))
+        results = or_zeros(b, o.cond, then, handed)
         done += [*b.ops, meeting(pieces[n + 1][0].loc or o.loc)]
-        subst |= dict(zip(handed, made.results))
+        subst |= dict(zip(handed, results))
         pieces[n + 1] = tuple(clone(x, subst) for x in again) + pieces[n + 1]
     last = rewritten(pieces[-1], lambda _: None, subst)
     return [*done, replace(o, then=Block((), last))]

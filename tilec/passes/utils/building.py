@@ -24,6 +24,12 @@ def whole(b: Builder, v: Value) -> Region:
     return Region(v, tuple(b.const(0) for _ in shape), shape)
 
 
+def beside(b: Builder, r: Region, space: str, name: str, dtype: DType | None = None) -> Region:
+    """All of a new buffer with the extents of a region, named after its buffer."""
+    made = BufferType(r.extents, dtype or r.dtype, space)
+    return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_{name}"))
+
+
 def part(b: Builder, r: Region, dim: int, start: Value | int, size: int) -> Region:
     """`size` elements of a region along one dimension, from `start` on."""
     if r.extents[dim] == size:

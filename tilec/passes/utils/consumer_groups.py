@@ -141,8 +141,7 @@ class ConsumerGroups:
             exists = b.binary("and", exists, later)
             b.branch(exists, self._skipped(tile))
         stride = b.fold("mul", loop.step, self.count)
-        body = Builder(loop.loc)
-        body.ops += own.statements
+        body = Builder(loop.loc, own.statements)
         for ahead in range(1, self.count):
             index = loop.body.args[0]
             tile = body.binary("add", index, body.fold("mul", loop.step, ahead))

@@ -297,14 +297,13 @@ class Realigner:
                 own = [] if mine is None else [mine]
                 wanted = body.all_of(there, *own, *self._lacking(body, o, part))
                 some = wanted if some is None else body.binary("or", some, wanted)
-                inner = Builder(b.loc)
-                zero = inner.const(0)
-                for e, value in enumerate(self._elements(loads, o, part, wanted)):
-                    column = inner.binary("add", part.place[-1], e)
-                    place = iter((*part.place[:-1], column))
-                    index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
-                    inner.emit(ops.Store, dest[o.dest.buffer], index, value)
-                stores.branch(wanted, inner.ops)
+                with stores.when(wanted) as inner:
+                    zero = inner.const(0)
+                    for e, value in enumerate(self._elements(loads, o, part, wanted)):
+                        column = inner.binary("add", part.place[-1], e)
+                        place = iter((*part.place[:-1], column))
+                        index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
+                        inner.emit(ops.Store, dest[o.dest.buffer], index, value)
             body.branch(some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: ops.Copy, part: _Part, first: int) -> list[Value]:
