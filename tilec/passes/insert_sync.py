@@ -39,7 +39,7 @@ from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.branch_parts import always_at, in_parts
-from tilec.passes.utils.group_barriers import GroupBarriers
+from tilec.passes.utils.groups import GroupBarriers
 from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
 from tilec.passes.utils.rings import waited_by_all
 from tilec.passes.utils.sync_state import (

@@ -49,10 +49,9 @@ from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
-from tilec.passes.utils.extents import rounded, shared_by, up
 from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
-from tilec.passes.utils.tile_ends import SharedTiles, ends, same_dim
+from tilec.passes.utils.tile_ends import SharedTiles, ends, rounded, same_dim, shared_by, up
 from tilec.target import SECTOR, Target
 
 MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction

@@ -4,7 +4,7 @@ What is asked of a program:
 
 accesses, memory_access   element accesses, and where in memory they are
 regions                   loops over elements that move a box
-tile_ends                 where tiles end, and which may have more
+tile_ends                 where tiles end, which may have more, and how much
 slicing                   what copies and their addresses are computed from
 operands, gemm_layouts    a product's operands, and the layouts that it asks for
 registers, consumer_groups  what a thread may hold; loops over blocks that warpgroups share
@@ -18,6 +18,6 @@ conversions               fragments from layout to layout
 loop_body                 one iteration of a loop over elements, in registers
 rings, multicast          stages of a tile ahead of its use, filled for a cluster
 realign                   tiles of rows that begin anywhere
-groups, group_barriers    groups of threads, and where each meets
+groups                    groups of threads, and where each meets
 identities, dce
 """

@@ -1,4 +1,5 @@
-"""Where tiles end, and which of them may have more behind their ends."""
+"""Where tiles end, which of them may have more behind their ends, and the extents, a little larger,
+that they may have in place of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
 from tilec.ir.core import Func, Region
 from tilec.ir.effects import effects_in, written_tensors
+from tilec.ir.types import next_power_of_2
+
+ATOM = 16  # rows and columns of every matrix instruction divide it
 
 
 class SharedTiles:
@@ -51,3 +55,31 @@ def ends(x: Region, dim: int | None, facts: Facts) -> bool:
         return False
     size, first = x.type.shape[dim], facts.constant(x.offsets[dim])
     return isinstance(size, int) and first is not None and first + x.extents[dim] >= size
+
+
+# --- larger extents ---
+
+
+def rounded(extent: int) -> int:
+    """The next extent that divides well: at most an eighth more of a long one."""
+    if extent <= ATOM:
+        return next_power_of_2(extent)
+    return up(extent, max(ATOM, 1 << (extent // 8).bit_length() - 1))
+
+
+def up(extent: int, unit: int) -> int:
+    """The next multiple."""
+    return -(-extent // unit) * unit
+
+
+def shared_by(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
+    """The smallest product tile of at least that size of which every warp has a part, whole
+    atoms."""
+
+    found = []
+    for along in (1 << i for i in range(warps.bit_length()) if warps % (1 << i) == 0):
+        rows, columns = up(m, ATOM * along), up(n, ATOM * (warps // along))
+        if square:
+            rows = columns = max(rows, columns)
+        found.append((rows * columns, rows, columns))
+    return min(found)[1:]
