@@ -176,13 +176,18 @@ def tilec_candidate(
 
         return call
 
-    def identity(config: Config) -> str:
-        return code_hash(kernel.compile(*specs, **config))
+    def compiled(config: Config) -> Any:
+        return kernel.compile(*specs, **config)
 
-    def about(config: Config) -> dict[str, Any]:
-        return schedule_of(kernel.compile(*specs, **config))
-
-    return Candidate(name, identity, bind, (dict(meta or {}),), about=about)
+    return Candidate(
+        name,
+        lambda config: code_hash(compiled(config)),
+        bind,
+        (dict(meta or {}),),
+        prepare=compiled,
+        on_disk=True,
+        about=lambda config: schedule_of(compiled(config)),
+    )
 
 
 def ours(p: Product) -> Candidate:
