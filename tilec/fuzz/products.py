@@ -237,6 +237,9 @@ def arranged(w: Writer, statements: int) -> str:
         return f", stage={stage}"
     if kind == 3:
         return f", num_stages={w.between(1, 4)}, reversible=True"
+    if kind == 5:
+        group = [list(range(statements - 1)), [statements - 1]]
+        return f", num_stages={w.between(1, 4)}, order=[0, 1], group={group}"
     return "" if kind == 4 else f", num_stages={w.between(0, 5)}"
 
 
