@@ -21,7 +21,9 @@ def test_chunks_reach_back_over_one_another(columns, turned):
     layout = wgmma_c(columns).transpose() if turned else wgmma_c(columns)
     assert chunks(layout, 16, True, once=True) is None
     found = chunks(layout, 16, True)
-    assert found is not None and found.repeats and found.matrices and found.transposed == turned
+    assert found is not None and found.matrices and found.transposed == turned
+    written = sum(len(access) for chunk in found.registers for access in chunk)
+    assert written > layout.size("reg")
     assert len(found.origins) == (-(-columns // 16) if turned else -(-columns // 64))
     seen = set()
     pairs = [(r, c) for c in (0, 8) for r in (0, 8)]

@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
@@ -31,16 +30,20 @@ from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
 from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.loc import Loc
 from tilec.ir.trends import trend
-from tilec.ir.types import INT32, UINT32, DType, ScalarType
+from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.building import under
 from tilec.passes.utils.plans import pipelined
+from tilec.passes.utils.raster_groups import (
+    Counter,
+    InLoop,
+    backwards,
+    decode,
+    left_halved,
+    left_together,
+)
 from tilec.target import Target
-
-_MOST = 2**32 - 1  # a reciprocal is this over the divisor
-_FEW = 16  # reciprocals that are looked up
 
 
 def block_order(func: Func, target: Target) -> Func:
@@ -106,152 +109,6 @@ def _uneven(block: Block, inside: bool, differs: Callable[[Value], bool]) -> boo
     return False
 
 
-class _Counter(Builder):
-    """Arithmetic on numbers that are not negative: it divides by nothing that may be 0 or -1."""
-
-    def fold(self, kind: str, x: Value, y: Value | int, **more: Any) -> Value:
-        return super().fold(kind, x, y, nonzero=kind in ("floordiv", "mod"), **more)
-
-
-class _InLoop(_Counter):
-    """The same inside of a loop. What does not change there is computed `before` it, reciprocals of
-    divisors too."""
-
-    def __init__(self, loc: Loc, before: Builder, fixed: Sequence[Value]) -> None:
-        super().__init__(loc)
-        self.before, self.known = before, before.known
-        self.fixed = {*fixed}
-        self.reciprocals: dict[Value, Value] = {}
-
-    def const(self, number: bool | int | float, dtype: DType = INT32) -> Value:
-        made = self.before.const(number, dtype)
-        self.fixed.add(made)
-        return made
-
-    def fold(self, kind: str, x: Value, y: Value | int, **more: Any) -> Value:
-        y = y if isinstance(y, Value) else self.const(y, x.dtype)
-        if x in self.fixed and y in self.fixed:
-            made = self.before.fold(kind, x, y)
-            self.fixed.add(made)
-            return made
-        if kind in ("floordiv", "mod") and y in self.fixed and y not in self.known:
-            more["reciprocal"] = self._reciprocal(y)
-        return super().fold(kind, x, y, **more)
-
-    def _reciprocal(self, d: Value) -> Value:
-        if d not in self.reciprocals:
-            self.reciprocals[d] = _reciprocal(self.before, self.before.fold("max", d, 1))
-        return self.reciprocals[d]
-
-
-def _reciprocal(n: Builder, d: Value) -> Value:
-    """As a `Binary` takes it, of a positive number."""
-    return n.binary("floordiv", n.const(_MOST, UINT32), n.cast(d, UINT32), nonzero=True)
-
-
-def _known_reciprocal(n: Builder, d: Value, most: int) -> Value:
-    """The same of a number from 1 to `most`: without a division where these are few."""
-    if most > _FEW:
-        return _reciprocal(n, d)
-    found = n.const(_MOST // most, UINT32)
-    for number in range(1, most):
-        found = n.select(n.compare("eq", d, number), n.const(_MOST // number, UINT32), found)
-    return found
-
-
-def _grouped(
-    n: Builder, tile: Value, across: Value, along: Value, group: int
-) -> tuple[Value, Value]:
-    """The `tile`-th position of an `across` x `along` grid that is walked in rasterisation groups
-    of `group` along the second dimension: (index across, index along)."""
-    size = n.const(group)
-    raster_group = n.fold("mul", across, size)
-    number = n.fold("floordiv", tile, raster_group)
-    first = n.fold("mul", number, size)
-    width = n.fold("min", n.fold("sub", along, first), size)
-    width = n.fold("max", width, 1)  # as it is; then no index can be below 0
-    inside = n.fold("mod", tile, raster_group)
-    x = n.fold("floordiv", inside, width)
-    y = n.fold("add", first, n.fold("mod", inside, width))
-    return x, y
-
-
-def _decode(
-    n: Builder, tile: Value, grid: list[Value], group: int, along: int, backwards: frozenset[int]
-) -> list[Value]:
-    """The user's block indices of the `tile`-th block; some run `backwards`."""
-    return _backwards(n, _forwards(n, tile, grid, group, along), grid, backwards)
-
-
-def _backwards(
-    n: Builder, found: list[Value], grid: list[Value], backwards: frozenset[int]
-) -> list[Value]:
-    for d in backwards & {*range(len(found))}:
-        last = n.fold("sub", grid[d], 1)
-        found[d] = n.fold("max", n.fold("sub", last, found[d]), 0)
-    return found
-
-
-def _forwards(n: Builder, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
-    if len(grid) == 1:
-        return [tile]
-    plane = n.fold("mul", grid[0], grid[1])
-    indices: list[Value] = []
-    if len(grid) == 3:
-        z = n.fold("floordiv", tile, plane)
-        tile = n.fold("mod", tile, plane)
-        indices = [z]
-    if along == 1 and len(grid) == 3:
-        size = n.const(group)
-        blocks = n.fold("mul", grid[0], size)
-        first = n.fold("mul", n.fold("floordiv", tile, blocks), size)
-        inside = n.fold("mod", tile, blocks)
-        y = n.fold("add", first, n.fold("floordiv", inside, grid[0]))
-        left = n.fold("mod", inside, grid[0]), y
-        indices = [*_whole_groups(n, (first, inside), left, grid, group), *indices]
-        return indices
-    if along == 1:
-        x, y = _grouped(n, tile, grid[0], grid[1], group)
-    else:
-        y, x = _grouped(n, tile, grid[1], grid[0], group)
-    return [x, y, *indices]
-
-
-def _halves(group: int) -> list[int]:
-    """`group`, half of it, and so on while that divides it: the widest comes last."""
-    return [*(_halves(group // 2) if group > 2 and group % 2 == 0 else []), group]
-
-
-def _whole_groups(
-    n: Builder, at: tuple[Value, Value], left: Sequence[Value], grid: list[Value], group: int
-) -> list[Value]:
-    """The indices in a plane that is walked in rasterisation groups of `group` along the second
-    dimension, where `at` says: the group's first row, and how many blocks of the group come before;
-    rows that make no whole group are walked as they are (`left`). There is no division but by
-    `group`: a block cannot ask for its tiles before it knows which they are."""
-    size = n.const(group)
-    first, inside = at
-    whole = n.compare("le", n.fold("add", first, size), grid[1])
-    y = n.fold("add", first, n.fold("mod", inside, size))
-    x = n.select(whole, n.fold("floordiv", inside, size), left[0])
-    return [x, n.select(whole, y, left[1])]
-
-
-def _inside_group(
-    n: Builder, first: Value, inside: Value, grid: list[Value], group: int
-) -> list[Value]:
-    """The indices in a plane that is walked in rasterisation groups of `group` along the second
-    dimension, of the block that has `inside` others before it in the group whose first row is
-    `first`. Rows that are left over are one group, as wide as they are many: blocks that run at
-    once are neighbours in a grid of few rows, too. The reciprocal of the width is looked up, for a
-    block cannot ask for its tiles before it knows which they are."""
-    width = n.fold("min", n.fold("sub", grid[1], first), group)
-    width = n.fold("max", width, 1)  # as it is; then no index can be below 0
-    by = {"reciprocal": _known_reciprocal(n, width, group), "nonzero": True}
-    x, y = (n.binary(kind, inside, width, **by) for kind in ("floordiv", "mod"))
-    return [x, n.fold("add", first, y)]
-
-
 def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tuple[Op, ...]:
     """The body's ops with block indices and grid sizes taken from these values."""
     subst: Substitution = {}
@@ -294,26 +151,18 @@ def _renumber(func: Func, group: int, along: int, wished: bool) -> Func:
     """`wished`: by the author, in the order that he knows. Otherwise rows that are left over are
     one group; in a grid of three dimensions groups half as wide, and so on, which need no
     reciprocals: rows are batches or heads there, mostly multiples of a group."""
-    b = _Counter(func.loc)
+    b = Counter(func.loc)
     c = cluster_of(func)
     grid = [b.fold("floordiv", b.value(ops.GridSize, d), c[d]) for d in (0, 1)]
     mine = [b.fold("floordiv", b.value(ops.BlockIndex, d), c[d]) for d in (0, 1)]
     group = max(1, group // c[along])
     if not wished:
-        at = mine
         flat = len(ops.yielded(func.grid)) < 3 and not func.attrs.get("grid_from_launch")
-        for width in [group] if flat else _halves(group):
-            size = b.const(width)
-            first = b.fold("mul", b.fold("floordiv", mine[1], size), size)
-            inside = b.fold("add", b.fold("mul", b.fold("mod", mine[1], size), grid[0]), mine[0])
-            if flat:
-                at = _inside_group(b, first, inside, grid, group)
-            else:
-                at = _whole_groups(b, (first, inside), at, grid, width)
-        at = _backwards(b, at, grid, growing(func))
+        at = (left_together if flat else left_halved)(b, mine, grid, group)
+        at = backwards(b, at, grid, growing(func))
     else:
         tile = b.fold("add", b.fold("mul", mine[1], grid[0]), mine[0])
-        at = _decode(b, tile, grid, group, along, growing(func))
+        at = decode(b, tile, grid, group, along, growing(func))
     indices = _in_clusters(b, at, func)
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
@@ -331,7 +180,7 @@ def _relaunched(func: Func, b: Builder, user: UserGrid, indices: list[Value]) ->
 
 
 def _persistent(func: Func, group: int, along: int) -> Func:
-    b = _Counter(func.loc)
+    b = Counter(func.loc)
     c = cluster_of(func)
     user = UserGrid(func, b)
     clusters = user.clusters(b)
@@ -339,10 +188,10 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     start = b.fold("floordiv", b.value(ops.BlockIndex, 0), c[0])
     step = b.fold("floordiv", b.value(ops.GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
-    inner = _Counter(func.loc)
+    inner = Counter(func.loc)
     if len(clusters) == 3:  # three divisions, one behind the other, before a tile begins
-        inner = _InLoop(func.loc, b, clusters)
-    at = _decode(inner, tile, clusters, max(1, group // c[along]), along, growing(func))
+        inner = InLoop(func.loc, b, clusters)
+    at = decode(inner, tile, clusters, max(1, group // c[along]), along, growing(func))
     indices = _in_clusters(inner, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)

@@ -166,14 +166,15 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
 
 
 def _is_kept(r: LiveRange, fill: Copy) -> bool:
-    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it, and
-    takes no less room."""
+    """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it: the
+    same numbers, if wider ones."""
     if fill.source.type.space != "shared" or not r.readers:
         return False
     between = r.block.ops[r.start + 1 : r.readers[-1] + 1]
     effects = (e for o in between for _, e in effects_in(o))
-    exact = fill.source.dtype == fill.dest.dtype or fill.source.dtype.bits < fill.dest.dtype.bits
-    return exact and fill.source.buffer not in buffers_written(effects)
+    held, made = fill.source.dtype, fill.dest.dtype
+    wider = held.is_float and made.is_float and 8 <= held.bits < made.bits
+    return (held == made or wider) and fill.source.buffer not in buffers_written(effects)
 
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:

@@ -28,7 +28,7 @@ _QUADS = (
 @dataclass(frozen=True)
 class Chunks:
     """The chunks of one warp, `columns` wide, and the accesses that write one. The last chunk of a
-    row or column that is no multiple of them reaches back over the one before (`repeats`).
+    row or column that is no multiple of them reaches back over the one before.
 
     `origins`: (row, column) of each chunk's first element from the warp's own first one. An access
     writes, in each lane, `run` neighbours of a row, or (`matrices`) four 8x8 matrices as `stmatrix`
@@ -44,7 +44,6 @@ class Chunks:
     origins: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, int], ...]
     registers: tuple[tuple[tuple[int, ...], ...], ...]
-    repeats: bool = False
 
 
 @functools.lru_cache(maxsize=1024)
@@ -102,8 +101,7 @@ def _cut(layout: Layout, bits: int, columns: int, matrices: bool, repeats: bool)
         )
     except KeyError:
         return None
-    whole = upright or turned
-    return Chunks(columns, run, whole, turned, tuple(starts), tuple(made), registers, repeats)
+    return Chunks(columns, run, upright or turned, turned, tuple(starts), tuple(made), registers)
 
 
 def _over_matrices(register: Iterable[tuple[int, int]], columns: int) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ building                  whole buffers, counted loops, buffers of another type
 distribution              layouts that spread a tile over threads
 conversions               fragments from layout to layout
 loop_body                 one iteration of a loop over elements, in registers
+raster_groups             in which order blocks take the tiles of a grid
 rings, multicast          stages of a tile ahead of its use, filled for a cluster
 realign                   tiles of rows that begin anywhere
 groups                    groups of threads, and where each meets

@@ -169,9 +169,10 @@ def cut(
     assert found is not None
     box, swizzle = found
     for apart in (True, False):
+        unit = 1 if apart else _ROWS
         best: tuple[int, tuple[int, int, int, tuple[int, ...], int, int]] | None = None
         for along, whole in enumerate(layout.shape):
-            pitch = whole // parts // (1 if apart else _ROWS) * (1 if apart else _ROWS)
+            pitch = whole // parts // unit * unit
             extent = whole - (parts - 1) * pitch
             twice = parts * extent - whole
             if not pitch or twice > (0 if apart else _TWICE * whole):
