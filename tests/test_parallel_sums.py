@@ -141,8 +141,51 @@ def test_columns_and_elements_of_their_own(target: str, rng: np.random.Generator
     np.testing.assert_allclose(y, x.astype(float).sum(0) + 1.5, rtol=1e-4, atol=1e-4)
 
 
-def wrong(body: str) -> str:
-    """What is said of a loop with this body."""
+LONG = (1 << 17) + 1024  # more iterations than are looked at one by one
+
+
+@tilec.kernel
+def spelled_out(
+    X: T.Tensor((LONG,), "float32"), N: T.Tensor((64, 40), "int32"),
+    Sum: T.Tensor((1,), "float32"), Most: T.Tensor((1,), "float32"), Bits: T.Tensor((64,), "int32"),
+):  # fmt: skip
+    """As `+=` and `|=`, of more iterations than one can look at."""
+    with T.Kernel(1, threads=1024):
+        s, most = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+        bits = T.alloc_fragment((64,), "int32")
+        T.clear(s)
+        T.fill(most, -1e30)
+        T.clear(bits)
+        for i in T.Parallel(LONG):
+            s[0] = s[0] + X[i] * 2
+        for i in T.Parallel(LONG):
+            most[0] = T.max(most[0], X[i])
+        for i, j in T.Parallel(64, 40):
+            bits[i] = N[i, j] | bits[i]
+        for i in T.Parallel(1):
+            T.atomic_add(Sum[i], s[i])
+        if T.get_thread_binding() == 0:
+            T.atomic_add(Most[0], most[0])
+        T.copy(bits, Bits)
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+@pytest.mark.parametrize("target", TARGETS)
+def test_spelled_out_and_long(target: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(LONG).astype(np.float32)
+    x[-7] = 9
+    n = (1 << rng.integers(0, 30, (64, 40))).astype(np.int32)
+    s, most, bits = np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(64, np.int32)
+    run(spelled_out, target, x, n, s, most, bits)
+    np.testing.assert_allclose(s, x.astype(float).sum() * 2, rtol=1e-4, atol=1e-2)
+    assert most == 9
+    np.testing.assert_array_equal(bits, np.bitwise_or.reduce(n, 1))
+    text = spelled_out.compile(x, n, s, most, bits, target="cpu").stages["tile"]
+    assert all(f"reduce %{name}_shares" in text for name in ("s", "most", "bits"))
+
+
+def wrong(body: str, behind: str = "T.copy(acc, Y)", iterations: int = 32) -> str:
+    """What is said of a loop with this body, and of what stands behind it."""
     lines = "\n            ".join(body.split("\n"))
     text = f"""
 @tilec.kernel
@@ -152,13 +195,13 @@ def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
         long, wide = T.alloc_fragment((64,), "float32"), T.alloc_fragment((32, 32), "float32")
         T.clear(acc)
         Y[bx % 8 * 4] = 0
-        for i, j in T.Parallel(32, 32):
+        for i, j in T.Parallel({iterations}, 32):
             {lines}
-        T.copy(acc, Y)
+        {behind}
 """
     import linecache
 
-    name = f"<sums {hash(body)}>"
+    name = f"<sums {hash(text)}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     space: dict[str, Any] = {"tilec": tilec, "T": T}
     exec(compile(text, name, "exec"), space)
@@ -174,6 +217,8 @@ def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
         ("acc[i] += X[i, j]\nwide[i, j] = acc[i]", "acc is added up by all iterations"),
         ("acc[i] += X[i, j]\nacc[i] = T.max(acc[i], X[i, j])", "write the same element of acc"),
         ("acc[i] *= X[i, j]", "write the same element of acc"),
+        ("acc[i] = acc[i] - X[i, j]", "write the same element of acc"),
+        ("acc[i] = wide[i, j] = T.max(acc[i], X[i, j])", "write the same element of acc"),
         ("acc[i] = X[i, j]", "write the same element of acc"),
         ("long[i + j] += X[i, j]", "write the same element of long"),
         # With numbers that the block holds already, for the index of Y.
@@ -182,3 +227,15 @@ def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
 )
 def test_what_is_no_sum(body: str, said: str) -> None:
     assert said in wrong(body)
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("Y[0] = X[i % 32, j]", "i = 0, j = 0 and i = 0, j = 1 of T.Parallel write the same"),
+        ("X[1, j] = 2\nwide[i % 32, j] = X[1, 3]", "reads an element of X that iteration"),
+        ("Y[i // 5000] += 1", "write the same element of Y"),
+    ],
+)
+def test_mistakes_of_long_loops(body: str, said: str) -> None:
+    assert said in wrong(body, iterations=5000)

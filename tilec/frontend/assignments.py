@@ -10,7 +10,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.body import names_of_list
 from tilec.frontend.builtins import BUILTINS
-from tilec.frontend.builtins_reducers import combines
+from tilec.frontend.builtins_reducers import KINDS, combines
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.lanes import elements_of, lanewise
@@ -81,15 +81,14 @@ class Assignments(ForLoops):
             self._assign_to(target, value, node.value)
 
     def _contributes(self, node: ast.Assign) -> bool:
-        """Whether it is `acc[i] = T.max(acc[i], x)` of a reducer in T.Parallel, or of a fragment
-        that takes what its iterations give; it is done then."""
-        target, call = node.targets[0], node.value
-        if not isinstance(call, ast.Call) or len(call.args) != 2:
+        """Whether it is `acc[i] = acc[i] + x`, or another such fold, of a reducer in T.Parallel, or
+        of a fragment that takes what its iterations give; it is done then."""
+        target = node.targets[0]
+        if not isinstance(target, ast.Subscript) or len(node.targets) > 1:
             return False
-        word = self.expression(call.func)
-        kind = "max" if word is T.max else "min" if word is T.min else ""
-        values = [a for a in call.args if ast.unparse(a) != ast.unparse(target)]
-        if not kind or len(values) != 1 or not isinstance(target, ast.Subscript):
+        kind, operands = self._combination(node.value)
+        values = [a for a in operands if ast.unparse(a) != ast.unparse(target)]
+        if len(operands) != 2 or len(values) != 1:
             return False
         if self.parallel is not None:
             self.parallel.updates[self.loc] = node
@@ -100,6 +99,17 @@ class Assignments(ForLoops):
             return False
         given = functools.partial(self.number_of, values[0], "this value")
         return combines(self, node, target, element, kind, given)
+
+    def _combination(self, node: ast.expr) -> tuple[str, list[ast.expr]]:
+        """The kind and the operands of `a + b`, `a | b` or `T.max(a, b)`; no operands otherwise."""
+        if isinstance(node, ast.BinOp):
+            kind = BINARY.get(type(node.op), "")
+            return (kind, [node.left, node.right]) if kind in KINDS.values() else ("", [])
+        if isinstance(node, ast.Call):
+            word = self.expression(node.func)
+            kind = "max" if word is T.max else "min" if word is T.min else ""
+            return (kind, node.args) if kind else ("", [])
+        return "", []
 
     def _check_value(self, call: ast.Call) -> None:
         """Refuse a name for what a word of T or a macro gives, which is nothing; None that Python

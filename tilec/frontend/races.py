@@ -24,7 +24,7 @@ from tilec.support.lazy import Lazy
 np: Any = Lazy("numpy")
 
 ADD_UP = "add up a tile with T.reduce_sum (or max, min), or loop with T.serial"
-LIMIT = 1 << 17  # iterations; larger loops are not looked at
+LIMIT = 1 << 17  # iterations; of larger loops the first ones are looked at
 _MOST = 1 << 31  # factors from here on are no index's: the arithmetic of 64 bits stays exact
 
 
@@ -47,7 +47,7 @@ class _Index:
 
 def find_race(loop: Parallel, forms: Forms) -> Race | None:
     """The first race that is certain to happen in `loop`; `forms`: what all integers are."""
-    count = math.prod(loop.extents)
+    count = math.prod(looked_at(loop))
     ops, varying = loop.body.ops, _varying(loop)
     own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
     same = _same_values(ops)
@@ -66,12 +66,12 @@ def find_race(loop: Parallel, forms: Forms) -> Race | None:
     ]
     widened = {o.result: o.operand for o in ops if isinstance(o, Cast)}
     suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
-    if not suspects or not 1 < count <= LIMIT:
+    if not suspects or count < 2:
         return None
     suspects = [(w, r) for w, r in suspects if r or not _tell_apart(w.indices, loop, forms)]
     if not suspects:
         return None
-    known = evaluate(loop, count, forms)
+    known = evaluate(loop, forms)
     for write, reads in suspects:
         target = rows_of(write.indices, known, count)
         if target is None:
@@ -90,17 +90,17 @@ def find_race(loop: Parallel, forms: Forms) -> Race | None:
 def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> Loc | None:
     """Where, of the `places` of statements that change an element by what it was, several
     iterations do so with one element of a fragment from outside, on conditions or not."""
-    count = math.prod(loop.extents)
+    count = math.prod(looked_at(loop))
     suspects = [
         (o.loc, e.region.offsets)
-        for o, e in (effects_in(loop.body) if 1 < count <= LIMIT else ())
+        for o, e in (effects_in(loop.body) if count > 1 else ())
         if e.writes and e.region and o.loc in places and e.region.type.space == "fragment"
         if not _distinct(e.region.offsets, loop, {})
         and e.region.buffer not in {r for x in walk(loop.body) for r in x.results}
     ]
     if not suspects:
         return None
-    known = evaluate(loop, count, forms)
+    known = evaluate(loop, forms)
     for place, indices in suspects:
         found = None if _tell_apart(indices, loop, forms) else rows_of(indices, known, count)
         if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
@@ -162,9 +162,20 @@ def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Forms) -> bool:
     return told >= set(loop.body.args)
 
 
-def evaluate(loop: Parallel, count: int, forms: Forms) -> dict[Value, _Index | None]:
-    """Each integer of the body that could be computed; None for the others."""
-    grid = np.indices(loop.extents).reshape(len(loop.extents), count)
+def looked_at(loop: Parallel) -> tuple[int, ...]:
+    """Extents of the iterations that are computed one by one: the loop's, the largest halved until
+    they are few enough. What two of those do is done in the loop."""
+    extents = [*loop.extents]
+    while math.prod(extents) > LIMIT:
+        extents[extents.index(max(extents))] //= 2
+    return tuple(extents)
+
+
+def evaluate(loop: Parallel, forms: Forms) -> dict[Value, _Index | None]:
+    """Each integer of the body that could be computed, in the iterations that are `looked_at`; None
+    for the others."""
+    extents = looked_at(loop)
+    grid = np.indices(extents).reshape(len(extents), math.prod(extents))
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
@@ -278,7 +289,7 @@ def _varying(loop: Parallel) -> set[Value]:
 
 def _iteration(flat: int, loop: Parallel) -> str:
     coordinates = []
-    for extent in reversed(loop.extents):
+    for extent in reversed(looked_at(loop)):
         flat, c = divmod(flat, extent)
         coordinates.append(c)
     names = [a.name or f"index{d}" for d, a in enumerate(loop.body.args)]

@@ -180,7 +180,7 @@ class _Body:
     def _knows(self) -> dict[Value, Any]:
         if self._known is None:
             few = self.count <= LIMIT
-            known = evaluate(self.loop, self.count, self.forms) if few else {}
+            known = evaluate(self.loop, self.forms) if few else {}
             # An argument that varies is not one number in all iterations, nor is what it is behind.
             inside = [a for a, o in self.made.items() if a not in o.results and a in self.varying]
             known |= dict.fromkeys(known.keys() & _reached(inside, self._users.get))
