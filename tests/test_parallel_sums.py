@@ -239,3 +239,12 @@ def test_what_is_no_sum(body: str, said: str) -> None:
 )
 def test_mistakes_of_long_loops(body: str, said: str) -> None:
     assert said in wrong(body, iterations=5000)
+
+
+def test_a_sum_that_every_thread_adds() -> None:
+    """TileLang's threads hold parts of it, so that what they add there is right."""
+    said = wrong("acc[0] = acc[0] + X[i, j]", "T.atomic_add(Y[0], acc[0])")
+    assert "acc has what all iterations of a T.Parallel add up" in said
+    assert "each thread of the block adds it to the same element of Y: it is done 128 times" in said
+    assert "T.atomic_add(Y[0], acc[0])\n    ^^^^" in said
+    assert "help: write for i in T.Parallel(1): T.atomic_add(Y[…], acc[…])" in said

@@ -31,8 +31,26 @@ def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
             return None
     element = _element(t, c, "dst", kind)
     number = c.number("value")
+    if kind in ("add", "xor") and isinstance(value, Region):
+        _check_total(t, element, value.buffer)
     found = _ordered(t, c, element, number, kind)
     return found if returned else None
+
+
+def _check_total(t: Expressions, element: Region, given: Buffer) -> None:
+    """Raises CompileError where every thread of the block adds the same sum of all iterations of a
+    T.Parallel to one element. TileLang's threads each hold, and add, a part of it."""
+    indices = [i.value for i in element.offsets if isinstance(i, Scalar)]
+    if given.value not in t.added_up or t.parallel is not None or t.threads == 1:
+        return
+    if same_in_all_threads(t, t.guards, indices):
+        name, total = element.buffer.name, given.name
+        times = f"{t.threads} times" if t.threads else "as often as there are threads"
+        raise t.error(
+            f"{total} has what all iterations of a T.Parallel add up, and each thread of the block "
+            f"adds it to the same element of {name}: it is done {times}",
+            f"write for i in T.Parallel(1): T.atomic_add({name}[…], {total}[…])",
+        )
 
 
 def _once(t: Expressions, number: Number) -> bool:

@@ -101,6 +101,7 @@ def combines(
         raise _races(t, buffer) from e
     finally:
         del t.reducers[buffer.value]
+    t.added_up.add(buffer.value)
     return True
 
 

@@ -171,6 +171,7 @@ class Context:
         self.hazards = 0
         self.parallel: ParallelScope | None = None
         self.reducers: dict[Value, Any] = {}
+        self.added_up: set[Value] = set()  # fragments that loops so far have been reduced into
         self.sizes: Mapping[str, int | Scalar] = {}
         self.magnitudes: Mapping[str, tuple[int, int]] = {}
         self.may_be_empty = False
