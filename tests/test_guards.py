@@ -228,6 +228,26 @@ def test_too_much_shared_memory_names_buffers_and_what_fits() -> None:
     wide.compile(*SQUARE, target="cuda:sm_90a", BM=256, BN=128, BK=64, stages=int(fits[1]))
 
 
+def test_a_row_of_too_many_elements_names_how_many_fit() -> None:
+    def compiled(count: int) -> tilec.CompiledKernel:
+        @tilec.kernel
+        def doubled(X: T.Tensor((count,), "float32"), Y: T.Tensor((count,), "float32")):
+            with T.Kernel(1, threads=1024):
+                x = T.alloc_fragment((count,), "float32")
+                T.copy(X, x)
+                for i in T.Parallel(count):
+                    x[i] = x[i] * 2
+                T.copy(x, Y)
+
+        return doubled.compile(*[tilec.spec((count,), "float32")] * 2, target="cuda:sm_80")
+
+    with pytest.raises(ResourceError) as caught:
+        compiled(1 << 21)
+    one, other = caught.value.hint.splitlines()
+    assert one == "a tile of 32768 fits" and other.endswith("in place of 2097152, as wide as x is")
+    assert not compiled(32768).resources.spilled_bytes
+
+
 def test_accumulators_of_one_loop_count_together() -> None:
     """24 + accumulators <= the registers of a thread: two of 128x256 on 256 threads are 256."""
     specs = [tilec.spec((4096, 4096), "float16")] * 4

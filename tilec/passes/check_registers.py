@@ -196,13 +196,16 @@ def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, gr
         if bits // more <= 32 * budget(more, specialised, target):
             return f"threads={more} fits"
         more *= 2
-    rows, columns = held[0].type.static_shape[0], held[0].type.static_shape[-1]
+    shape = held[0].type.static_shape
+    rows, columns = shape[0], shape[-1]
     limit = 32 * budget(threads, specialised, target)
-    if bits // threads // 2 <= limit:
-        return f"halve the tile: {rows // 2}x{columns} or {rows}x{columns // 2}"
-    parts = 4
+    parts = 2
     while bits // threads // parts > limit:
         parts *= 2
+    if len(shape) == 1:
+        return f"a tile of {rows // parts} fits"
+    if parts == 2:
+        return f"halve the tile: {rows // 2}x{columns} or {rows}x{columns // 2}"
     if parts == 4:
         return f"a tile of {rows // 2}x{columns // 2} fits"
     return (

@@ -35,7 +35,8 @@ def said_to_fit(func: Func, target: Target) -> str:
     if not low:
         return ""
     tiles = [o.result.name for o in _tiles(func) if extent in o.type.static_shape]
-    return f"or up to {low * STEP} in place of {extent}, as wide as {', '.join(tiles)} are"
+    are = "is" if len(tiles) == 1 else "are"
+    return f"or up to {low * STEP} in place of {extent}, as wide as {', '.join(tiles)} {are}"
 
 
 def _tiles(func: Func) -> list[Alloc]:
