@@ -7,6 +7,7 @@ A pass never compares a target's name: it asks for a feature (`target.has("tma")
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tilec.ir.errors import TargetError, nearest, shown
@@ -25,8 +26,9 @@ class Speeds:
     read from shared memory, `vector` multiply-adds and the like, `special` exponentials, roots and
     reciprocals, `products` flops of matrix instructions, by the feature that a row needs and the
     bits of its inputs ("wgmma.16"), `fill` bytes into shared memory from the cache, whoever asked
-    for them, `outside` bytes of zeros there for what a tile has beyond its tensor. `latency`:
-    seconds from asking for a tile to having it.
+    for them, `outside` bytes of zeros there for what a tile has beyond its tensor, `port` bytes of
+    what comes from the cache once for `neighbours` multiprocessors, which blocks that follow one
+    another run on. `latency`: seconds from asking for a tile to having it.
     `launch`: seconds that an empty kernel takes."""
 
     clock: float = 2e9
@@ -39,6 +41,8 @@ class Speeds:
     products: tuple[tuple[str, float], ...] = ()
     fill: float = 128.0
     outside: float = 25.0
+    port: float = math.inf
+    neighbours: int = 1
     latency: float = 1e-7
     launch: float = 5e-6
 
@@ -71,6 +75,8 @@ _H200 = Speeds(
     ),
     fill=128.0,
     outside=25.0,
+    port=42.0,
+    neighbours=8,
     latency=0.7e-6,
     launch=1.2e-6,
 )  # fmt: skip

@@ -32,6 +32,9 @@ NEAR = 1.1  # times the best: about as fast
 ALIKE = 1.03  # times another tile's best: as fast
 LACKING = 1.02  # so much worse is what may spill, and then is compiled for nothing
 FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
+MORE_WAVES = 8  # of large tiles: it may decide,
+LARGE_TILE = 128 * 256
+WORTH = 0.95  # if a fine tile takes so much of the time by prediction, which errs by as much
 LARGEST = 256  # of a tile's sides
 FINE_TRIED = 6  # tiles with a side between the listed values
 BETWEEN = (96, 160)  # tried for every argument,
@@ -205,20 +208,25 @@ class Chooser:
         return at
 
     def _refine(
-        self, at: Tile, found: Mapping[Tile, list[Ranked]], best: Callable[[Tile], float]
+        self, at: Tile, found: dict[Tile, list[Ranked]], best: Callable[[Tile], float]
     ) -> None:
         """Values between the listed ones where there are few tiles: those sides of a tile that take
         the least time by its sizes alone; then a few for every argument, near by."""
         first = found[at][0].estimate if found[at] else None
-        if not first or first.waves > FEW_WAVES or not self._fine:
+        if not first or not self._fine:
             return
-        extents = self._extents(at, found, first.sides)
-        at = min((at, *self._fine_tiles(at, extents, first.tiles)), key=best)
+        extents, before = self._extents(at, found, first.sides), {*found}
+        if first.waves * math.prod(at[i] for i in extents) > MORE_WAVES * LARGE_TILE:
+            return
+        fine = min((at, *self._fine_tiles(at, extents, first.tiles)), key=best)
         lists = [
             sorted({*values, *(BETWEEN if self._fine.get(name) else ())})
             for name, values in self._open.items()
         ]
-        self._descend(at, lists, best, REACH)
+        fine = self._descend(fine, lists, best, REACH)
+        if first.waves > FEW_WAVES and best(fine) > WORTH * best(at):
+            for tile in found.keys() - before:
+                del found[tile]
 
     def _fine_tiles(self, at: Tile, extents: Mapping[int, int], tiles: int) -> list[Tile]:
         """Tiles that take less time than `at`, of which a launch has so many, by their sizes alone:

@@ -80,6 +80,9 @@ DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
 
+CACHE = "L2 cache"  # a limit
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A prediction. `seconds` of one launch; `limit` what it waits for most; `tiles` blocks of the
@@ -116,7 +119,8 @@ class Realised:
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
     what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
     bytes of a row at a time; by how many warps the work of one is `repeated`; whether operands are
-    read in `narrow_swizzles`, of less than 128 bytes."""
+    read in `narrow_swizzles`, of less than 128 bytes; for each product the bytes of operands that
+    its warps `read` from shared memory, where each reads its own."""
 
     instrs: tuple[MatrixInstruction | None, ...]
     registers: int
@@ -130,6 +134,7 @@ class Realised:
     scattered: bool = False
     repeated: int = 1
     narrow_swizzles: bool = False
+    read: tuple[int, ...] = ()
 
 
 def estimate(
@@ -217,7 +222,7 @@ class _Loop:
         clocks = {
             "matrix unit": self.compute,
             "vector unit": self.vector,
-            "L2 cache": self.from_cache,
+            CACHE: self.from_cache,
         }
         return max(clocks, key=lambda k: clocks[k])
 
@@ -247,7 +252,8 @@ def _loop(
     alone = plan.cluster != (1, 1, 1) and beside <= GROUP_THREADS
     wait = WAIT_CLUSTER if alone else WAIT
     compute = max(matrix / efficiency + wait * n.iterations, steps)
-    compute += made.held_bytes / HELD * n.iterations
+    reads = sum(x * times for x, (_, times) in zip(made.read, n.products)) / s.shared
+    compute = max(compute, reads) + made.held_bytes / HELD * n.iterations
     if made.narrow:
         turn = NARROW_EACH * made.narrow / threads
         if made.waiting:
@@ -256,6 +262,8 @@ def _loop(
         compute += (NARROW_ACCESS * made.narrow / target.warp_size + turn) * n.iterations
         compute *= 1 + SPILLED * max(0, made.lacking)
     asked = max(from_l2 / s.l2, n.loaded / s.fill)
+    if plan.cluster == (1, 1, 1) and not n.mixed.waited:
+        asked = max(asked, n.loaded_near(plan.raster_group, s.neighbours) / s.port)
     if made.narrow and not plan.specialise:
         asked = 0.0  # the cache keeps up with them
     if plan.specialise:

@@ -36,7 +36,7 @@ from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import Estimate, Realised, estimate, multiprocessors_for
+from tilec.tune.cost import CACHE, Estimate, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.waits import is_mixed
@@ -179,7 +179,8 @@ class Candidate:
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
         instructions_of: dict[
-            tuple[int, int], tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool]
+            tuple[int, int],
+            tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool, tuple[int, ...]],
         ] = {}
         space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
@@ -203,14 +204,14 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             stages = max(stages, LEAST_STAGES) if asked.roles else stages
-            instrs, held, scattered, repeated, swizzled = instructions_of[key]
+            instrs, held, scattered, repeated, swizzled, read = instructions_of[key]
             registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
                 instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
-                repeated, swizzled,
+                repeated, swizzled, read,
             )  # fmt: skip
             reason = self._beside(asked, made) or self._brought(plan, space)
             reason = reason or self._reason(
@@ -302,7 +303,11 @@ class Candidate:
             uneven = None
             if numbers.growing and len(numbers.grid) > 1 and plan.split * plan.parts == 1:
                 uneven = self._uneven(plan, numbers, plan.raster_group, persists=runs.persistent)
+            runs = replace(runs, raster_group=plan.raster_group)
             best = estimate(numbers, runs, made, threads, self.target, uneven)
+            if (group := self._narrower(plan, numbers, best)) != plan.raster_group:
+                plan, runs = (replace(p, raster_group=group) for p in (plan, runs))
+                best = estimate(numbers, runs, made, threads, self.target)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
                 other = estimate(numbers, more, made, threads, self.target)
@@ -334,6 +339,16 @@ class Candidate:
         room = multiprocessors_for(plan, self.target) / (numbers.blocks * plan.split)
         most = min(2 * room, numbers.iterations / plan.split)
         return [p for p in PARTS if p <= most][-TRIED_PARTS:]
+
+    def _narrower(self, plan: Plan, numbers: Numbers, found: Estimate) -> int:
+        """The width of rasterisation groups, no wider than the plan's, in which neighbours load the
+        least, where that bounds the plan: with tall tiles they had better share their rows."""
+        bound = found.limit == CACHE and plan.cluster == SINGLE and not numbers.mixed.waited
+        if not bound or numbers.growing or "raster_group" in self._taken[1].fields:
+            return plan.raster_group
+        near = self.target.speeds.neighbours
+        widths = [plan.raster_group >> i for i in range(plan.raster_group.bit_length())]
+        return min(widths, key=lambda g: numbers.loaded_near(g, near))
 
     def _grouped(self, plan: Plan, made: Realised, numbers: Numbers, persists: bool) -> Plan:
         """`plan` with rasterisation groups so narrow that what their blocks share stays in the L2
@@ -392,23 +407,26 @@ class Candidate:
 
     def _instrs(
         self, threads: int, widest: int
-    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool]:
+    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool, tuple[int, ...]]:
         """The row of each product for so many threads and a wgmma of `widest` columns at most
         (None: multiply-adds); the bytes of operands that a warpgroup brings to registers for one
         of each, alone; whether the results of wgmma do not divide into 16 bytes of a row for each
         lane of a row's four; how many warps do the same part of a product, at most; whether
-        operands are read in narrow swizzles."""
+        operands are read in narrow swizzles; what its warps read for each product, where each does
+        so by itself."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0, False, 1, False
+            return (None,) * len(self.work.products), 0, False, 1, False, ()
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
         held, scattered, repeated, swizzled = 0, False, 1, False
+        read: list[int] = []
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
             products = [o for o in parts if isinstance(o, Gemm)]
             instr = MATRIX_INSTRUCTIONS.get(products[0].instr)
             instrs.append(instr if instr is not None and instr.feature else None)
+            read.append(sum(_read(o) for o in products) if instr and instr.warps == 1 else 0)
             for o in products:
                 swizzled |= o.swizzle < SWIZZLES[0]
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
@@ -420,7 +438,19 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return tuple(instrs), held, scattered, repeated, swizzled
+        return tuple(instrs), held, scattered, repeated, swizzled, tuple(read)
+
+
+def _read(o: Gemm) -> int:
+    """Bytes of operands in shared memory that the warps of a product read, each its own part."""
+    o = o.swap_operands()
+    along_m, along_n = o.warps
+    sides = (o.a, along_n), (o.b, along_m)
+    return sum(
+        math.prod(r.extents[-2:]) * r.buffer.buffer.dtype.bits // 8 * times
+        for r, times in sides
+        if r.buffer.buffer.space == "shared"
+    )
 
 
 def _counted(plan: Plan) -> Plan:

@@ -142,6 +142,26 @@ class Numbers:
 
         return own(self.loads), own(self.outside)
 
+    def loaded_near(self, group: int, near: int) -> float:
+        """Bytes that each of `near` blocks that follow one another loads, if what several of them
+        need is loaded once. `group` neighbours along dimension 1 follow each other. 0 where
+        nobody knows which blocks share a tile: it depends on both first indices, or the only one.
+        """
+        if len(self.grid) < 2 or any({0, 1} <= along for along in self.loads):
+            return 0.0
+        high = self.grid[1]
+        near = min(near, self.blocks)
+        rows = min(group, high, near)
+        columns = min(-(-near // rows), self.grid[0])
+        rows = min(max(rows, -(-near // columns)), high)
+        planes = -(-near // (rows * columns))
+
+        def distinct(along: frozenset[int]) -> int:
+            sides = (rows if d == 1 else columns if d == 0 else planes for d in along)
+            return min(math.prod(sides), near)
+
+        return sum(amount * distinct(along) for along, amount in self.loads.items()) / near
+
 
 @dataclass
 class Work:
