@@ -50,6 +50,7 @@ FIRST_COME = (
 """Tests whose numbers tell which thread came first."""
 ANY_ORDER = (
     "test_collect_atomics.py",
+    "test_combine_atomics.py",
     "test_examples_simulated.py::test_simulated[split_k",
     "test_mixed_words.py::test_numbers[tiles_by_atomics",
     "test_whole_loop_places.py::test_an_index_that_is_read",

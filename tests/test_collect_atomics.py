@@ -160,7 +160,7 @@ def test_other_kinds_over_a_loop(target: str, n: int, rng: np.random.Generator) 
     assert z[0] == x.sum(dtype=np.int32)
     if target != "cpu":
         text = stage(extremes, arrays, target)
-        assert text.count("alloc shared") == 5
+        assert text.count("alloc shared") == 4 and "reduce %Z" in text  # one place needs no memory
         assert text.index("alloc shared") < text.index("for")  # once for the whole loop
 
 

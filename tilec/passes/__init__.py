@@ -27,6 +27,7 @@ from tilec.passes.check_schedule import check_schedule
 from tilec.passes.claim_blocks import claim_blocks
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.collect_atomics import collect_atomics
+from tilec.passes.combine_atomics import combine_atomics
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
 from tilec.passes.early_loads import early_loads
@@ -102,6 +103,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (join_branches, "TILE"),  # before `simplify`, which folds what it selects
     (simplify, "TILE"),  # folds what stood in variables
     (check_barriers, "TILE"),
+    (combine_atomics, "TILE"),  # what comes of it are tiles, reductions and variables
     (spread_loops, "TILE"),  # what comes of it may be an idiom
     (split_fragments, "TILE"),  # its loops may be copies
     (sink_reductions, "TILE"),  # out of the loops that are left

@@ -162,7 +162,7 @@ class _Scopes:
             window.append(extent if others or same is None else same)
         varying = [d for d, x in enumerate(window) if not isinstance(x, Value)]
         if not varying:
-            return window if atomics[0].dest.dtype.is_int else None
+            return None  # one place (`combine_atomics`)
         made = {x: o for x, o in self.made.items() if x in inside}
         behind = upstream((a.indices[varying[-1]] for a in atomics), made)
         return window if any(isinstance(x, Load) for x in behind) else None
@@ -188,7 +188,7 @@ class _Scopes:
         if len(unknown) > 1 or not 0 < found.elements <= most:
             return None
         room = 1 << (most // found.elements).bit_length() - 1
-        return [room if isinstance(e, str) else e for e in found.extents] or [1]
+        return [room if isinstance(e, str) else e for e in found.extents]
 
     # --- what becomes of them ---------------------------------------------------------------------
 
@@ -236,8 +236,7 @@ class _Scopes:
                 tests.append(b.compare("lt", wide, end))
                 at.append(b.cast(wide, INT32))
             with b.when(b.conjunction(tests)) as inner:
-                place = tuple(at) or (inner.const(0),)
-                inner.emit(Atomic, own[x.dest], place, x.value, x.kind)
+                inner.emit(Atomic, own[x.dest], tuple(at), x.value, x.kind)
             return b.ops
 
         return rewritten([o], visit)
