@@ -30,10 +30,10 @@ def _counters(w: Writer) -> Buffer:
 
 
 def _place(w: Writer, s: Scope, to: Buffer) -> str:
-    """An element that several iterations may mean; of a tensor it may not exist."""
+    """An element that several iterations may mean, or all; of a tensor it may not exist."""
     entries = []
     for extent in to.shape:
-        at = position(w, s)
+        at = position(w, s) if w.chance(0.7) else w.one_of(("bx", "1"))
         wrapped = f"({at} * {w.one_of((1, 1, 3))}) % {extent}"
         entries.append(wrapped if to.space or w.chance(0.8) else f"{at} - 2")
     return to.element(entries)
