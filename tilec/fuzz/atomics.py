@@ -115,7 +115,11 @@ def atomic_threads(w: Writer) -> None:
     to, tx = _counters(w), thread_index(w)
     s = Scope(((tx, w.threads),), to.name)
     amount = f"{tx} % {w.between(1, 9)} + {w.between(-2, 2)}"
-    line = f"T.atomic_{w.one_of(KINDS)}({_place(w, s, to)}, {w.one_of((amount, tx, '1'))})"
+    kind, at = w.one_of(KINDS), _place(w, s, to)
+    amounts = (
+        (amount, tx, "1") if tx in at else (amount, tx)
+    )  # the reference does once what is alike
+    line = f"T.atomic_{kind}({at}, {w.one_of(amounts)})"
     if w.chance(0.4):
         with w.block(f"if {tx} % {w.between(2, 5)} == {w.below(2)}:"):
             w.emit(line)
