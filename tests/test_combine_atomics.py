@@ -411,3 +411,21 @@ def test_what_stays(body: Callable[..., Any]) -> None:
     x = np.zeros(256, np.float32)
     made = staying(body).compile(x, x.copy(), 3, target="cuda:sm_90a").stages
     assert made["combine_atomics"] == made["check_barriers"]
+
+
+@tilec.kernel
+def own_behind(S: T.Tensor((1,), "int32"), Y: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        tx = T.get_thread_binding(0)
+        T.atomic_add(S[0], tx + 1)
+        Y[tx] = T.atomic_load(S[0], memory_order="relaxed")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_thread_finds_what_it_has_done(target: str) -> None:
+    """The warp meets behind the one lane's atomic."""
+    s, y = np.zeros(1, np.int32), np.zeros(128, np.int32)
+    run(own_behind, target, s, y)
+    assert s[0] == 128 * 129 // 2 and (y > np.arange(128)).all()
+    text = stage(own_behind, [s, y])
+    assert text.index(", add") < text.index("warp_sync") < text.rindex("= atomic")
