@@ -44,6 +44,7 @@ what a run has said."""
 FIRST_COME = (
     "test_atomic_cas.py::test_one_thread_wins",
     "test_atomics.py::test_previous_values",
+    "test_combine_atomics.py::test_conditions_of_threads",
     "test_mixed_words.py::test_numbers[four_halves_at_once",
     "test_owners.py::test_atomics_and_what_counters_give_out",
 )

@@ -253,7 +253,8 @@ def _loop(
     wait = WAIT_CLUSTER if alone else WAIT
     compute = max(matrix / efficiency + wait * n.iterations, steps)
     reads = sum(x * times for x, (_, times) in zip(made.read, n.products)) / s.shared
-    compute = max(compute, reads) + made.held_bytes / HELD * n.iterations
+    compute = compute if made.narrow else max(compute, reads)  # threads wait for more than that
+    compute += made.held_bytes / HELD * n.iterations
     if made.narrow:
         turn = NARROW_EACH * made.narrow / threads
         if made.waiting:

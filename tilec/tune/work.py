@@ -145,9 +145,10 @@ class Numbers:
     def loaded_near(self, group: int, near: int) -> float:
         """Bytes that each of `near` blocks that follow one another loads, if what several of them
         need is loaded once. `group` neighbours along dimension 1 follow each other. 0 where
-        nobody knows which blocks share a tile: it depends on both first indices, or the only one.
+        that is the same for all groups, as blocks stand in a row, or where nobody knows: a tile
+        depends on both of a block's first indices.
         """
-        if len(self.grid) < 2 or any({0, 1} <= along for along in self.loads):
+        if min(*self.grid[:2], len(self.grid)) < 2 or any({0, 1} <= a for a in self.loads):
             return 0.0
         high = self.grid[1]
         near = min(near, self.blocks)
