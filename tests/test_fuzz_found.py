@@ -250,3 +250,35 @@ def test_integers_of_few_bits_have_a_sign() -> None:
     none, and it saw a store out of bounds."""
     given = {"C": Array((1, 8), "float32", content="blank"), "n": 0}
     check(columns_in_four_bits, given, ("cuda:sm_90a:optimised",))
+
+
+@tilec.kernel
+def few_of_a_tile(
+    A: T.Tensor((1, 1), "float16"),
+    B: T.Tensor((1, 1), "float16"),
+    C: T.Tensor((1, 1), "float32"),
+    E: T.Tensor((1, M), "float32"),
+    n: T.int32,
+):
+    with T.Kernel(1, threads=33):
+        for by, bx in T.Persistent([1, M]):
+            b, c = T.alloc_shared((11, 17), "float16"), T.alloc_fragment((1, 11), "float32")
+            T.clear(c)
+            for k in T.Pipelined(n):
+                a = T.alloc_shared((17, 1), "float16")
+                T.copy(A[k, by], a)
+                T.copy(B[bx, k], b)
+                T.gemm(a, b, c, transpose_A=True, transpose_B=True)
+            T.copy(c, C[by, bx])
+
+
+def test_lanes_meet_with_a_number_each_way() -> None:
+    """Each way had one number for all of its lanes: where they met, the simulator stopped."""
+    given = {
+        "A": Array((1, 1), "float16", seed=869),
+        "B": Array((1, 1), "float16", seed=287),
+        "C": Array((1, 1), "float32", content="blank"),
+        "E": Array((1, 1), "float32", content="blank"),
+        "n": 2,
+    }
+    check(few_of_a_tile, given, ("cuda:sm_80:optimised",))

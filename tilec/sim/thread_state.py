@@ -377,7 +377,7 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
     first = values[0]
     if type(first) is tuple:
         return tuple(_join([v[i] for v in values], sizes, order) for i in range(len(first)))
-    if all(type(v) is np.ndarray for v in values):
+    if all(type(v) is np.ndarray and v.ndim for v in values):
         return np.concatenate(values)[order]
     if all(v is first for v in values):
         if not isinstance(first, np.ndarray) or not first.ndim:
