@@ -87,7 +87,7 @@ ROWS, COLUMNS = frozenset({1}), frozenset({0})
 
 @pytest.mark.parametrize("near", [1, 8, 16])
 @pytest.mark.parametrize("group", [1, 2, 8, 16])
-@pytest.mark.parametrize("grid", [(64, 26), (8, 180), (3, 1), (40, 3), (1, 50)])
+@pytest.mark.parametrize("grid", [(64, 26), (8, 180), (3, 2), (40, 3), (2, 50)])
 def test_what_neighbours_load(grid: tuple[int, int], group: int, near: int) -> None:
     """Blocks one after the other, first along dimension 1 in a group, load what they have not in
     common. (A run that does not begin with a group may touch one more.)"""
@@ -103,7 +103,10 @@ def test_what_neighbours_load(grid: tuple[int, int], group: int, near: int) -> N
     assert least <= got * len(order) <= 1.8 * least
 
 
-def test_of_some_tiles_nobody_knows_who_shares_them() -> None:
+def test_where_no_width_of_groups_decides_who_shares() -> None:
+    """Blocks in a row; tiles that depend on both indices, whose sharing nobody knows."""
+    assert grid_of((3, 1), {ROWS: 1.0, COLUMNS: 1.0}).loaded_near(8, 8) == 0
+    assert grid_of((1, 50), {ROWS: 1.0, COLUMNS: 1.0}).loaded_near(8, 8) == 0
     assert grid_of((64, 64), {ROWS: 1.0, frozenset({0, 1}): 1.0}).loaded_near(8, 8) == 0
     assert grid_of((132,), {COLUMNS: 1.0}).loaded_near(8, 8) == 0
 
