@@ -87,7 +87,7 @@ class Assignments(ForLoops):
         if not isinstance(target, ast.Subscript) or len(node.targets) > 1:
             return False
         kind, operands = self._combination(node.value)
-        values = [a for a in operands if ast.unparse(a) != ast.unparse(target)]
+        values = [a for a in operands if not _are_same(a, target)]
         if len(operands) != 2 or len(values) != 1:
             return False
         if self.parallel is not None:
@@ -330,3 +330,8 @@ def _is_fresh(value: object) -> bool:
     if not isinstance(value, Lanes) or not value.variable:
         return False
     return not any(isinstance(x, Buffer) and x.value.name for x in value.items)
+
+
+def _are_same(one: ast.expr, element: ast.Subscript) -> bool:
+    """Whether an expression, however deep, is this element."""
+    return isinstance(one, ast.Subscript) and ast.unparse(one) == ast.unparse(element)
