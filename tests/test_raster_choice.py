@@ -131,8 +131,30 @@ def test_tall_tiles_have_narrow_groups() -> None:
     assert chosen.resources.spilled_bytes == 0
 
 
-def test_groups_that_a_user_says_hold() -> None:
-    """And targets of which nobody has measured it keep theirs."""
+@tilec.kernel
+def with_groups(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float16")
+):
+    T.annotate_schedule(raster_group=8)
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 160)) as (bx, by):
+        a = T.alloc_shared((160, 64), "float16")
+        b = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((160, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64)):
+            T.copy(A[by * 160, k * 64], a)
+            T.copy(B[bx * 64, k * 64], b)
+            T.gemm(a, b, acc, transpose_B=True)
+        T.copy(acc, C[by * 160, bx * 64])
+
+
+def test_groups_that_the_author_says_hold() -> None:
+    specs = [tilec.spec((4096, 4096), "float16") for _ in range(3)]
+    runs = with_groups.recommend(*specs, target=SM90, topk=40)
+    assert {r.plan.raster_group for r in runs if r.plan and r.estimate} == {8}
+
+
+def test_targets_that_nobody_has_measured_keep_theirs() -> None:
     assert find_target("cuda:sm_80").speeds.neighbours == 1
     runs = ranked(4096, 4096, 4096, target="hip:gfx942", BM=256, BN=64, BK=64)
     assert {r.plan.raster_group for r in runs if r.plan and r.estimate} == {8}

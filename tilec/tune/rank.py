@@ -178,10 +178,7 @@ class Candidate:
         func, wanted = self._taken
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        instructions_of: dict[
-            tuple[int, int],
-            tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool, tuple[int, ...]],
-        ] = {}
+        instructions_of: dict[tuple[int, int], _Products] = {}
         space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -204,14 +201,14 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             stages = max(stages, LEAST_STAGES) if asked.roles else stages
-            instrs, held, scattered, repeated, swizzled, read = instructions_of[key]
-            registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
+            products = instructions_of[key]
+            registers = (sum(bits) // 32 + sums * (products.repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
-                instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
-                repeated, swizzled, read,
+                registers=registers, shared_bytes=total, ring_bytes=ring, stages=stages,
+                narrow=narrow, waiting=waiting, lacking=lacking, **vars(products),
             )  # fmt: skip
             reason = self._beside(asked, made) or self._brought(plan, space)
             reason = reason or self._reason(
@@ -405,28 +402,21 @@ class Candidate:
         wider = [narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1])]
         return [narrow, *wider]
 
-    def _instrs(
-        self, threads: int, widest: int
-    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int, bool, tuple[int, ...]]:
-        """The row of each product for so many threads and a wgmma of `widest` columns at most
-        (None: multiply-adds); the bytes of operands that a warpgroup brings to registers for one
-        of each, alone; whether the results of wgmma do not divide into 16 bytes of a row for each
-        lane of a row's four; how many warps do the same part of a product, at most; whether
-        operands are read in narrow swizzles; what its warps read for each product, where each does
-        so by itself."""
+    def _instrs(self, threads: int, widest: int) -> _Products:
+        """The products for so many threads and a wgmma of `widest` columns at most."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0, False, 1, False, ()
+            return _Products((None,) * len(self.work.products))
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
-        held, scattered, repeated, swizzled = 0, False, 1, False
         read: list[int] = []
+        held, scattered, repeated, swizzled = 0, False, 1, False
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
             products = [o for o in parts if isinstance(o, Gemm)]
             instr = MATRIX_INSTRUCTIONS.get(products[0].instr)
             instrs.append(instr if instr is not None and instr.feature else None)
-            read.append(sum(_read(o) for o in products) if instr and instr.warps == 1 else 0)
+            read.append(sum(map(_read, products)) if instr and instr.warps == 1 else 0)
             for o in products:
                 swizzled |= o.swizzle < SWIZZLES[0]
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
@@ -438,7 +428,23 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return tuple(instrs), held, scattered, repeated, swizzled, tuple(read)
+        return _Products(tuple(instrs), held, scattered, repeated, swizzled, tuple(read))
+
+
+@dataclass(frozen=True)
+class _Products:
+    """What `Realised` says of products: the row of each (None: multiply-adds); the bytes of
+    operands that a warpgroup brings to registers for one of each, alone; whether the results of
+    wgmma do not divide into 16 bytes of a row for each lane of a row's four; how many warps do the
+    same part of a product, at most; whether operands are read in narrow swizzles; what its warps
+    read for each product, where each does so by itself."""
+
+    instrs: tuple[MatrixInstruction | None, ...]
+    held_bytes: int = 0
+    scattered: bool = False
+    repeated: int = 1
+    narrow_swizzles: bool = False
+    read: tuple[int, ...] = ()
 
 
 def _read(o: Gemm) -> int:
