@@ -200,12 +200,13 @@ class Choices:
     def _usual(
         self, made: Chosen, known: set[Variant], base: SpecialisationKey, asked: Asked
     ) -> Chosen:
-        """The best of the variants that other sizes have asked for."""
+        """The best of the variants that other sizes have asked for, in their rasterisation groups."""
         found = self.rank(base, asked, _ALL)
+        alike = {_in_any_groups(v): v for v in known}
         for r in () if found is None else found.ranked:
             usual = Chosen(r.constants, r.plan, (), made.text, made.packed)
-            if _variant(usual) in known:
-                return usual
+            if variant := alike.get(_in_any_groups(_variant(usual))):
+                return replace(usual, plan=variant[1])
         return made
 
     def _choose(self, base: SpecialisationKey, where: str, asked: Asked) -> list[Chosen]:
@@ -288,6 +289,12 @@ def _is_other(plan: Plan | None, ranked: Sequence[Plan]) -> bool:
 
 def _variant(chosen: Chosen) -> Variant:
     return tuple(chosen.constants.items()), chosen.plan, chosen.packed
+
+
+def _in_any_groups(variant: Variant) -> Variant:
+    """A variant without its rasterisation groups, which follow from the sizes."""
+    constants, plan, packed = variant
+    return constants, None if plan is None else replace(plan, raster_group=1), packed
 
 
 def place_of(asked: Asked) -> str:

@@ -253,7 +253,8 @@ def _loop(
     wait = WAIT_CLUSTER if alone else WAIT
     compute = max(matrix / efficiency + wait * n.iterations, steps)
     reads = sum(x * times for x, (_, times) in zip(made.read, n.products)) / s.shared
-    compute = compute if made.narrow else max(compute, reads)  # threads wait for more than that
+    if not (made.narrow or n.mixed.waited):  # else threads wait for more than that
+        compute = max(compute, reads)
     compute += made.held_bytes / HELD * n.iterations
     if made.narrow:
         turn = NARROW_EACH * made.narrow / threads
