@@ -200,7 +200,7 @@ class Choices:
     def _usual(
         self, made: Chosen, known: set[Variant], base: SpecialisationKey, asked: Asked
     ) -> Chosen:
-        """The best of the variants that other sizes have asked for, in their rasterisation groups."""
+        """The best of the variants that other sizes have asked for, in their groups."""
         found = self.rank(base, asked, _ALL)
         alike = {_in_any_groups(v): v for v in known}
         for r in () if found is None else found.ranked:
