@@ -75,6 +75,11 @@ class Product:
         return ((k, m) if self.ta else (m, k)), ((n, k) if self.tb else (k, n))
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the operands."""
+        return _TORCH[self.dtype][0].itemsize
+
+    @property
     def bytes(self) -> int:
         operand, result = (t.itemsize for t in _TORCH[self.dtype])
         return (self.m + self.n) * self.k * operand + self.m * self.n * result
@@ -82,7 +87,7 @@ class Product:
     def pitch(self, columns: int) -> int:
         """Elements from one row of a tensor in memory to the next."""
         if self.rows == "padded":
-            each = 16 // _TORCH[self.dtype][0].itemsize
+            each = 16 // self.itemsize
             return -(-columns // each) * each + each
         return columns | 1 if self.rows == "odd" else columns
 

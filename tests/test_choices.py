@@ -22,7 +22,7 @@ SM90 = "cuda:sm_90a"
 
 
 def test_predictions_name_what_is_nearly_the_fastest() -> None:
-    """82 products at random: .940 of the fastest's speed on average, and 1.190 of the library's."""
+    """82 products: .940 of the fastest's speed on average, and 1.190 of the library's."""
     rows = json.loads(choices.STORED.read_text())["rows"]
     assert len(rows) > 80 and sum(len(r["configurations"]) for r in rows) > 2000
     found = [(choices.favourite(row), row["cublas"]) for row in rows]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_ranking import SM90, product
 
 import tilec
 import tilec.language as T
@@ -15,29 +16,7 @@ from tilec.target import find_target
 from tilec.tune.rank import Ranked
 from tilec.tune.work import Numbers
 
-SM90 = "cuda:sm_90a"
 M, N, K = T.dynamic("M, N, K")
-
-
-@tilec.kernel
-def product(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((N, K), "float16"),
-    C: T.Tensor((M, N), "float16"),
-    BM: T.constexpr = T.auto,
-    BN: T.constexpr = T.auto,
-    BK: T.constexpr = T.auto,
-):
-    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
-        a = T.alloc_shared((BM, BK), "float16")
-        b = T.alloc_shared((BN, BK), "float16")
-        acc = T.alloc_fragment((BM, BN), "float32")
-        T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, BK)):
-            T.copy(A[by * BM, k * BK], a)
-            T.copy(B[bx * BN, k * BK], b)
-            T.gemm(a, b, acc, transpose_B=True)
-        T.copy(acc, C[by * BM, bx * BN])
 
 
 @tilec.kernel
@@ -181,7 +160,7 @@ def test_operands_that_every_warp_reads_for_itself() -> None:
     assert least[128] < 0.95 * least[256]
 
 
-def test_what_is_no_product_is_ranked_as_before() -> None:
+def test_a_kernel_without_products() -> None:
     """A sum of rows has one dimension of blocks: it compiles, and its numbers are right."""
     x = np.random.default_rng(3).standard_normal((130, 200)).astype(np.float16)
     y = np.full(130, np.nan, np.float32)

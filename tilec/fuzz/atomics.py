@@ -116,9 +116,8 @@ def atomic_threads(w: Writer) -> None:
     s = Scope(((tx, w.threads),), to.name)
     amount = f"{tx} % {w.between(1, 9)} + {w.between(-2, 2)}"
     kind, at = w.one_of(KINDS), _place(w, s, to)
-    amounts = (
-        (amount, tx, "1") if tx in at else (amount, tx)
-    )  # the reference does once what is alike
+    # What all threads say alike the reference does once.
+    amounts = (amount, tx, "1") if tx in at else (amount, tx)
     line = f"T.atomic_{kind}({at}, {w.one_of(amounts)})"
     if w.chance(0.4):
         with w.block(f"if {tx} % {w.between(2, 5)} == {w.below(2)}:"):

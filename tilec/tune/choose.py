@@ -211,7 +211,8 @@ class Chooser:
         self, at: Tile, found: dict[Tile, list[Ranked]], best: Callable[[Tile], float]
     ) -> None:
         """Values between the listed ones where there are few tiles: those sides of a tile that take
-        the least time by its sizes alone; then a few for every argument, near by."""
+        the least time by its sizes alone; then a few for every argument, near by. Where there are
+        more, they are forgotten again unless they are worth it."""
         first = found[at][0].estimate if found[at] else None
         if not first or not self._fine:
             return

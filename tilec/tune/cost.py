@@ -78,9 +78,7 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 IN_FLIGHT = 64  # bytes that a thread has on their way, where no ring holds what comes
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
-
-
-CACHE = "L2 cache"  # a limit
+CACHE = "L2 cache"  # what an estimate may be bound by
 
 
 @dataclass(frozen=True)
@@ -111,30 +109,37 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Realised:
-    """What one plan makes of a kernel before its sizes are known: the row of each product,
-    registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
-    many stages the ring has; bytes of operands that each iteration brings from there to registers
-    while no other warpgroup of the group has something to do; accesses by which threads bring the
-    tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
-    what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
-    bytes of a row at a time; by how many warps the work of one is `repeated`; whether operands are
-    read in `narrow_swizzles`, of less than 128 bytes; for each product the bytes of operands that
-    its warps `read` from shared memory, where each reads its own."""
+class Products:
+    """What some number of threads make of a kernel's products: the row of each (None:
+    multiply-adds); bytes of operands that each iteration brings from shared memory to registers
+    while no other warpgroup of the group has something to do; whether a thread's results are
+    `scattered`: less than 16 bytes of a row at a time; by how many warps the work of one is
+    `repeated`, at most; whether operands are read in `narrow_swizzles`, of less than 128 bytes; for
+    each product the bytes of operands that its warps `read` from shared memory, where each reads
+    its own."""
 
     instrs: tuple[MatrixInstruction | None, ...]
-    registers: int
-    shared_bytes: int
-    ring_bytes: int
-    stages: int
     held_bytes: int = 0
-    narrow: int = 0
-    waiting: int = 0
-    lacking: int = 0
     scattered: bool = False
     repeated: int = 1
     narrow_swizzles: bool = False
     read: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Realised(Products):
+    """What one plan makes of a kernel before its sizes are known: besides its products, registers
+    of fragments per thread, bytes of shared memory in all, and of them the ring's; how many stages
+    the ring has; accesses by which threads bring the tiles of an iteration, where those are
+    narrower than 16 bytes, the registers of a thread for what they bring, and how many it lacks."""
+
+    registers: int
+    shared_bytes: int
+    ring_bytes: int
+    stages: int
+    narrow: int = 0
+    waiting: int = 0
+    lacking: int = 0
 
 
 def estimate(

@@ -36,7 +36,14 @@ from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import CACHE, Estimate, Realised, estimate, multiprocessors_for
+from tilec.tune.cost import (
+    CACHE,
+    Estimate,
+    Products,
+    Realised,
+    estimate,
+    multiprocessors_for,
+)
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.waits import is_mixed
@@ -178,7 +185,7 @@ class Candidate:
         func, wanted = self._taken
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        instructions_of: dict[tuple[int, int], _Products] = {}
+        products_of: dict[tuple[int, int], Products] = {}
         space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -191,8 +198,8 @@ class Candidate:
             )
             key = threads, widest
             try:
-                if key not in instructions_of:
-                    instructions_of[key] = self._instrs(threads, widest)
+                if key not in products_of:
+                    products_of[key] = self._products(threads, widest)
             except CompileError as error:
                 rejected.append(Ranked(self.constants, asked, reason=error.message))
                 continue
@@ -201,7 +208,7 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             stages = max(stages, LEAST_STAGES) if asked.roles else stages
-            products = instructions_of[key]
+            products = products_of[key]
             registers = (sum(bits) // 32 + sums * (products.repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
@@ -402,10 +409,10 @@ class Candidate:
         wider = [narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1])]
         return [narrow, *wider]
 
-    def _instrs(self, threads: int, widest: int) -> _Products:
+    def _products(self, threads: int, widest: int) -> Products:
         """The products for so many threads and a wgmma of `widest` columns at most."""
         if self.target.max_threads == 1:
-            return _Products((None,) * len(self.work.products))
+            return Products((None,) * len(self.work.products))
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
         read: list[int] = []
@@ -428,23 +435,7 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return _Products(tuple(instrs), held, scattered, repeated, swizzled, tuple(read))
-
-
-@dataclass(frozen=True)
-class _Products:
-    """What `Realised` says of products: the row of each (None: multiply-adds); the bytes of
-    operands that a warpgroup brings to registers for one of each, alone; whether the results of
-    wgmma do not divide into 16 bytes of a row for each lane of a row's four; how many warps do the
-    same part of a product, at most; whether operands are read in narrow swizzles; what its warps
-    read for each product, where each does so by itself."""
-
-    instrs: tuple[MatrixInstruction | None, ...]
-    held_bytes: int = 0
-    scattered: bool = False
-    repeated: int = 1
-    narrow_swizzles: bool = False
-    read: tuple[int, ...] = ()
+        return Products(tuple(instrs), held, scattered, repeated, swizzled, tuple(read))
 
 
 def _read(o: Gemm) -> int:
