@@ -8,7 +8,7 @@ A pass never compares a target's name: it asks for a feature (`target.has("tma")
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec.ir.errors import TargetError, nearest, shown
 
@@ -58,128 +58,56 @@ class Speeds:
 # 1.41 GHz. A40: 150 TFLOP/s at 1.74 GHz. L40S: 362 TFLOP/s at 2.52 GHz. MI250X: 383 TFLOP/s of
 # two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz. RX 7900
 # XTX: 123 TFLOP/s at 2.5 GHz.
+def _tensor_cores(
+    mma: float, wgmma: float = 0.0, fp8: bool = True
+) -> tuple[tuple[str, float], ...]:
+    """The flops of NVIDIA's instructions by those of 16 bits: half as many bits take half the time,
+    and so does a compressed A. `fp8`: `mma` multiplies float8 as fast as int8."""
+    dense = [("mma", bits, mma) for bits in (8, 16, 32)] + [("mma_fp8", 8, mma)] * fp8
+    dense += [("wgmma", bits, wgmma) for bits in (8, 16, 32)] * bool(wgmma)
+    rates = [(name, bits, rate * 16 / bits) for name, bits, rate in dense]
+    rates += [(name.replace("mma", "mma_sp"), bits, 2 * rate) for name, bits, rate in rates]
+    return tuple((f"{name}.{bits}", rate) for name, bits, rate in rates)
+
+
 _H200 = Speeds(
-    clock=1.45e9,
-    dram=4.1e12,
-    l2_bytes=50e6,
-    l2=84.0,
-    shared=105.0,
-    vector=128.0,
-    special=16.0,
-    products=(
-        ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
-        ("wgmma_sp.8", 16384.0), ("wgmma_sp.16", 8192.0), ("wgmma_sp.32", 4096.0),
-        ("mma.8", 3800.0), ("mma_fp8.8", 3800.0), ("mma.16", 1900.0), ("mma.32", 950.0),
-        ("mma_sp.8", 7600.0), ("mma_sp_fp8.8", 7600.0), ("mma_sp.16", 3800.0),
-        ("mma_sp.32", 1900.0),
-    ),
-    fill=128.0,
-    outside=25.0,
-    port=42.0,
-    neighbours=8,
-    latency=0.7e-6,
-    launch=1.2e-6,
+    clock=1.45e9, dram=4.1e12, l2_bytes=50e6, l2=84.0, shared=105.0, vector=128.0, special=16.0,
+    products=_tensor_cores(1900.0, 4096.0), port=42.0, neighbours=8, latency=0.7e-6, launch=1.2e-6,
 )  # fmt: skip
 _A100 = Speeds(
-    clock=1.3e9,
-    dram=1.4e12,
-    l2_bytes=40e6,
-    l2=40.0,
-    shared=128.0,
-    vector=64.0,
-    special=16.0,
-    products=(
-        ("mma.8", 4096.0), ("mma.16", 2048.0), ("mma.32", 1024.0),
-        ("mma_sp.8", 8192.0), ("mma_sp.16", 4096.0), ("mma_sp.32", 2048.0),
-    ),
-    latency=0.8e-6,
-    launch=2.5e-6,
+    clock=1.3e9, dram=1.4e12, l2_bytes=40e6, l2=40.0, shared=128.0, vector=64.0, special=16.0,
+    products=_tensor_cores(2048.0, fp8=False), latency=0.8e-6, launch=2.5e-6,
 )  # fmt: skip
-_A40 = Speeds(
-    clock=1.6e9,
-    dram=0.6e12,
-    l2_bytes=6e6,
-    l2=32.0,
-    shared=128.0,
-    vector=128.0,
-    special=16.0,
-    products=(
-        ("mma.8", 2048.0), ("mma.16", 1024.0), ("mma.32", 512.0),
-        ("mma_sp.8", 4096.0), ("mma_sp.16", 2048.0), ("mma_sp.32", 1024.0),
-    ),
-    latency=0.8e-6,
-    launch=2.5e-6,
+_A40 = replace(
+    _A100, clock=1.6e9, dram=0.6e12, l2_bytes=6e6, l2=32.0, vector=128.0,
+    products=_tensor_cores(1024.0, fp8=False),
 )  # fmt: skip
-_L40S = Speeds(
-    clock=2.2e9,
-    dram=0.76e12,
-    l2_bytes=96e6,
-    l2=32.0,
-    shared=128.0,
-    vector=128.0,
-    special=16.0,
-    products=(
-        ("mma.8", 2048.0), ("mma_fp8.8", 2048.0), ("mma.16", 1024.0), ("mma.32", 512.0),
-        ("mma_sp.8", 4096.0), ("mma_sp_fp8.8", 4096.0), ("mma_sp.16", 2048.0),
-        ("mma_sp.32", 1024.0),
-    ),
-    latency=0.8e-6,
-    launch=2.5e-6,
-)  # fmt: skip
+_L40S = replace(_A40, clock=2.2e9, dram=0.76e12, l2_bytes=96e6, products=_tensor_cores(1024.0))
 _MI250X = Speeds(  # one of the two dies, a device of its own
-    clock=1.6e9,
-    dram=1.3e12,
-    l2_bytes=8e6,
-    l2=32.0,
-    shared=128.0,
-    vector=64.0,
-    special=16.0,
+    clock=1.6e9, dram=1.3e12, l2_bytes=8e6, shared=128.0, vector=64.0, special=16.0,
     products=(
         ("mfma_cdna2.8", 1024.0), ("mfma.16", 1024.0), ("mfma.32", 256.0), ("mfma.64", 256.0),
     ),
-    latency=1.0e-6,
-    launch=4.0e-6,
+    latency=1.0e-6, launch=4.0e-6,
 )  # fmt: skip
 _MI300X = Speeds(
-    clock=1.8e9,
-    dram=4.0e12,
-    l2=40.0,
-    shared=128.0,
-    vector=128.0,
-    special=16.0,
+    clock=1.8e9, dram=4.0e12, l2=40.0, shared=128.0, vector=128.0, special=16.0,
     products=(
         ("mfma_cdna3.8", 4096.0), ("mfma.16", 2048.0), ("mfma_xf32.32", 1024.0),
         ("mfma.32", 256.0),
     ),
-    latency=1.2e-6,
-    launch=4.0e-6,
+    latency=1.2e-6, launch=4.0e-6,
 )  # fmt: skip
-_MI355X = Speeds(
-    clock=2.0e9,
-    dram=6.0e12,
-    l2=40.0,
-    shared=128.0,
-    vector=128.0,
-    special=16.0,
+_MI355X = replace(
+    _MI300X, clock=2.0e9, dram=6.0e12,
     products=(
         ("mfma_cdna4.8", 8192.0), ("mfma_cdna4.16", 4096.0),
         ("mfma_cdna3.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0), ("mfma.64", 128.0),
     ),
-    latency=1.2e-6,
-    launch=4.0e-6,
 )  # fmt: skip
-
 _RX7900 = Speeds(  # of two compute units that share blocks, a multiprocessor of HIP's
-    clock=2.2e9,
-    dram=0.8e12,
-    l2_bytes=96e6,
-    l2=64.0,
-    shared=256.0,
-    vector=128.0,
-    special=32.0,
-    products=(("wmma.8", 1024.0), ("wmma.16", 1024.0)),
-    latency=0.8e-6,
-    launch=4.0e-6,
+    clock=2.2e9, dram=0.8e12, l2_bytes=96e6, l2=64.0, shared=256.0, vector=128.0, special=32.0,
+    products=(("wmma.8", 1024.0), ("wmma.16", 1024.0)), latency=0.8e-6, launch=4.0e-6,
 )  # fmt: skip
 
 
@@ -254,147 +182,60 @@ _SM89 = _SM80 | {"mma_fp8", "mma_sp_fp8", "float8"}
 _SM90 = _SM89 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}
 _SM90 |= {"red_vector", "wgmma_sp"}
 _CDNA3 = frozenset({"mfma", "mfma_cdna3", "float8"})
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
-# frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the
-# oldest that has all of an architecture's instructions: the newest drivers are not needed.
-_CUDA_LOCAL = 512 << 10
-_SCRATCH = 127 << 10
-# HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
-# all in x.
-_HIP_GRID = (2**32 // 1024 - 1, 65535, 65535)
+
+
+def _cuda(
+    arch: str, features: frozenset[str], multiprocessors: int, speeds: Speeds, ptx: int,
+    shared_bytes: int, threads: int, blocks: int,
+) -> Target:  # fmt: skip
+    """Of what is shared by so many threads and blocks, each block keeps 1 KB. CUDA C++ Programming
+    Guide, "Technical Specifications per Compute Capability". `ptx` is the oldest that has all of an
+    architecture's instructions: the newest drivers are not needed."""
+    return Target(
+        f"cuda:{arch}", "cuda", arch, 32, shared_bytes, 512 << 10,
+        multiprocessors=multiprocessors, features=features, speeds=speeds,
+        residency=Residency(threads, blocks, shared_bytes + 1024, 1024, 256),
+        llvm_features=f"+ptx{ptx}",
+    )  # fmt: skip
+
+
+def _hip(
+    arch: str, features: frozenset[str], multiprocessors: int, speeds: Speeds,
+    shared_bytes: int = 65_536, together: int = 0,
+    warp_size: int = 64, registers: int = 131_072, most: int = 512,
+) -> Target:  # fmt: skip
+    """`together`: bytes that the blocks of a multiprocessor share, where one may not have all;
+    `most`: registers of a thread. Memory of a thread's own is the largest frame that LLVM makes for
+    a wave of 64, 131,056 bytes, less some for what is spilled. HIP counts blocks times threads in
+    32 bits in each dimension; blocks have at most 1024 threads, all in x."""
+    return Target(
+        f"hip:{arch}", "hip", arch, warp_size, shared_bytes, 127 << 10, registers, most,
+        multiprocessors=multiprocessors, features=features, speeds=speeds,
+        residency=Residency(2048, 32, together or shared_bytes, 0, 512),
+        grid_limits=(2**32 // 1024 - 1, 65535, 65535), fragment_registers=192,
+    )  # fmt: skip
+
 
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target(
-            "cuda:sm_80",
-            "cuda",
-            "sm_80",
-            32,
-            166_912,
-            _CUDA_LOCAL,
-            multiprocessors=108,
-            features=_SM80,
-            residency=Residency(2048, 32, 167_936, 1024, 256),
-            speeds=_A100,
-            llvm_features="+ptx70",
+        _cuda("sm_80", _SM80, 108, _A100, 70, 166_912, 2048, 32),
+        _cuda("sm_86", _SM80, 84, _A40, 71, 101_376, 1536, 16),
+        _cuda("sm_89", _SM89, 142, _L40S, 84, 101_376, 1536, 24),
+        _cuda("sm_90a", _SM90, 132, _H200, 84, 232_448, 2048, 32),
+        _hip("gfx90a", frozenset({"mfma", "mfma_cdna2"}), 104, _MI250X),
+        _hip("gfx942", _CDNA3 | {"mfma_xf32", "float8_fnuz"}, 304, _MI300X),
+        _hip("gfx950", _CDNA3 | {"mfma_cdna4", "lds_dma_128"}, 256, _MI355X, 163_840),
+        _hip(
+            "gfx1100", frozenset({"wmma"}), 48, _RX7900, together=131_072,
+            warp_size=32, registers=196_608, most=256,
         ),
         Target(
-            "cuda:sm_86",
-            "cuda",
-            "sm_86",
-            32,
-            101_376,
-            _CUDA_LOCAL,
-            multiprocessors=84,
-            features=_SM80,
-            residency=Residency(1536, 16, 102_400, 1024, 256),
-            speeds=_A40,
-            llvm_features="+ptx71",
-        ),
-        Target(
-            "cuda:sm_89",
-            "cuda",
-            "sm_89",
-            32,
-            101_376,
-            _CUDA_LOCAL,
-            multiprocessors=142,
-            features=_SM89,
-            residency=Residency(1536, 24, 102_400, 1024, 256),
-            speeds=_L40S,
-            llvm_features="+ptx84",
-        ),
-        Target(
-            "cuda:sm_90a",
-            "cuda",
-            "sm_90a",
-            32,
-            232_448,
-            _CUDA_LOCAL,
-            multiprocessors=132,
-            features=_SM90,
-            residency=Residency(2048, 32, 233_472, 1024, 256),
-            speeds=_H200,
-            llvm_features="+ptx84",
-        ),
-        Target(
-            "hip:gfx90a",
-            "hip",
-            "gfx90a",
-            64,
-            65_536,
-            _SCRATCH,
-            registers=131_072,
-            max_registers_per_thread=512,
-            multiprocessors=104,
-            grid_limits=_HIP_GRID,
-            fragment_registers=192,
-            features=frozenset({"mfma", "mfma_cdna2"}),
-            residency=Residency(2048, 32, 65_536, 0, 512),
-            speeds=_MI250X,
-        ),
-        Target(
-            "hip:gfx942",
-            "hip",
-            "gfx942",
-            64,
-            65_536,
-            _SCRATCH,
-            registers=131_072,
-            max_registers_per_thread=512,
-            multiprocessors=304,
-            grid_limits=_HIP_GRID,
-            fragment_registers=192,
-            features=_CDNA3 | {"mfma_xf32", "float8_fnuz"},
-            residency=Residency(2048, 32, 65_536, 0, 512),
-            speeds=_MI300X,
-        ),
-        Target(
-            "hip:gfx950",
-            "hip",
-            "gfx950",
-            64,
-            163_840,
-            _SCRATCH,
-            registers=131_072,
-            max_registers_per_thread=512,
-            multiprocessors=256,
-            grid_limits=_HIP_GRID,
-            fragment_registers=192,
-            features=_CDNA3 | {"mfma_cdna4", "lds_dma_128"},
-            residency=Residency(2048, 32, 163_840, 0, 512),
-            speeds=_MI355X,
-        ),
-        Target(
-            "hip:gfx1100",
-            "hip",
-            "gfx1100",
-            32,
-            65_536,
-            _SCRATCH,
-            registers=196_608,
-            max_registers_per_thread=256,
-            multiprocessors=48,
-            grid_limits=_HIP_GRID,
-            fragment_registers=192,
-            features=frozenset({"wmma"}),
-            residency=Residency(2048, 32, 131_072, 0, 512),
-            speeds=_RX7900,
-        ),
-        Target(
-            "cpu",
-            "cpu",
-            "host",
-            1,
-            1 << 20,
-            max_threads=1,
-            grid_limits=(2**31 - 1,) * 3,
-            grid_blocks=2**31 - 1,
-            features=frozenset({"printf", "inline_asm"}),
+            "cpu", "cpu", "host", 1, 1 << 20, max_threads=1, grid_limits=(2**31 - 1,) * 3,
+            grid_blocks=2**31 - 1, features=frozenset({"printf", "inline_asm"}),
         ),
     )
-}
+}  # fmt: skip
 
 # What other systems call a vendor or a machine.
 _OTHER_NAMES = {
