@@ -22,6 +22,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Op, walk
 from tilec.ir.dependence import Edge, ModRef, edges
 from tilec.ir.errors import InternalError, ResourceError
+from tilec.ir.neighbours import trend
 from tilec.ir.ops import (
     Barrier,
     For,
@@ -33,7 +34,6 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.schedule import Arrangement, Plan
-from tilec.ir.trends import trend
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
 from tilec.tune.plans import plans

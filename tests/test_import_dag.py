@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builtins": ("ir",),
     "target": ("ir.errors",),
     "ir": ("target",),
-    "frontend": ("target", "ir", "language", "builtins", "support.arrays", "support.syntax"),
+    "frontend": ("target", "ir", "language", "builtins", "support.syntax"),
     "passes": ("target", "ir", "support.ahead"),
     "codegen": ("target", "ir", "support.tools"),
     "sim": ("target", "ir", "support.progress", "support.rich"),

@@ -11,7 +11,7 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.frontend.tracer import _KernelTracer
-from tilec.ir import faults
+from tilec.ir import caller
 from tilec.tune import rank
 
 N = T.dynamic("N")
@@ -68,7 +68,7 @@ def test_of_the_users_own_code() -> None:
     def raises() -> None:
         raise ArithmeticError("mine")
 
-    with pytest.raises(ArithmeticError, match="mine"), faults.told_as_internal("here", None):
+    with pytest.raises(ArithmeticError, match="mine"), caller.told_as_internal("here", None):
         raises()
 
 
@@ -99,5 +99,5 @@ def test_what_the_machine_lacks_is_no_bug(ours: pytest.MonkeyPatch, kind: type[E
 
 
 def test_what_a_library_raises_is_its_callers() -> None:
-    with pytest.raises(ValueError), faults.told_as_internal("here", None):
+    with pytest.raises(ValueError), caller.told_as_internal("here", None):
         int("x")

@@ -23,9 +23,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.caller import caller_loc, for_users, told_as_internal
 from tilec.ir.errors import CompileError, CompileWarning, LaunchError, ResourceError, shown, warn
-from tilec.ir.faults import told_as_internal
 from tilec.ir.options import PLAIN, Options
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused

@@ -168,7 +168,7 @@ class Target:
         - "min_blocks": its assembler takes the least number of blocks that share a multiprocessor;
         - "orders_by_registers": its assembler moves loads up no further than registers allow;
         - "red_vector": it adds vectors of float32 in global memory, each element atomically;
-        - "pdl": a launch may begin before the one in front of it has ended (`tilec.ir.pdl`).
+        - "pdl": a launch may begin before the one in front of it has ended (`tilec.ir.clusters`).
         """
         return feature in self.features
 

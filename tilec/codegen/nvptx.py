@@ -12,7 +12,7 @@ from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
-from tilec.ir.clusters import SINGLE, launched_cluster
+from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
@@ -29,7 +29,6 @@ from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
 from tilec.ir.instr.nvidia import AND_OR, TANH, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.pdl import first_of_all
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
 from tilec.target import Target
 

@@ -12,8 +12,8 @@ from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
+from tilec.ir.clusters import PDL
 from tilec.ir.ops import Assume, DeviceAssert, Load
-from tilec.ir.pdl import PDL
 
 _MOST_BLOCKS = 32  # of a multiprocessor, on every target
 

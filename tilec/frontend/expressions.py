@@ -33,7 +33,7 @@ from tilec.frontend.values import (
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.types import DType, TypedFloat, TypedInt, find_dtype
-from tilec.support.arrays import ASKED, is_array
+from tilec.support.syntax import ASKED, is_array
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {

@@ -143,8 +143,8 @@ def has_macros(kind: Any) -> bool:
 
 IN_THE_LANGUAGE = frozenset(
     {
-        "tilec.frontend.builtins_integers",
-        "tilec.frontend.builtins_moves",
+        "tilec.frontend.builtins_scalar",
+        "tilec.frontend.builtins_views",
         "tilec.frontend.builtins_rounding",
         "tilec.frontend.decoders",
         "tilec.frontend.formulas",

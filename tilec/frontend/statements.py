@@ -29,8 +29,8 @@ from tilec.frontend.values import (
     as_syntax,
     is_number,
 )
+from tilec.ir.caller import note_line
 from tilec.ir.errors import CompileError
-from tilec.ir.faults import note_line
 from tilec.support.syntax import nodes
 
 # Statements that kernels do not have: what they are called, and what to write instead.

@@ -12,11 +12,11 @@ from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants
 from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_syntax, describe
 from tilec.ir.builder import Builder
+from tilec.ir.caller import told_as_internal
+from tilec.ir.clusters import PDL
 from tilec.ir.core import Block, Func, Op, Param, Substitution, clone
 from tilec.ir.errors import CompileError
-from tilec.ir.faults import told_as_internal
 from tilec.ir.ops import Yield
-from tilec.ir.pdl import PDL
 from tilec.ir.uniformity import LANES
 
 

@@ -2,8 +2,8 @@
 
 `Facts` is an interval and power-of-two analysis in one pass over the function, for guards, vector
 widths and unsigned division; asked for it, it says which sums values are (`tilec.ir.affine`).
-How values go with an index is asked of `tilec.ir.trends`, over which group of threads they are the
-same of `tilec.ir.uniformity`.
+How values go with an index is asked of `tilec.ir.neighbours`, over which group of threads they are
+the same of `tilec.ir.uniformity`.
 
 Integer ops wrap, and a wrapped value obeys no interval. So a bound is an int only where it is
 proved, wrapping included: a value read from memory has its dtype's range, and an op that may leave

@@ -6,12 +6,16 @@ take turns; `min_blocks`: blocks that a multiprocessor holds at once, at least.
 `cluster`: blocks of the user's grid along each dimension that form a cluster. `split`: how many
 blocks of a cluster share the work of one block of the user's grid; they are neighbours along
 dimension 0 of the launch. `parts`: how many such sets of `split` blocks share it; they are
-neighbours along dimension 2."""
+neighbours along dimension 2.
+
+`pdl`: programmatic dependent launch, a kernel whose blocks start while the launch before it on its
+stream still runs."""
 
 from __future__ import annotations
 
 from tilec.ir.core import Func
 from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.target import Target
 
 Dims = tuple[int, int, int]
 SINGLE: Dims = (1, 1, 1)
@@ -57,3 +61,15 @@ def launched_cluster(func: Func) -> Dims:
 def size(dims: Dims) -> int:
     """Blocks of a cluster."""
     return dims[0] * dims[1] * dims[2]
+
+
+PDL = ("trigger", "wait")
+"""What all threads do before anything else, in this order: let the next launch begin, if it is one
+that waits; wait until the launches before this one are done, and their writes are seen."""
+
+
+def first_of_all(func: Func, target: Target) -> tuple[str, ...]:
+    """The words of PDL that the code for `target` begins with: none where launches follow one
+    another anyway."""
+    asked = func.attrs.get("pdl", ()) if target.has("pdl") else ()
+    return tuple(word for word in PDL if word in asked)

@@ -17,11 +17,11 @@ from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
-from tilec.ir.clusters import cluster_of, parts_of, split_of
+from tilec.ir.caller import told_as_internal
+from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
 from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
-from tilec.ir.faults import told_as_internal
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     DIVISIONS,
@@ -33,7 +33,6 @@ from tilec.ir.ops import (
     Gemm,
     Print,
 )
-from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Plan

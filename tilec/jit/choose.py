@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.builtins.choices import Auto
+from tilec.ir.caller import told_as_internal
 from tilec.ir.errors import LaunchError, ResourceError
-from tilec.ir.faults import told_as_internal
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.disk import load_choices, store_choices

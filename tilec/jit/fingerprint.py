@@ -29,8 +29,8 @@ from tilec.ir.errors import CompileError
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType, TypedFloat, TypedInt
 from tilec.jit.captured import Form, Outside, Reads, held_by, is_plain, outside_of
-from tilec.support.arrays import ASKED, is_array
 from tilec.support.lazy import Lazy
+from tilec.support.syntax import ASKED, is_array
 
 frontend = Lazy("tilec.frontend.source")
 

@@ -30,7 +30,7 @@ from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
 from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.trends import trend
+from tilec.ir.neighbours import trend
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.building import under

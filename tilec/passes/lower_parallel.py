@@ -34,8 +34,7 @@ from tilec.passes.utils.accesses import changes_memory, fragment_accesses
 from tilec.passes.utils.addressing import Place, coordinates, unique_register, unique_replica
 from tilec.passes.utils.copies_past_registers import as_loops
 from tilec.passes.utils.loop_body import LoopBody
-from tilec.passes.utils.masked_loads import masked_loads
-from tilec.passes.utils.memory_access import MemoryFacts, in_memory
+from tilec.passes.utils.memory_access import MemoryFacts, in_memory, masked_loads
 from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
 

@@ -17,8 +17,7 @@ from tilec.ir.core import Block, Func, Op, Region, Value, clone, inputs, rewrite
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.masked_loads import Mask, masked_loads
-from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, MemoryFacts
+from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
 from tilec.target import Target
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Select, Store, Yield
 from tilec.ir.types import BufferType
-from tilec.passes.utils.masked_loads import masked_loads
-from tilec.passes.utils.memory_access import MemoryFacts
+from tilec.passes.utils.memory_access import MemoryFacts, masked_loads
 from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.target import Target
 

@@ -44,7 +44,7 @@ from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.passes.utils.building import or_zero, whole
-from tilec.passes.utils.joined_reductions import in_steps
+from tilec.passes.utils.reductions import in_steps
 from tilec.passes.utils.warp_matrices import by_elements
 
 

@@ -20,8 +20,7 @@ from tilec.ir.effects import is_clonable
 from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.masked_loads import conjuncts, masked_loads
-from tilec.passes.utils.memory_access import MemoryFacts
+from tilec.passes.utils.memory_access import MemoryFacts, conjuncts, masked_loads
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 

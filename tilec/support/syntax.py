@@ -1,8 +1,10 @@
-"""Walking over Python's syntax trees."""
+"""Walking over Python's syntax trees; arrays that a kernel may ask for what is known when it is
+compiled."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -63,3 +65,13 @@ def placed(made: Node, at: ast.AST) -> Node:
 def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
     """The statements of a text, where `at` is."""
     return [placed(s, at) for s in ast.parse(text).body]
+
+
+ASKED = frozenset({"shape", "dtype", "ndim"})
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is NumPy's array or torch's tensor, which nothing here imports."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kinds = (getattr(numpy, "ndarray", ()), getattr(torch, "Tensor", ()))
+    return isinstance(value, kinds)

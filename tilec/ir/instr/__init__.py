@@ -18,7 +18,15 @@ from tilec.ir.instr.amd import (
     MfmaInstruction,
     WmmaInstruction,
 )
-from tilec.ir.instr.instruction import Asm, Instruction, Intrinsic, MatrixInstruction, Operands
+from tilec.ir.instr.instruction import (
+    SIMT_INSTRUCTIONS,
+    Asm,
+    Instruction,
+    Intrinsic,
+    MatrixInstruction,
+    Operands,
+    SimtInstruction,
+)
 from tilec.ir.instr.memory import MatrixMove
 from tilec.ir.instr.nvidia import (
     NVIDIA_INSTRUCTIONS,
@@ -27,7 +35,6 @@ from tilec.ir.instr.nvidia import (
     MmaInstruction,
     SparseMmaInstruction,
 )
-from tilec.ir.instr.simt import SIMT_INSTRUCTIONS, SimtInstruction
 from tilec.ir.instr.wgmma import WGMMA_INT_N, WGMMA_N, WgmmaInstruction, wgmma_wait
 from tilec.ir.types import DType
 

@@ -15,8 +15,7 @@ from tilec.ir.layout import leading_run
 from tilec.ir.types import BOOL, ScalarType
 from tilec.passes.utils.accesses import Access, fragment_accesses
 from tilec.passes.utils.addressing import narrow, shared_offset
-from tilec.passes.utils.masked_loads import masked_loads
-from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory
+from tilec.passes.utils.memory_access import MemoryFacts, VectorAccess, in_memory, masked_loads
 
 
 class LoopBody:
