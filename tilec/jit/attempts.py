@@ -19,19 +19,9 @@ from tilec.codegen.foreign import without_asm
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.nvptx import register_share
 from tilec.codegen.ptxas import trouble
+from tilec.ir import ops
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
-from tilec.ir.ops import (
-    Asm,
-    AsmEffect,
-    Extern,
-    ExternEffect,
-    Mma,
-    Realign,
-    Scope,
-    SetRegisters,
-    Wgmma,
-)
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.utils.registers import AMPLE, FEWEST, register_split
@@ -41,7 +31,7 @@ from tilec.target import Target
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
 SPARED = 0.68  # of the registers that ptxas takes do, where there is something to wait for
 SPILLED_FOR_A_BLOCK = 64  # bytes of a thread: another block gains more
-_PRODUCTS = (Mma, Wgmma)
+_PRODUCTS = (ops.Mma, ops.Wgmma)
 
 
 class Settled(Exception):
@@ -68,7 +58,11 @@ class Attempt:
 
 def _blamed(func: Func, error: InternalError) -> TilecError:
     """What no assembler takes is the user's fault, where there is code of the user's own."""
-    written = [o for o in walk(func.body) if isinstance(o, Asm | AsmEffect | Extern | ExternEffect)]
+    written = [
+        o
+        for o in walk(func.body)
+        if isinstance(o, ops.Asm | ops.AsmEffect | ops.Extern | ops.ExternEffect)
+    ]
     if not written:
         return error
     first, *more = dict.fromkeys(o.loc for o in written)
@@ -165,7 +159,7 @@ class Attempts:
 
     def _shares(self, func: Func) -> list[str]:
         """The instructions by which scopes come to their registers, as LLVM passes them on."""
-        scopes = (o for o in func.body.every(Scope) if o.registers)
+        scopes = (o for o in func.body.every(ops.Scope) if o.registers)
         return [register_share(o, func, self.target).asm.template for o in scopes]
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
@@ -210,7 +204,7 @@ class Attempts:
         if func.attrs.get("min_blocks"):
             return False  # the user's number
         # With fewer registers at launch, the block would wait for its share for ever.
-        shared_out = (isinstance(o, SetRegisters) or (isinstance(o, Scope) and o.registers)
+        shared_out = (isinstance(o, ops.SetRegisters) or (isinstance(o, ops.Scope) and o.registers)
                       for o in walk(func.body))  # fmt: skip
         return not any(shared_out)
 
@@ -277,12 +271,12 @@ def _block_of(func: Func) -> tuple[int, int]:
 def _waits(func: Func) -> bool:
     """Whether tiles wait in registers of the threads that compute: only another block has something
     to do while they are on their way."""
-    return any(isinstance(o, Realign) for o in walk(func.body))
+    return any(isinstance(o, ops.Realign) for o in walk(func.body))
 
 
 def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
     """`func` whose producers have so many registers; None if nobody would have more."""
-    scopes = {o.name: o for o in func.body.every(Scope) if o.registers}
+    scopes = {o.name: o for o in func.body.every(ops.Scope) if o.registers}
     if "consumer" not in scopes or "producer" not in scopes:
         return None
     own = scopes["consumer"].registers, scopes["producer"].registers
@@ -293,7 +287,7 @@ def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
     given = dict(zip(("consumer", "producer"), split))
 
     def visit(o: Op) -> Op | None:
-        if not isinstance(o, Scope) or not o.registers:
+        if not isinstance(o, ops.Scope) or not o.registers:
             return None
         return replace(o, registers=given[o.name])
 

@@ -17,22 +17,13 @@ from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
+from tilec.ir import ops
 from tilec.ir.caller import told_as_internal
 from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
 from tilec.ir.core import Func, Param, defining_ops, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import (
-    DIVISIONS,
-    Alloc,
-    AnnotateSchedule,
-    Asm,
-    AsmEffect,
-    Binary,
-    Gemm,
-    Print,
-)
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Plan
@@ -124,7 +115,7 @@ def _more_threads(func: Func, target: Target) -> int:
     score does not know); 0 if no others. (Passes may take out what would show.)"""
     one = func.attrs.get("threads") == GROUP_THREADS and target.has("setmaxnreg")
     one = one and not func.attrs.get("min_blocks")  # which he has counted registers for
-    rows = [o.shape[0] for o in func.body.every(Gemm)]
+    rows = [o.shape[0] for o in func.body.every(ops.Gemm)]
     each = bool(rows) and all(r % (2 * GROUP_ROWS) == 0 for r in rows)
     return 2 * GROUP_THREADS if one and each and not threads_show(func) else 0
 
@@ -151,10 +142,10 @@ def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
 def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
     """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
     (a power of two)."""
-    divided = (o for o in func.body.every(Binary) if o.kind in DIVISIONS)
+    divided = (o for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS)
     numbers = defining_ops(func.body)
     behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
-    behind |= {o.rhs for o in func.body.every(Binary) if o.kind in DIVISIONS}
+    behind |= {o.rhs for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS}
     found: dict[str, int] = {}
     for p in func.params:
         a = next((a for a in key.arguments if a.name == p.arg), None)
@@ -255,7 +246,7 @@ def _refuse_prints(func: Func, target: str) -> None:
     """AMD's printf is a protocol between a library for the device and the host, not a function of
     the driver as on NVIDIA."""
     for o in walk(func.body):
-        if isinstance(o, Print):
+        if isinstance(o, ops.Print):
             raise OnlySimulated(
                 f"{target} has no function that prints, so T.print works in the simulator only",
                 o.loc,
@@ -267,7 +258,7 @@ def _refuse_prints(func: Func, target: str) -> None:
 def _refuse_asm(func: Func, target: Target) -> None:
     """LLVM is built without the assembler of AMD's targets here, and ends the process."""
     for o in walk(func.body):
-        if isinstance(o, Asm | AsmEffect) and o.target == target.kind:
+        if isinstance(o, ops.Asm | ops.AsmEffect) and o.target == target.kind:
             raise OnlySimulated(
                 f"tilec has no assembler for {target}, so T.asm works in the simulator only",
                 o.loc,
@@ -308,7 +299,7 @@ def _first_good(
 def _can_choose(signature: Signature, func: Func) -> bool:
     """Whether something but the author's own sizes makes a kernel as large as it is: a size left to
     tilec, a schedule that he asks for."""
-    return _leaves_sizes(signature) or any(func.body.every(AnnotateSchedule))
+    return _leaves_sizes(signature) or any(func.body.every(ops.AnnotateSchedule))
 
 
 def _spread(
@@ -318,7 +309,7 @@ def _spread(
     a warning in the words of `error`, and its code. None where it has no products, whose sums have
     to be in registers, where threads show in what it does, or where as many have no room either."""
     asked = func.attrs.get("threads")
-    if asked is None or threads_show(func) or not any(func.body.every(Gemm)):
+    if asked is None or threads_show(func) or not any(func.body.every(ops.Gemm)):
         return None
     for threads in (n for n in (2 * asked, 4 * asked) if n <= MOST_SPREAD):
         attempts, found = Attempts(target), list[Tried]()
@@ -459,7 +450,7 @@ def _resources(final: Func, assembled: Assembled, target: Target) -> Resources:
     buffers = {
         o.result.name: stage_bytes(o.type) * o.type.stages
         for o in walk(final.body)
-        if isinstance(o, Alloc) and o.type.space in ("shared", "barrier")
+        if isinstance(o, ops.Alloc) and o.type.space in ("shared", "barrier")
     }
     threads = int(final.attrs.get("launch_threads", final.attrs.get("threads") or 1))
     shared = int(final.attrs.get("shared_bytes", 0))

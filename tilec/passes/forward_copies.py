@@ -18,25 +18,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import element_indices
-from tilec.ir.ops import (
-    BlockIndex,
-    Cast,
-    Copy,
-    For,
-    Gemm,
-    Load,
-    Parallel,
-    Store,
-    WarpMma,
-    decides,
-    is_by_hand,
-)
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.dce import sweep
@@ -50,20 +38,20 @@ def forward_copies(func: Func, target: Target) -> Func:
     func = _without_repeated(func)
     made = defining_ops(func.body)
     behind = upstream(_asked(func.body), made)
-    loads = {o for o in behind if isinstance(o, Load) and not _is_global(o.source)}
+    loads = {o for o in behind if isinstance(o, ops.Load) and not _is_global(o.source)}
     staged: set[Value] = set()
-    if not func.body.has(Gemm, WarpMma):  # loops follow memory
-        staged = {o.dest.buffer for o in func.body.every(Copy) if fills_tile(o)}
+    if not func.body.has(ops.Gemm, ops.WarpMma):  # loops follow memory
+        staged = {o.dest.buffer for o in func.body.every(ops.Copy) if fills_tile(o)}
     in_shared = {*demoted(func)} if target.kind != "cpu" else set()
     if not loads and not staged and not in_shared:
         return func
     written = written_tensors(func.body)
-    sources: dict[Load, Region] = {}
+    sources: dict[ops.Load, Region] = {}
     for v, ranges in live_ranges(func.body, {o.source for o in loads} | staged | in_shared).items():
         for r in ranges if isinstance(ranges, list) else ():
             readers = {x for i in r.readers for x in walk(r.block.ops[i])}
-            if v in in_shared and isinstance(r.fill, Copy) and _is_kept(r, r.fill):
-                own = (o for o in readers if isinstance(o, Load) and o.source is v)
+            if v in in_shared and isinstance(r.fill, ops.Copy) and _is_kept(r, r.fill):
+                own = (o for o in readers if isinstance(o, ops.Load) and o.source is v)
                 sources |= dict.fromkeys(own, r.fill.source)
             elif _is_forwardable(r.fill, written):
                 of_this = {o for o in loads & readers if o.source is r.fill.dest.buffer}
@@ -73,28 +61,28 @@ def forward_copies(func: Func, target: Target) -> Func:
     if not sources:
         return func
 
-    def visit(o: Load) -> None | list[Op]:
+    def visit(o: ops.Load) -> None | list[Op]:
         if o not in sources:
             return None
         b = Builder(o.loc)
         shape = o.source.buffer.static_shape
         at = [v for v, n in zip(o.indices, shape) if n != 1] or o.indices[-1:]
         source = sources[o]
-        element = b.value(Load, source.buffer, element_indices(b, source, at))
+        element = b.value(ops.Load, source.buffer, element_indices(b, source, at))
         if element.dtype != o.result.dtype:
-            b.emit(Cast, element, o.result.dtype)
+            b.emit(ops.Cast, element, o.result.dtype)
         *others, last = b.ops
         return [*others, replace(last, results=o.results)]
 
-    return sweep(func.rewrite(Load, visit))
+    return sweep(func.rewrite(ops.Load, visit))
 
 
 def _without_repeated(func: Func) -> Func:
     """`func` without copies of what is there already."""
-    into = [o.dest for o in func.body.every(Copy) if not _is_global(o.dest.buffer)]
+    into = [o.dest for o in func.body.every(ops.Copy) if not _is_global(o.dest.buffer)]
     twice = {r.buffer for r in into if sum(x.buffer is r.buffer for x in into) > 1}
-    by_number = any(o.order or o.stage for o in func.body.every(For))
-    if not twice or by_number or is_by_hand(func.body):
+    by_number = any(o.order or o.stage for o in func.body.every(ops.For))
+    if not twice or by_number or ops.is_by_hand(func.body):
         return func
     facts, written = facts_of(func), written_tensors(func.body)
 
@@ -105,19 +93,23 @@ def _without_repeated(func: Func) -> Func:
 
     repeated: set[Op] = set()
     for block in (func.body, *(r for o in walk(func.body) for r in o.regions)):
-        held: dict[Value, Copy] = {}
+        held: dict[Value, ops.Copy] = {}
         for o in block.ops:
-            before = held.get(o.dest.buffer) if isinstance(o, Copy) else None
-            if isinstance(o, Copy) and before is not None:
+            before = held.get(o.dest.buffer) if isinstance(o, ops.Copy) else None
+            if isinstance(o, ops.Copy) and before is not None:
                 if same(o.source, before.source) and same(o.dest, before.dest):
                     repeated.add(o)
                     continue
             for v in buffers_written(e for _, e in effects_in(o)):
                 held.pop(v, None)
-            if isinstance(o, Copy) and o.dest.buffer in twice and o.source.buffer not in written:
+            if (
+                isinstance(o, ops.Copy)
+                and o.dest.buffer in twice
+                and o.source.buffer not in written
+            ):
                 if _is_global(o.source.buffer):
                     held[o.dest.buffer] = o
-    return func.rewrite(Copy, lambda o: [] if o in repeated else None) if repeated else func
+    return func.rewrite(ops.Copy, lambda o: [] if o in repeated else None) if repeated else func
 
 
 def _asked(
@@ -129,34 +121,36 @@ def _asked(
     for o in block.ops:
         if staged and fills_tile(o):
             yield from (*o.source.offsets, *conditions)
-        elif staged and isinstance(o, Parallel):
+        elif staged and isinstance(o, ops.Parallel):
             inside = [*walk(o.body)]
-            stores = [x for x in inside if isinstance(x, Store)]
+            stores = [x for x in inside if isinstance(x, ops.Store)]
             if stores and all(x.dest.buffer.space == "shared" for x in stores):
-                places = (x.indices for x in inside if isinstance(x, Load) and _is_global(x.source))
+                places = (
+                    x.indices for x in inside if isinstance(x, ops.Load) and _is_global(x.source)
+                )
                 yield from (v for place in places for v in place)
                 yield from conditions
         else:
-            within = staged or (isinstance(o, For) and has_stages(o))
+            within = staged or (isinstance(o, ops.For) and has_stages(o))
             for region in o.regions:
-                yield from _asked(region, (*conditions, *decides(o)), within)
+                yield from _asked(region, (*conditions, *ops.decides(o)), within)
 
 
-def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
+def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[ops.Load]:
     """The only access to what a copy leaves in shared memory, if one loop over its elements reads
     each of them there once, the copy brings the same to all blocks, and no loop with stages brings
     it ahead."""
     around = [block.ops[i] for block, i in r.path[:-1]]
-    if any(isinstance(o, For) and has_stages(o) for o in around) or len(r.readers) != 1:
+    if any(isinstance(o, ops.For) and has_stages(o) for o in around) or len(r.readers) != 1:
         return set()
-    assert isinstance(r.fill, Copy)
+    assert isinstance(r.fill, ops.Copy)
     behind = upstream(r.fill.source.offsets, made)
     loop, buffer = r.block.ops[r.readers[0]], r.fill.dest.buffer
-    if not isinstance(loop, Parallel) or any(
-        not o.pure or isinstance(o, BlockIndex) for o in behind
+    if not isinstance(loop, ops.Parallel) or any(
+        not o.pure or isinstance(o, ops.BlockIndex) for o in behind
     ):
         return set()
-    loads = {o for o in loop.body.every(Load) if o.source is buffer}
+    loads = {o for o in loop.body.every(ops.Load) if o.source is buffer}
     index = {v: n for v, n in zip(loop.body.args, loop.extents) if n != 1}
     shape = buffer.buffer.static_shape
     read = [tuple(v for v, n in zip(o.indices, shape) if n != 1) for o in loads]
@@ -165,7 +159,7 @@ def _read_once(r: LiveRange, made: Mapping[Value, Op]) -> set[Load]:
     return loads if whole and once else set()
 
 
-def _is_kept(r: LiveRange, fill: Copy) -> bool:
+def _is_kept(r: LiveRange, fill: ops.Copy) -> bool:
     """Whether what a buffer has of a shared tile is there, too, as long as somebody reads it: the
     same numbers, if wider ones."""
     if fill.source.type.space != "shared" or not r.readers:
@@ -177,9 +171,9 @@ def _is_kept(r: LiveRange, fill: Copy) -> bool:
     return (held == made or wider) and fill.source.buffer not in buffers_written(effects)
 
 
-def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[Copy]:
+def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[ops.Copy]:
     """Whether what an op leaves in a buffer is as well read where it took it from."""
-    if not isinstance(fill, Copy) or not _is_global(fill.source.buffer):
+    if not isinstance(fill, ops.Copy) or not _is_global(fill.source.buffer):
         return False
     kinds = {fill.source.dtype, fill.dest.dtype}
     return fill.source.buffer not in written and (len(kinds) == 1 or all(d.is_int for d in kinds))

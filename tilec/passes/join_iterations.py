@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import residents_of
@@ -25,16 +26,6 @@ from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value, defining_ops, rewrite, users_of
 from tilec.ir.layout import LayoutRequest
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
-    AnnotateSchedule,
-    Binary,
-    Copy,
-    For,
-    Gemm,
-    is_by_hand,
-)
 from tilec.ir.types import BufferType
 from tilec.passes.utils.plans import is_open
 from tilec.target import CACHE_LINE, Target
@@ -47,7 +38,7 @@ class _Tile:
     """A tile that the loop copies: `dim` of it is that which it walks along, `along` of its tensor,
     where it `begins` at 0 or anywhere."""
 
-    copy: Copy
+    copy: ops.Copy
     dim: int
     along: int
     begins: bool
@@ -69,15 +60,15 @@ class _Tile:
 
 
 def join_iterations(func: Func, target: Target) -> Func:
-    tiles = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
+    tiles = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
     if not target.has("tma") or not any(_row(t) < CACHE_LINE for t in tiles):
         return func
-    if is_by_hand(func.body) or any(
-        {"stages", "split"} & {*dict(o.choices)} for o in func.body.every(AnnotateSchedule)
+    if ops.is_by_hand(func.body) or any(
+        {"stages", "split"} & {*dict(o.choices)} for o in func.body.every(ops.AnnotateSchedule)
     ):
         return func
     sums = _Sums(func, target)
-    body = func.body.rewrite(For, sums.joined)
+    body = func.body.rewrite(ops.For, sums.joined)
     return func.with_body(rewrite(body, sums.renamed)) if sums.made else func
 
 
@@ -86,7 +77,7 @@ def _row(t: BufferType) -> int:
     return t.static_shape[-1] * t.dtype.bits // 8
 
 
-def _runs_ahead(o: For) -> bool:
+def _runs_ahead(o: ops.For) -> bool:
     return (o.num_stages > 1 or is_open(o)) and not (o.order or o.stage or o.inits)
 
 
@@ -96,13 +87,13 @@ class _Sums:
         self.users = users_of(func.body)
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
-        shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
+        shared = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
         blocks = residents_of(func)
         self.room = target.shared_bytes // blocks - sum(map(stage_bytes, shared))
         self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
         self.made: dict[Value, Value] = {}
 
-    def joined(self, o: For) -> list[Op] | None:
+    def joined(self, o: ops.For) -> list[Op] | None:
         tiles = self.tiles(o)
         if not tiles:
             return None
@@ -120,23 +111,23 @@ class _Sums:
         more = inner.binary("mul", o.body.args[0], tiles[0].step * (n - 1))
         copies = {t.copy: t for t in tiles}
         for x in o.body.ops:
-            if isinstance(x, Gemm):
+            if isinstance(x, ops.Gemm):
                 x = replace(x, a=self.whole(x.a, tiles, n), b=self.whole(x.b, tiles, n))
-            elif isinstance(x, Copy):
+            elif isinstance(x, ops.Copy):
                 x = self.wider(copies[x], tiles, n, more, inner)
             inner.ops.append(x)
         body = replace(o.body, ops=tuple(inner.ops))
         stages = o.num_stages if is_open(o) else stages
         return [*b.ops, replace(o, hi=hi, body=body, num_stages=stages)]
 
-    def tiles(self, o: For) -> list[_Tile]:
+    def tiles(self, o: ops.For) -> list[_Tile]:
         """The tiles that a loop copies and multiplies, where it does nothing else."""
         counts = (self.facts.constant(o.lo), self.facts.constant(o.step)) == (0, 1)
         if not counts or o.kind != "pipelined" or not _runs_ahead(o):
             return []
         acts = [x for x in o.body.statements if not x.pure]
-        copies = [x for x in acts if isinstance(x, Copy)]
-        products = [x for x in acts if isinstance(x, Gemm)]
+        copies = [x for x in acts if isinstance(x, ops.Copy)]
+        products = [x for x in acts if isinstance(x, ops.Gemm)]
         if len(copies) + len(products) != len(acts) or not products:
             return []
         dims = self.dims(products)
@@ -147,7 +138,7 @@ class _Sums:
             return []
         return tiles if len(steps) == 1 and any(t.row < CACHE_LINE for t in tiles) else []
 
-    def dims(self, products: Sequence[Gemm]) -> dict[Value, int]:
+    def dims(self, products: Sequence[ops.Gemm]) -> dict[Value, int]:
         """Of each operand the dimension that is summed over; nothing where that is not clear."""
         found: dict[Value, int] = {}
         for o in products:
@@ -158,7 +149,7 @@ class _Sums:
                     return {}
         return found
 
-    def tile(self, loop: For, o: Copy, dims: dict[Value, int]) -> _Tile | None:
+    def tile(self, loop: ops.For, o: ops.Copy, dims: dict[Value, int]) -> _Tile | None:
         v = o.dest.buffer
         if v not in dims or len(v.buffer.shape) != 2 or not o.dest.is_whole:
             return None
@@ -178,12 +169,12 @@ class _Sums:
             return None
         return _Tile(o, dims[v], along[0], begin.constant == 0)
 
-    def is_known(self, user: Op, copy: Copy) -> bool:
-        if isinstance(user, AnnotateLayout):
+    def is_known(self, user: Op, copy: ops.Copy) -> bool:
+        if isinstance(user, ops.AnnotateLayout):
             return isinstance(user.layout, LayoutRequest)
-        return user is copy or isinstance(user, Gemm)
+        return user is copy or isinstance(user, ops.Gemm)
 
-    def depends(self, v: Value, loop: For) -> bool:
+    def depends(self, v: Value, loop: ops.For) -> bool:
         """Whether `v` may differ between iterations."""
         if v in loop.body.args:
             return True
@@ -192,7 +183,7 @@ class _Sums:
             return False
         return any(self.depends(x, loop) for x in made.operands)
 
-    def end(self, o: For, tiles: list[_Tile], n: int, b: Builder) -> Value | None:
+    def end(self, o: ops.For, tiles: list[_Tile], n: int, b: Builder) -> Value | None:
         """The number of joined iterations, if they see no more than those did, and zeros."""
         step, trips = tiles[0].step, self.facts.constant(o.hi)
         begins = all(t.begins for t in tiles)
@@ -201,7 +192,7 @@ class _Sums:
             behind = begins and all(isinstance(e, int) and e <= trips * step for e in ends)
             return b.const(-(-trips // n), o.hi.dtype) if behind or trips % n == 0 else None
         made = self.facts.made_by(o.hi)
-        if not begins or not isinstance(made, Binary) or made.kind != "floordiv":
+        if not begins or not isinstance(made, ops.Binary) or made.kind != "floordiv":
             return None
         rounded, rounds = self.facts.form(made.lhs), self.facts.constant(made.rhs) == step
         if not rounds or rounded.const != step - 1 or len(rounded.terms) != 1:
@@ -211,7 +202,7 @@ class _Sums:
             return None
         return b.binary("floordiv", b.binary("add", made.lhs, step * (n - 1)), step * n)
 
-    def wider(self, tile: _Tile, tiles: list[_Tile], n: int, more: Value, b: Builder) -> Copy:
+    def wider(self, tile: _Tile, tiles: list[_Tile], n: int, more: Value, b: Builder) -> ops.Copy:
         s, d = tile.copy.source, tile.along
         source = s.cut(d, b.binary("add", s.offsets[d], more), n * s.extents[d])
         return replace(tile.copy, source=source, dest=self.whole(tile.copy.dest, tiles, n))
@@ -226,9 +217,9 @@ class _Sums:
 
     def renamed(self, o: Op) -> Op | None:
         """Where the tiles are made, or described."""
-        if isinstance(o, Alloc) and o.result in self.made:
+        if isinstance(o, ops.Alloc) and o.result in self.made:
             v = self.made[o.result]
             return replace(o, type=v.buffer, results=(v,))
-        if isinstance(o, AnnotateLayout) and o.dest in self.made:
+        if isinstance(o, ops.AnnotateLayout) and o.dest in self.made:
             return replace(o, dest=self.made[o.dest])
         return None

@@ -19,22 +19,10 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, rewrite, users_of
 from tilec.ir.effects import buffers_written, effects_in
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Fill,
-    Load,
-    Parallel,
-    Reduce,
-    Select,
-    Store,
-    Unary,
-    Yield,
-    constants,
-)
 from tilec.ir.types import FLOAT32, INT32, ScalarType
 from tilec.passes.utils.rough import Rough
 from tilec.target import Target
@@ -64,10 +52,10 @@ class _Scaled(NamedTuple):
 
 
 def sink_scales(func: Func, target: Target) -> Func:
-    if not any(o.kind in ("exp", "exp2") for o in func.body.every(Unary)):
+    if not any(o.kind in ("exp", "exp2") for o in func.body.every(ops.Unary)):
         return func
     found = _Found(func)
-    scaled = [s for o in func.body.every(Parallel) if (s := found.scaled(o)) is not None]
+    scaled = [s for o in func.body.every(ops.Parallel) if (s := found.scaled(o)) is not None]
     if len({s.end.most for s in scaled}) < len(scaled):
         return func
     for s in scaled:
@@ -79,49 +67,49 @@ class _Found:
     def __init__(self, func: Func) -> None:
         self.defs = defining_ops(func.body)
         self.users = users_of(func.body)
-        self.numbers = constants(func.body)
+        self.numbers = ops.constants(func.body)
         self.rough = Rough(func)
 
-    def scaled(self, o: Parallel) -> _Scaled | None:
+    def scaled(self, o: ops.Parallel) -> _Scaled | None:
         """What becomes of a tile that the loop scales; None if it does something else."""
-        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
+        acts = [x for x in o.body.ops if not x.pure and not isinstance(x, ops.Load | ops.Yield)]
         store = acts[0] if len(acts) == 1 else None
-        if not isinstance(store, Store):
+        if not isinstance(store, ops.Store):
             return None
         tile, value = store.dest, store.value
         made = self.defs.get(value)
-        if isinstance(made, Select) and self.numbers.get(made.on_false) == LOWEST:
+        if isinstance(made, ops.Select) and self.numbers.get(made.on_false) == LOWEST:
             value = made.on_true
         load, scale = self.times(value)
         if load is None or not 0 < scale < math.inf or value is load.result:
             return None
         if load.source is not tile or load.indices != store.indices != o.body.args:
             return None
-        loads = [x for x in o.body.ops if isinstance(x, Load) and x.source is tile]
+        loads = [x for x in o.body.ops if isinstance(x, ops.Load) and x.source is tile]
         uses = (load.result, value)
         if len(loads) != 1 or any(len(self.users[v]) != 1 for v in uses):
             return None
         end = self.end(o, tile)
         return end and _Scaled(load.result, value, scale, end)
 
-    def times(self, v: Value) -> tuple[Load | None, float]:
+    def times(self, v: Value) -> tuple[ops.Load | None, float]:
         """The element of a fragment and the number that are multiplied."""
         o, by = self.defs.get(v), 1.0
-        if isinstance(o, Binary) and o.kind == "mul":
+        if isinstance(o, ops.Binary) and o.kind == "mul":
             for x, y in ((o.lhs, o.rhs), (o.rhs, o.lhs)):
                 if y in self.numbers:
                     o, by = self.defs.get(x), float(self.numbers[y])
                     break
-        if not isinstance(o, Load) or o.result.dtype != FLOAT32:
+        if not isinstance(o, ops.Load) or o.result.dtype != FLOAT32:
             return None, 0.0
         return (o, by) if o.source.buffer.space == "fragment" else (None, 0.0)
 
-    def end(self, o: Parallel, tile: Value) -> _End | None:
+    def end(self, o: ops.Parallel, tile: Value) -> _End | None:
         """The maxima and the exponentials of what the loop leaves in the tile, where nothing else
         is made of it."""
         readers = [*self.rough.readers(o, tile)]
-        folds = [x for x in readers if isinstance(x, Reduce)]
-        loads = [x for x in readers if isinstance(x, Load)]
+        folds = [x for x in readers if isinstance(x, ops.Reduce)]
+        loads = [x for x in readers if isinstance(x, ops.Load)]
         if len(folds) != 1 or len(loads) != 1 or len(readers) != 2:
             return None
         (fold,), (load,) = folds, loads
@@ -135,12 +123,12 @@ class _Found:
             return None
         return self.exponential(load, fold.dest.buffer)
 
-    def exponential(self, load: Load, most: Value) -> _End | None:
+    def exponential(self, load: ops.Load, most: Value) -> _End | None:
         """What takes the difference of a tile's elements and its rows' maxima."""
         v, (argument,) = load.result, self.users[load.result][:1]
-        if isinstance(argument, Binary) and argument.kind == "mul":
+        if isinstance(argument, ops.Binary) and argument.kind == "mul":
             v, (argument,) = argument.result, self.users[argument.result][:1]
-        if not isinstance(argument, Binary) or argument.kind != "sub" or argument.lhs is not v:
+        if not isinstance(argument, ops.Binary) or argument.kind != "sub" or argument.lhs is not v:
             return None
         (own, by), (row, other) = self.times(argument.lhs), self.times(argument.rhs)
         if own is not load or row is None or row.source is not most or by != other or by <= 0:
@@ -149,14 +137,14 @@ class _Found:
         uses = (load.result, v, argument.result)
         if row.indices != load.indices[:1] or any(len(self.users[x]) != 1 for x in uses):
             return None
-        if not isinstance(o, Unary) or o.kind not in ("exp", "exp2"):
+        if not isinstance(o, ops.Unary) or o.kind not in ("exp", "exp2"):
             return None
         if o.kind == "exp" and not self.rough.is_rough(o.result):
             return None
         by *= math.log2(math.e) if o.kind == "exp" else 1.0
         return _End(most, load.result, row.indices, argument.result, by, o.result)
 
-    def is_maximum(self, o: Reduce, tile: Value) -> bool:
+    def is_maximum(self, o: ops.Reduce, tile: Value) -> bool:
         """Whether the maxima of a tile's rows are all that is written over minus infinity."""
         most = o.dest.buffer
         whole = o.source.is_whole and o.dest.is_whole and o.source.buffer is tile
@@ -169,7 +157,7 @@ class _Found:
         )
 
     def begins(self, o: Op) -> bool:
-        return isinstance(o, Fill) and o.dest.is_whole and self.numbers.get(o.value) == LOWEST
+        return isinstance(o, ops.Fill) and o.dest.is_whole and self.numbers.get(o.value) == LOWEST
 
 
 def _sunk(body: Block, s: _Scaled) -> Block:
@@ -180,29 +168,29 @@ def _sunk(body: Block, s: _Scaled) -> Block:
     def visit(o: Op) -> None | Op | list[Op]:
         b = Builder(o.loc)
         match o:
-            case Alloc() if o.result is s.end.most:
+            case ops.Alloc() if o.result is s.end.most:
                 return [o, replace(o, results=(raw,))]
-            case Fill() if o.dest.buffer is s.end.most:
+            case ops.Fill() if o.dest.buffer is s.end.most:
                 return [o, replace(o, dest=replace(o.dest, buffer=raw))]
-            case Reduce() if o.dest.buffer is s.end.most:
+            case ops.Reduce() if o.dest.buffer is s.end.most:
                 b.ops.append(replace(o, dest=replace(o.dest, buffer=raw)))
                 _scale_rows(b, raw, s)
                 return b.ops
-            case Binary() if o.result is s.product:
+            case ops.Binary() if o.result is s.product:
                 subst[o.result] = s.load
                 return []
-            case Binary() if o.result is s.end.argument:
+            case ops.Binary() if o.result is s.end.argument:
                 by = s.end.by * s.scale
-                rows = b.binary("mul", b.value(Load, raw, s.end.row), by)
+                rows = b.binary("mul", b.value(ops.Load, raw, s.end.row), by)
                 return [*b.ops, *_difference(o, s.end.element, rows, by)]
-            case Unary() if o.result is s.end.exponential:
+            case ops.Unary() if o.result is s.end.exponential:
                 return replace(o, kind="exp2")
         return None
 
     return rewrite(body, visit, subst)
 
 
-def _difference(o: Binary, element: Value, rows: Value, by: float) -> list[Op]:
+def _difference(o: ops.Binary, element: Value, rows: Value, by: float) -> list[Op]:
     b = Builder(o.loc)
     scaled = b.binary("mul", element, by)
     return [*b.ops, replace(o, lhs=scaled, rhs=rows)]
@@ -211,7 +199,7 @@ def _difference(o: Binary, element: Value, rows: Value, by: float) -> list[Op]:
 def _scale_rows(b: Builder, raw: Value, s: _Scaled) -> None:
     """The maxima as the author has them."""
     index, inner = Value(ScalarType(INT32), "i"), Builder(b.loc)
-    made = inner.binary("mul", inner.value(Load, raw, (index,)), s.scale)
-    inner.emit(Store, s.end.most, (index,), made)
-    inner.emit(Yield)
-    b.emit(Parallel, raw.buffer.static_shape, inner.block([index]))
+    made = inner.binary("mul", inner.value(ops.Load, raw, (index,)), s.scale)
+    inner.emit(ops.Store, s.end.most, (index,), made)
+    inner.emit(ops.Yield)
+    b.emit(ops.Parallel, raw.buffer.static_shape, inner.block([index]))

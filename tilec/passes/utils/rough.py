@@ -9,21 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, users_of, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
-from tilec.ir.ops import (
-    Binary,
-    Cast,
-    Copy,
-    For,
-    Load,
-    Parallel,
-    Reduce,
-    Select,
-    Store,
-    Unary,
-    While,
-)
 from tilec.ir.types import DType
 from tilec.passes.utils.accesses import covered
 
@@ -39,14 +27,14 @@ class Rough:
     def __init__(self, func: Func) -> None:
         self.users = users_of(func.body)
         self.places: dict[Op, _Path] = {}
-        self.around: dict[Op, Parallel] = {}
+        self.around: dict[Op, ops.Parallel] = {}
         self._place(func.body, ())
         self.asked: set[Value | tuple[Op, Value]] = set()
 
     def _place(self, block: Block, path: _Path) -> None:
         for i, o in enumerate(block.ops):
             self.places[o] = (*path, (block, i))
-            if isinstance(o, Parallel):
+            if isinstance(o, ops.Parallel):
                 self.around.update((x, o) for x in walk(o.body))
             else:
                 for region in o.regions:
@@ -66,15 +54,15 @@ class Rough:
     def _in(self, o: Op, v: Value) -> bool:
         """Whether what `o` makes of `v` leaves them unseen."""
         match o:
-            case Cast():
+            case ops.Cast():
                 return _narrow(o.dtype)
-            case Binary() if o.kind in _KEPT:
+            case ops.Binary() if o.kind in _KEPT:
                 return self._of(o.result)
-            case Unary() if o.kind in ("neg", "abs"):
+            case ops.Unary() if o.kind in ("neg", "abs"):
                 return self._of(o.result)
-            case Select() if v is not o.cond:
+            case ops.Select() if v is not o.cond:
                 return self._of(o.result)
-            case Store() if v is o.value and o in self.around:
+            case ops.Store() if v is o.value and o in self.around:
                 return _is_fragment(o.buffer) and self._left(self.around[o], o.buffer)
         return False
 
@@ -87,14 +75,14 @@ class Rough:
 
     def _read(self, o: Op, buffer: Value) -> bool:
         match o:
-            case Reduce() if o.dest.buffer is not buffer:
+            case ops.Reduce() if o.dest.buffer is not buffer:
                 terms = o.source.extents[o.dim]
                 return o.combine == "add" and o.dest.dtype.is_float and terms >= LONG_SUM
-            case Copy():
+            case ops.Copy():
                 if _narrow(o.dest.dtype):
                     return True
                 return _is_fragment(o.dest.buffer) and self._left(o, o.dest.buffer)
-            case Load():
+            case ops.Load():
                 return self._of(o.result)
         return False
 
@@ -104,7 +92,9 @@ class Rough:
         for depth in reversed(range(len(path))):
             block, at = path[depth]
             ahead = [*range(at + 1, len(block.ops))]
-            if depth and isinstance(path[depth - 1][0].ops[path[depth - 1][1]], For | While):
+            if depth and isinstance(
+                path[depth - 1][0].ops[path[depth - 1][1]], ops.For | ops.While
+            ):
                 ahead += range(at + 1)  # the next iteration's
             for i in ahead:
                 if (block, i) in seen:
@@ -122,7 +112,7 @@ class Rough:
 
 def _filled(o: Op) -> set[Value]:
     """The buffers all of which `o` writes."""
-    if isinstance(o, Parallel):
+    if isinstance(o, ops.Parallel):
         return covered(o)
     return set() if o.regions else {*buffers_written(o.effects(), whole=True)}
 
