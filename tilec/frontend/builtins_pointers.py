@@ -26,19 +26,9 @@ from tilec.frontend.values import (
     describe,
     is_number,
 )
+from tilec.ir import types
 from tilec.ir.core import Value
 from tilec.ir.ops import Bitcast, For, View, Yield
-from tilec.ir.types import (
-    FLOAT32,
-    INT64,
-    UINT32,
-    UINT64,
-    BufferType,
-    DType,
-    Extent,
-    ScalarType,
-    find_dtype,
-)
 
 _WORD = 32
 
@@ -108,8 +98,8 @@ def make_tensor(t: Expressions, c: Call) -> Buffer:
 builtin(T.make_tensor_from_addr)(lambda t, c: at_address(t, c, c["ptr"]))
 
 
-def dtype_of(t: Expressions, c: Call) -> DType:
-    return FLOAT32 if c["dtype"] is None else c.dtype("dtype")
+def dtype_of(t: Expressions, c: Call) -> types.DType:
+    return types.FLOAT32 if c["dtype"] is None else c.dtype("dtype")
 
 
 def at_address(t: Expressions, c: Call, given: object) -> Buffer:
@@ -117,7 +107,7 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
     dimensions are those asked for: what lies at an address is a part of it, with one index."""
     address = None if isinstance(given, Buffer) and not given.variable else given
     number = t.number(address, "the address") if _is_place(address) else None
-    if not isinstance(number, Scalar) or number.dtype not in (INT64, UINT64):
+    if not isinstance(number, Scalar) or number.dtype not in (types.INT64, types.UINT64):
         message = f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}"
         hint = "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64"
         raise t.error(message, hint, c.place("ptr"))
@@ -128,7 +118,7 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
         raise c.wrong("align", f"is {align}, elements are {dtype.name}", hint)
     extents = [_named(t, c, "shape", e) for e in c.several("shape")]
     if c["strides"] is None:
-        steps: list[tuple[Extent, int | Scalar]] = [(1, 1)] * len(extents)
+        steps: list[tuple[types.Extent, int | Scalar]] = [(1, 1)] * len(extents)
         for d in reversed(range(len(extents) - 1)):
             (step, _), (inner, _) = steps[d + 1], extents[d + 1]
             if isinstance(step, int) and isinstance(inner, int):
@@ -147,14 +137,14 @@ def at_address(t: Expressions, c: Call, given: object) -> Buffer:
     known = all(isinstance(s, int) for s in strides)
     places = 1 << min(62, 65 - align.bit_length())
     size = dtype.bits // 8
-    whole = BufferType(
+    whole = types.BufferType(
         (places, *shape), dtype, "global", (align // size, *strides), align if known else size
     )
     memory = Value(whole, f"memory{len(t.memories)}")
     t.memories.append(memory)
-    units = t.binary("floordiv", t.convert(number, UINT64), align)
-    at = t.convert(units, INT64)
-    made = BufferType(shape, dtype, "global", strides, whole.align)
+    units = t.binary("floordiv", t.convert(number, types.UINT64), align)
+    at = t.convert(units, types.INT64)
+    made = types.BufferType(shape, dtype, "global", strides, whole.align)
     value = t.emit(View, memory, made, at.value).result
     t.at_addresses.add(value)
     return Buffer(value, tuple(v for _, v in extents), t.loc, tuple(v for _, v in steps))
@@ -165,7 +155,7 @@ def _is_place(given: object) -> bool:
     return element or isinstance(given, Buffer) or is_number(given)
 
 
-def _named(t: Expressions, c: Call, name: str, given: object) -> tuple[Extent, int | Scalar]:
+def _named(t: Expressions, c: Call, name: str, given: object) -> tuple[types.Extent, int | Scalar]:
     """An extent or a stride as types have it, and as a value."""
     if (found := extent_of(t, given)) is not None:
         return found
@@ -228,7 +218,7 @@ def ptx_cp_async(t: Expressions, c: Call) -> None:
 @contextmanager
 def _neighbours(t: Expressions, count: int) -> Iterator[Scalar]:
     """The index of a thread's own loop over elements that lie side by side."""
-    index = Value(ScalarType(t.index_dtype), "n")
+    index = Value(types.ScalarType(t.index_dtype), "n")
     with t.inside() as body:
         yield t.scalar(index, Reach(0, count - 1, True, t.depth, dense=True))
         t.emit(Yield, ())
@@ -243,7 +233,7 @@ def _condition(t: Expressions, c: Call, name: str) -> Scalar:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _elements(t: Expressions, c: Call, name: str, bits: int) -> tuple[Region, DType, int]:
+def _elements(t: Expressions, c: Call, name: str, bits: int) -> tuple[Region, types.DType, int]:
     """Where so many bits begin, the dtype of their elements, and how many these are."""
     space = "global" if c.builtin[2] == "g" else "shared"
     with t.at(c.place(name)):
@@ -259,13 +249,13 @@ def _elements(t: Expressions, c: Call, name: str, bits: int) -> tuple[Region, DT
     return first, dtype, bits // dtype.bits
 
 
-def _unsigned(bits: int) -> DType:
-    found = find_dtype(f"uint{bits}")
+def _unsigned(bits: int) -> types.DType:
+    found = types.find_dtype(f"uint{bits}")
     assert found is not None
     return found
 
 
-def as_bits(t: Expressions, x: Scalar, dtype: DType | None = None) -> Scalar:
+def as_bits(t: Expressions, x: Scalar, dtype: types.DType | None = None) -> Scalar:
     """The bits of a number, as another of `dtype`, or unsigned."""
     to = dtype or _unsigned(x.dtype.bits)
     return x if x.dtype is to else t.emit_scalar(Bitcast, x.value, to)
@@ -309,7 +299,9 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
         parts: list[Scalar] = []
         for x in values:
             number = t.number(x, f"value of T.{c.builtin}")
-            parts.append(as_bits(t, t.run_time(number, None if isinstance(x, float) else UINT32)))
+            parts.append(
+                as_bits(t, t.run_time(number, None if isinstance(x, float) else types.UINT32))
+            )
         if sum(x.dtype.bits for x in parts) != bits or len({x.dtype for x in parts}) > 1:
             raise t.error(
                 f"T.{c.builtin} writes {bits} bits, its value is "

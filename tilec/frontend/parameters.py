@@ -15,20 +15,10 @@ from tilec.frontend.index import Reach
 from tilec.frontend.signature import REQUIRED, Parameter, Signature
 from tilec.frontend.values import Buffer, EmptyTensor, Scalar, describe
 from tilec.frontend.whole_loops.forms import WholeLoops
+from tilec.ir import types
 from tilec.ir.core import Block, Param, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.python_text import linear_text, size_text
-from tilec.ir.types import (
-    INT32,
-    INT64,
-    ON_CHIP,
-    UINT8,
-    BufferType,
-    DType,
-    Extent,
-    ScalarType,
-    named_strides,
-)
 from tilec.ir.uniformity import LANES
 
 
@@ -42,7 +32,7 @@ class TensorFact:
     """
 
     shape: tuple[int | str, ...]
-    dtype: DType
+    dtype: types.DType
     strides: tuple[int | str, ...]
     align: int = 16
 
@@ -60,7 +50,7 @@ class Specialisation:
     """
 
     tensors: Mapping[str, TensorFact]
-    scalars: Mapping[str, DType] = field(default_factory=dict)
+    scalars: Mapping[str, types.DType] = field(default_factory=dict)
     constants: Mapping[str, object] = field(default_factory=dict)
     threads: int | None = None
     grid: tuple[int, ...] | str | None = None
@@ -84,7 +74,7 @@ class Parameters(WholeLoops):
         self.scalar_params: dict[str, Param] = {}
         self.size_values: dict[str, int | Scalar] = {}
         self.sizes = self.size_values
-        self.outputs: list[tuple[str, tuple[Extent, ...], DType]] = []
+        self.outputs: list[tuple[str, tuple[types.Extent, ...], types.DType]] = []
         self.grid: Block | None = None  # as soon as T.Kernel is read
         self.described_later = {
             s.target.id
@@ -127,9 +117,9 @@ class Parameters(WholeLoops):
             raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
         with self.at(p.loc):
             self._check_fact(p, fact)
-        packed = fact.dtype if fact.dtype in ON_CHIP else None
-        dtype = UINT8 if packed else fact.dtype
-        made = BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
+        packed = fact.dtype if fact.dtype in types.ON_CHIP else None
+        dtype = types.UINT8 if packed else fact.dtype
+        made = types.BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
         shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
         strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(fact.strides))
         for written, given in ((p.shape, shape), (p.strides, strides)):
@@ -142,7 +132,7 @@ class Parameters(WholeLoops):
         if p.is_output:
             self.outputs.append((p.name, fact.shape, fact.dtype))
 
-    def _as_packed(self, stored: Buffer, packed: DType | None) -> Buffer:
+    def _as_packed(self, stored: Buffer, packed: types.DType | None) -> Buffer:
         """The tensor whose elements are narrower in memory."""
         if packed is None:
             return stored
@@ -179,7 +169,7 @@ class Parameters(WholeLoops):
         if isinstance(extent, int):
             return extent
         if extent not in self.size_params:
-            value = Value(ScalarType(self.index_dtype), extent)
+            value = Value(types.ScalarType(self.index_dtype), extent)
             self.size_params[extent] = Param(value, "size", tensor, dim)
             self.size_values.setdefault(extent, self.scalar(value, Reach(0)))
         return self.size_values[extent]
@@ -190,7 +180,7 @@ class Parameters(WholeLoops):
         if stride in self.size_params:
             return self.size_values[stride]
         if stride not in self.stride_params:
-            value = Value(ScalarType(INT64), stride)
+            value = Value(types.ScalarType(types.INT64), stride)
             self.stride_params[stride] = Param(value, "stride", tensor, dim)
         return self.scalar(self.stride_params[stride].value)
 
@@ -218,7 +208,7 @@ class Parameters(WholeLoops):
 
     def _scalar_parameter(self, p: Parameter) -> None:
         dtype = self.known.scalars.get(p.name, p.dtype)
-        value = Value(ScalarType(dtype or INT32), p.name)
+        value = Value(types.ScalarType(dtype or types.INT32), p.name)
         self.scalar_params[p.name] = Param(value, "scalar", p.name)
         self.names[p.name] = self.scalar(value)
         if value.dtype.kind in ("int", "uint"):
@@ -273,13 +263,13 @@ class Parameters(WholeLoops):
             )
         if name in self.tensors:
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
-        extents: list[Extent] = []
-        texts: list[Extent] = []
-        packed = empty.dtype if empty.dtype in ON_CHIP else None
-        dtype = UINT8 if packed else empty.dtype
+        extents: list[types.Extent] = []
+        texts: list[types.Extent] = []
+        packed = empty.dtype if empty.dtype in types.ON_CHIP else None
+        dtype = types.UINT8 if packed else empty.dtype
         whole = narrow.in_bytes(self, empty.shape, packed) if packed else empty.shape
         for dim, e in enumerate(whole):
-            text: Extent | None = e if isinstance(e, int) else None
+            text: types.Extent | None = e if isinstance(e, int) else None
             if isinstance(e, Scalar):
                 text = size_text(e.value, self.builder.ops, self._size_names())
             if text is None:
@@ -292,13 +282,13 @@ class Parameters(WholeLoops):
             texts.append(text)
         shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
         fact = self.known.tensors.get(name)
-        strides = fact.strides if fact else named_strides(name, extents)
+        strides = fact.strides if fact else types.named_strides(name, extents)
         align = 16
         if fact is not None:
             align = fact.align
         elif any(isinstance(s, str) for s in strides):
             align = max(1, dtype.bits // 8)
-        made = BufferType(tuple(extents), dtype, "global", strides, align)
+        made = types.BufferType(tuple(extents), dtype, "global", strides, align)
         value = Value(made, name)
         self.tensors[name] = Param(value, "tensor", name)
         if not part:  # others of several kernels are given it
