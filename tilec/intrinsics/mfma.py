@@ -8,6 +8,7 @@ together."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from tilec import language as T
@@ -24,6 +25,7 @@ _ACCUMULATE = {"int8": "int32", "float64": "float64"}  # others: float32
 _OPERANDS = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3", "float8_e5m2")
 
 
+@dataclass(eq=False)
 class MatrixCoreIntrinEmitter(Warps):
     """Loads, products and stores of a block of `block_row_warps` x `block_col_warps` waves of 64
     lanes, each of which computes `warp_row_tiles` x `warp_col_tiles` elements, `chunk` along k at a
@@ -44,42 +46,21 @@ class MatrixCoreIntrinEmitter(Warps):
 
     WARP_SIZE = 64
 
-    def __init__(
-        self,
-        a_dtype: object = "float16",
-        b_dtype: object = "float16",
-        accum_dtype: object = "float32",
-        a_transposed: bool = False,
-        b_transposed: bool = False,
-        block_row_warps: int = 2,
-        block_col_warps: int = 2,
-        warp_row_tiles: int = 16,
-        warp_col_tiles: int = 16,
-        chunk: int = 16,
-        reduce_k: int = 1,
-        num_elems_per_byte: int = 1,
-        k_pack: int | None = None,
-        is_m_first: bool | None = False,
-        b_preshuffle: bool | None = False,
-        thread_var: Any = None,
-        target: object = None,
-        mfma_shape: tuple[int, int, int] | None = None,
-    ) -> None:
-        self.a_dtype, self.b_dtype, self.accum_dtype = a_dtype, b_dtype, accum_dtype
-        self.a_transposed, self.b_transposed = a_transposed, b_transposed
-        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
-        self.warp_row_tiles, self.warp_col_tiles, self.chunk = warp_row_tiles, warp_col_tiles, chunk
-        self.is_m_first, self.thread_var, self.reduce_k = bool(is_m_first), thread_var, reduce_k
-        self.threads = self.WARP_SIZE * block_row_warps * block_col_warps * reduce_k
-        self.k_pack = 1 if k_pack is None else k_pack
-        for name, given, usual in (
-            ("num_elems_per_byte", num_elems_per_byte, 1),
-            ("b_preshuffle", bool(b_preshuffle), False),
-        ):
-            if given != usual:
+    accum_dtype: object = "float32"
+    _: KW_ONLY
+    k_pack: int = 1  # None: likewise
+    b_preshuffle: bool | None = False
+    target: object = None
+    mfma_shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.k_pack = 1 if self.k_pack is None else self.k_pack
+        for name, usual in (("num_elems_per_byte", 1), ("b_preshuffle", False)):
+            if (given := getattr(self, name) or False) != usual:
                 hint = "leave it out: elements have a byte or more, and lie in rows"
                 raise CompileError(f"{name}={given}", caller_loc(), hint)
-        instr = self._instruction(mfma_shape)
+        instr = self._instruction(self.mfma_shape)
         self.mfma_suffix = instr.word
         self.M_DIM, self.N_DIM, self.k_dim = instr.m, instr.n, instr.k
         self.micro_size_x, self.micro_size_y, self.micro_size_k = instr.m, instr.n, instr.k
@@ -89,11 +70,11 @@ class MatrixCoreIntrinEmitter(Warps):
             warp_col_tiles=self.N_DIM,
             chunk=self.k_dim * max(self.k_pack, 1),
         )
-        self.warp_rows = warp_row_tiles // self.M_DIM
-        self.warp_cols = warp_col_tiles // self.N_DIM
+        self.warp_rows = self.warp_row_tiles // self.M_DIM
+        self.warp_cols = self.warp_col_tiles // self.N_DIM
         self.local_size_a, self.local_size_b, self.local_size_out = instr.packs
         self.local_size_c = self.local_size_out
-        self.neighbours = 1 if dtype_of(accum_dtype).bits == 64 else 4  # columns of C
+        self.neighbours = 1 if dtype_of(self.accum_dtype).bits == 64 else 4  # columns of C
 
     def _instruction(self, shape: tuple[int, int, int] | None) -> MfmaInstruction:
         dtypes = [dtype_of(d) for d in (self.b_dtype, self.a_dtype, self.accum_dtype)]

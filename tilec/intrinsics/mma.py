@@ -6,7 +6,7 @@ columns."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.builtins.annotations import dtype_of
@@ -28,6 +28,7 @@ _PRODUCTS = (
 )
 
 
+@dataclass(eq=False)
 class TensorCoreIntrinEmitter(Warps):
     """Loads, products and stores of a block of `block_row_warps` x `block_col_warps` warps, each of
     which computes `warp_row_tiles` x `warp_col_tiles` elements, `chunk` along k at a time, by
@@ -47,51 +48,31 @@ class TensorCoreIntrinEmitter(Warps):
     """
 
     WARP_SIZE = 32
+    MAY_PACK = False  # whether several elements may share a byte
 
-    def __init__(
-        self,
-        a_dtype: object = "float16",
-        b_dtype: object = "float16",
-        accum_dtype: object = "float16",
-        a_transposed: bool = False,
-        b_transposed: bool = False,
-        block_row_warps: int = 2,
-        block_col_warps: int = 2,
-        warp_row_tiles: int = 16,
-        warp_col_tiles: int = 16,
-        chunk: int = 16,
-        reduce_k: int = 1,
-        num_elems_per_byte: int = 1,
-        is_m_first: bool | None = False,
-        thread_var: Any = None,
-    ) -> None:
-        self.a_dtype, self.b_dtype, self.accum_dtype = a_dtype, b_dtype, accum_dtype
-        self.a_transposed, self.b_transposed = a_transposed, b_transposed
-        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
-        self.warp_row_tiles, self.warp_col_tiles, self.chunk = warp_row_tiles, warp_col_tiles, chunk
-        self.is_m_first, self.thread_var, self.reduce_k = bool(is_m_first), thread_var, reduce_k
-        self.threads = self.WARP_SIZE * block_row_warps * block_col_warps * reduce_k
-        dtypes = tuple(dtype_of(d).name for d in (a_dtype, b_dtype, accum_dtype))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dtypes = tuple(dtype_of(d).name for d in (self.a_dtype, self.b_dtype, self.accum_dtype))
         if dtypes not in _PRODUCTS:
             known = "; ".join(", ".join(names) for names in _PRODUCTS)
             message = f"no mma.sync of {', '.join(dtypes)} (A, B, sums)"
             raise CompileError(message, caller_loc(), f"there are: {known}")
-        if num_elems_per_byte != 1:
-            message = f"num_elems_per_byte={num_elems_per_byte}"
+        if self.num_elems_per_byte != 1 and not self.MAY_PACK:
+            message = f"num_elems_per_byte={self.num_elems_per_byte}"
             hint = "leave it out: elements have a byte or more"
             raise CompileError(message, caller_loc(), hint)
-        bits = dtype_of(a_dtype).bits
+        bits = dtype_of(self.a_dtype).bits
         self.per = max(1, 32 // bits)  # elements of a register
         self.micro_size_x, self.micro_size_k = (8, 4) if bits == 64 else (16, 256 // bits)
-        if self.micro_size_k == 2 * chunk and bits < 64:
-            self.micro_size_k = chunk
-        self.micro_size_y = 8 if bits == 64 or warp_col_tiles % 16 else 16
+        if self.micro_size_k == 2 * self.chunk and bits < 64:
+            self.micro_size_k = self.chunk
+        self.micro_size_y = 8 if bits == 64 or self.warp_col_tiles % 16 else 16
         self.check_sizes(
             warp_row_tiles=self.micro_size_x, warp_col_tiles=8, chunk=self.micro_size_k
         )
         self.k_dim, self.M_DIM, self.n_dim = self.micro_size_k, self.micro_size_x, self.micro_size_y
-        self.warp_rows = warp_row_tiles // self.micro_size_x
-        self.warp_cols = warp_col_tiles // self.micro_size_y
+        self.warp_rows = self.warp_row_tiles // self.micro_size_x
+        self.warp_cols = self.warp_col_tiles // self.micro_size_y
         self.local_size_a = self.micro_size_x * self.micro_size_k // 32
         self.local_size_b = self.micro_size_y * self.micro_size_k // 32
         self.local_size_out = self.local_size_c = self.micro_size_x * self.micro_size_y // 32

@@ -3,6 +3,7 @@ have four bits."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -26,6 +27,7 @@ class TransformKind(IntEnum):
     LDMatrixTransform = 3
 
 
+@dataclass(eq=False)
 class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
     """`TensorCoreIntrinEmitter` whose operands may have been arranged in memory beforehand, as
     `transform_kind_a` and `transform_kind_b` say (`TransformKind`, or its number), so that a warp
@@ -36,52 +38,25 @@ class TensorCoreIntrinEmitterWithLadderTransform(TensorCoreIntrinEmitter):
     arranged operands whose rows do not run along k.
     """
 
-    def __init__(
-        self,
-        a_dtype: object = "float16",
-        b_dtype: object = "float16",
-        accum_dtype: object = "float16",
-        a_transposed: bool = False,
-        b_transposed: bool = False,
-        block_row_warps: int = 2,
-        block_col_warps: int = 2,
-        warp_row_tiles: int = 16,
-        warp_col_tiles: int = 16,
-        chunk: int = 16,
-        reduce_k: int = 1,
-        num_elems_per_byte: int = 1,
-        is_m_first: bool | None = False,
-        transform_kind_a: Any = 0,
-        transform_kind_b: Any = 0,
-        thread_var: Any = None,
-    ) -> None:
-        super().__init__(
-            a_dtype,
-            b_dtype,
-            accum_dtype,
-            a_transposed,
-            b_transposed,
-            block_row_warps,
-            block_col_warps,
-            warp_row_tiles,
-            warp_col_tiles,
-            chunk,
-            reduce_k,
-            is_m_first=is_m_first,
-            thread_var=thread_var,
-        )
-        self.num_elems_per_byte = num_elems_per_byte
-        self.transform_kind_a = self._kind("transform_kind_a", transform_kind_a, a_transposed)
-        self.transform_kind_b = self._kind("transform_kind_b", transform_kind_b, not b_transposed)
+    MAY_PACK = True
+
+    transform_kind_a: Any = 0
+    transform_kind_b: Any = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.transform_kind_a = self._kind("transform_kind_a", self.a_transposed)
+        self.transform_kind_b = self._kind("transform_kind_b", not self.b_transposed)
         last = self.transform_kind_b is TransformKind.LDMatrixTransform
-        if num_elems_per_byte not in (1, 2, 4) or (num_elems_per_byte > 1 and not last):
-            message = f"num_elems_per_byte={num_elems_per_byte} with transform_kind_b="
+        packed = self.num_elems_per_byte
+        if packed not in (1, 2, 4) or (packed > 1 and not last):
+            message = f"num_elems_per_byte={packed} with transform_kind_b="
             hint = "write 1, 2 or 4; more than 1 with transform_kind_b=3"
             raise CompileError(f"{message}{int(self.transform_kind_b)}", caller_loc(), hint)
-        self.local_size_packed = self.local_size_b // num_elems_per_byte
+        self.local_size_packed = self.local_size_b // packed
 
-    @staticmethod
-    def _kind(name: str, kind: Any, across: bool) -> TransformKind:
+    def _kind(self, name: str, across: bool) -> TransformKind:
+        kind = getattr(self, name)
         if isinstance(kind, bool) or kind not in tuple(TransformKind):
             raise CompileError(f"{name} is {kind!r}", caller_loc(), "write 0, 1, 2 or 3")
         if kind and across:

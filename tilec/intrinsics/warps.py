@@ -3,7 +3,8 @@ sums go."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 
 from tilec import language as T
 from tilec.ir.caller import caller_loc
@@ -12,21 +13,38 @@ from tilec.ir.errors import CompileError
 # mypy: disable-error-code="no-untyped-def"
 
 
+@dataclass(eq=False)
 class Warps:
     """A block of `block_row_warps` x `block_col_warps` warps, the rows' or (`is_m_first`) the
-    columns' number running fastest."""
+    columns' number running fastest, and what they multiply."""
 
-    WARP_SIZE: int
-    block_row_warps: int
-    block_col_warps: int
-    warp_rows: int
-    warp_cols: int
-    micro_size_x: int
-    micro_size_y: int
-    local_size_out: int
-    is_m_first: bool
-    thread_var: Any
-    store_at: Any  # a macro: row and column of a lane's element of one tile of the sums
+    a_dtype: object = "float16"
+    b_dtype: object = "float16"
+    accum_dtype: object = "float16"
+    a_transposed: bool = False
+    b_transposed: bool = False
+    block_row_warps: int = 2
+    block_col_warps: int = 2
+    warp_row_tiles: int = 16
+    warp_col_tiles: int = 16
+    chunk: int = 16
+    reduce_k: int = 1
+    num_elems_per_byte: int = 1
+    _: KW_ONLY
+    is_m_first: bool | None = False
+    thread_var: Any = None
+
+    WARP_SIZE: ClassVar[int]
+    store_at: ClassVar[Any]  # a macro: row and column of a lane's element of one tile of the sums
+    micro_size_x: int = field(init=False)
+    micro_size_y: int = field(init=False)
+    warp_rows: int = field(init=False)
+    warp_cols: int = field(init=False)
+    local_size_out: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_m_first = bool(self.is_m_first)
+        self.threads = self.WARP_SIZE * self.block_row_warps * self.block_col_warps * self.reduce_k
 
     def check_sizes(self, **units: int) -> None:
         """Raises CompileError for a size that is no multiple of its unit (others' is 1)."""
