@@ -18,6 +18,7 @@ from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, LayoutError
+from tilec.ir.intervals import RANGES
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Parallel, Yield
@@ -207,7 +208,7 @@ def _reach(t: Arithmetic, kind: str, a: _Span, b: _Span) -> tuple[int, int | Sca
     by = b.least if b.most == b.least else None  # a number
     if by is not None and a.most is None and a.extent is not None and a.least == 0:
         match kind:
-            case "add" | "sub" | "or" | "xor" | "lshift" | "rshift" if by == 0:
+            case "add" | "sub" | "or" | "xor" | "shl" | "shr" if by == 0:
                 return 0, a.extent
             case "mul" | "floordiv" if by == 1:
                 return 0, a.extent
@@ -218,37 +219,18 @@ def _reach(t: Arithmetic, kind: str, a: _Span, b: _Span) -> tuple[int, int | Sca
         return (a.least, a.extent) if inside else (0, by)
     if a.most is None or b.most is None:
         return 0, None
-    if kind == "lshift" and by is not None and 0 <= by < 63:
-        return _reach(t, "mul", a, _Span(t, 1 << by, 1))
-    if kind == "rshift" and by is not None and 0 <= by < 63:
-        return _reach(t, "floordiv", a, _Span(t, 1 << by, 1))
-    ends: list[int] = []
-    pairs = [(x, y) for x in (a.least, a.most) for y in (b.least, b.most)]
-    match kind:
-        case "add":
-            ends = [x + y for x, y in pairs]
-        case "sub":
-            ends = [x - y for x, y in pairs]
-        case "mul":
-            ends = [x * y for x, y in pairs]
-        case "floordiv" if b.least > 0:
-            ends = [x // y for x, y in pairs]
-        case "and" if a.least >= 0 and b.least >= 0:
-            ends = [0, min(a.most, b.most)]
-        case "or" | "xor" if a.least >= 0 and b.least >= 0:
-            ends = [0, (1 << max(a.most, b.most).bit_length()) - 1]
-    return (min(ends), max(ends) - min(ends) + 1) if ends else (0, None)
+    low, high = RANGES[kind]((a.least, a.most), (b.least, b.most))
+    return (0, None) if low is None or high is None else (low, high - low + 1)
 
 
 def _add_operators() -> None:
     for cls in (_Coordinate, _Span):
         for python, kind in _OPERATORS.items():
-            given = kind if cls is _Coordinate else python
 
-            def forward(self: Any, other: Any, kind: str = given) -> Any:
+            def forward(self: Any, other: Any, kind: str = kind) -> Any:
                 return self._with(kind, other)
 
-            def reflected(self: Any, other: Any, kind: str = given) -> Any:
+            def reflected(self: Any, other: Any, kind: str = kind) -> Any:
                 return self._with(kind, other, swap=True)
 
             setattr(cls, f"__{python}__", forward)
