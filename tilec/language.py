@@ -56,31 +56,10 @@ from tilec.builtins.statements import *
 from tilec.builtins.threads import *
 from tilec.builtins.views import *
 from tilec.builtins.votes import *
+from tilec.ir import types as _types
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, did_you_mean
-from tilec.ir.types import (
-    BFLOAT16,
-    BOOL,
-    FLOAT4_E2M1,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT8_E8M0,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT4,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    TFLOAT32,
-    UINT4,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64,
-)
 from tilec.ir.types import DType as DType
 
 if TYPE_CHECKING:  # as functions, with docstrings that editors show
@@ -93,13 +72,16 @@ else:
 
 # --- dtypes: `T.float16` is a dtype, the annotation of a scalar parameter, and a cast -------------
 
-bool = BOOL
-int4, int8, int16, int32, int64 = INT4, INT8, INT16, INT32, INT64
-uint4, uint8, uint16, uint32, uint64 = UINT4, UINT8, UINT16, UINT32, UINT64
-float16, bfloat16, float32, float64, tfloat32 = FLOAT16, BFLOAT16, FLOAT32, FLOAT64, TFLOAT32
-float8_e4m3, float8_e5m2, float4_e2m1 = FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1
-float8_e8m0 = FLOAT8_E8M0
-half, float, double, int, uint = FLOAT16, FLOAT32, FLOAT64, INT32, UINT32
+bool = _types.BOOL
+int4, int8, int16 = _types.INT4, _types.INT8, _types.INT16
+int32, int64 = _types.INT32, _types.INT64
+uint4, uint8, uint16 = _types.UINT4, _types.UINT8, _types.UINT16
+uint32, uint64 = _types.UINT32, _types.UINT64
+float16, bfloat16, tfloat32 = _types.FLOAT16, _types.BFLOAT16, _types.TFLOAT32
+float32, float64 = _types.FLOAT32, _types.FLOAT64
+float8_e4m3, float8_e5m2, float8_e8m0 = _types.FLOAT8_E4M3, _types.FLOAT8_E5M2, _types.FLOAT8_E8M0
+float4_e2m1 = _types.FLOAT4_E2M1
+half, float, double, int, uint = float16, float32, float64, int32, uint32
 
 _Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are dtypes here
 

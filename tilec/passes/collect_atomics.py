@@ -38,6 +38,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.effects import effects_in
 from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel, Yield
+from tilec.ir.semantics import neutral
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 from tilec.ir.uniformity import asks_for_threads
 from tilec.passes.utils.building import whole
@@ -45,7 +46,7 @@ from tilec.target import Target
 
 LEAST = 256  # iterations
 MOST_BYTES = 16 << 10  # of a block's own elements: blocks stand beside others
-_NOTHING = {"add": 0, "or": 0, "xor": 0, "and": -1}
+_KINDS = ("add", "or", "xor", "and", "max", "min")
 
 
 def collect_atomics(func: Func, target: Target) -> Func:
@@ -141,10 +142,9 @@ class _Scopes:
     def is_quiet(self, a: Atomic, kind: str) -> bool:
         """Whether it is one of those, and nobody asks for what an element was."""
         dtype = a.dest.dtype
-        known = kind in _NOTHING or kind in ("max", "min")
         able = dtype.bits >= 32 and (dtype.is_int or (dtype.is_float and kind == "add"))
         quiet = a.kind == kind and not self.users.get(a.result)
-        return quiet and known and able and self.is_tensor(a)
+        return quiet and kind in _KINDS and able and self.is_tensor(a)
 
     def is_tensor(self, a: Atomic) -> bool:
         return any(p.value is a.dest and p.role == "tensor" for p in self.func.params)
@@ -257,11 +257,4 @@ class _Scopes:
 
 def _nothing(kind: str, dtype: DType) -> int | float:
     """What changes no element."""
-    if dtype.is_float:
-        return -0.0
-    if kind in _NOTHING:
-        return _NOTHING[kind]
-    low, high = (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1)
-    if dtype.kind == "uint":
-        low, high = 0, -1
-    return low if kind == "max" else high
+    return -0.0 if dtype.is_float else neutral(kind, dtype)

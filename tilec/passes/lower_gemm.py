@@ -25,7 +25,7 @@ from tilec.ir.layout import has_runs
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.check_registers import fragment_registers
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted
+from tilec.passes.utils.building import counted, load_registers
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
 from tilec.passes.utils.registers import OTHER_REGISTERS, at_launch
@@ -340,8 +340,4 @@ class _Step:
                 at = coordinates(inner, self.layout, self.place, register)
                 mn, k = at if self.is_a else reversed(at)
                 offset = self._offset(inner, mn, inner.fold("add", k0, k))
-                loaded = inner.value(ops.MemLoad, v, offset, width, width * v.dtype.bits // 8)
-                for q in range(width):
-                    value = loaded if width == 1 else inner.value(ops.Extract, loaded, q)
-                    value = inner.cast(value, fragment.dtype)
-                    inner.emit(ops.RegWrite, fragment, inner.fold("add", register, q), value)
+                load_registers(inner, v, offset, width, fragment, register)

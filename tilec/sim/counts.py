@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
@@ -243,8 +244,7 @@ def _wavefronts(rows: Ints, size: int) -> Cost:
     at = (groups // BANK_BYTES)[:, :, None] + np.arange(words)
     at = np.where((groups >= 0)[:, :, None], at, -1).reshape(len(groups), -1)
     at.sort(axis=1)
-    new = at >= 0
-    new[:, 1:] &= at[:, 1:] != at[:, :-1]
+    new = _first_of_each(at)
     banks = at % BANKS + np.arange(len(at))[:, None] * BANKS
     per_bank = np.bincount(banks[new], minlength=len(at) * BANKS).reshape(-1, BANKS)
     ways = per_bank.max(axis=1)
@@ -258,15 +258,17 @@ def _sectors(rows: Ints, size: int) -> Cost:
     last = (rows + size - 1) // SECTOR_BYTES
     at = np.minimum(first[:, :, None] + np.arange(reach), last[:, :, None])
     at = np.where((rows >= 0)[:, :, None], at, -1).reshape(len(rows), -1)
-    at.sort(axis=1)
-    new = at >= 0
-    new[:, 1:] &= at[:, 1:] != at[:, :-1]
     # Lanes that want the same bytes need them once.
-    wanted = np.sort(rows, axis=1)
-    single = wanted >= 0
-    single[:, 1:] &= wanted[:, 1:] != wanted[:, :-1]
-    ideal = -(-single.sum(axis=1) * size // SECTOR_BYTES)
-    return len(rows), int(new.sum()), int(ideal.sum()), 1
+    single = _first_of_each(np.sort(rows, axis=1)).sum(axis=1)
+    ideal = -(-single * size // SECTOR_BYTES)
+    return len(rows), int(_first_of_each(np.sort(at, axis=1)).sum()), int(ideal.sum()), 1
+
+
+def _first_of_each(rows: Ints) -> NDArray[np.bool_]:
+    """In sorted rows the first of equal numbers; none of those below 0."""
+    new = rows >= 0
+    new[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    return new
 
 
 # --- the table ---

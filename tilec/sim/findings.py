@@ -11,27 +11,12 @@ from typing import Literal, TypeVar, get_args
 from tilec.ir.loc import UNKNOWN, Loc
 
 Kind = Literal[
-    "data race",
-    "read before wait",
-    "missing proxy fence",
-    "overwritten before read",
-    "out of bounds",
-    "uninitialised read",
-    "undefined behaviour",
-    "deadlock",
-    "barrier divergence",
-    "transaction bytes",
-    "operand in flight",
-    "register pool",
-    "misaligned access",
-    "never written",
-    "counter not reset",
-    "step limit",
-    "parity can alias",
-    "unknown asm",
-    "assertion failed",
-    "unordered metadata",
-]
+    "data race", "read before wait", "missing proxy fence", "overwritten before read",
+    "out of bounds", "uninitialised read", "undefined behaviour", "deadlock",
+    "barrier divergence", "transaction bytes", "operand in flight", "register pool",
+    "misaligned access", "never written", "counter not reset", "step limit", "parity can alias",
+    "unknown asm", "assertion failed", "unordered metadata",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_FINDINGS = 100  # different ones that are kept; all are counted
 MOST_NAMED = 8  # elements, threads and warps that one finding names

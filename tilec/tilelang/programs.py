@@ -16,7 +16,6 @@ import logging
 import math
 import sys
 import textwrap
-from builtins import compile as compile_python
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tilec.jit.fingerprint import exact, remember_surroundings
 from tilec.jit.specialise import Asked, spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.runtime.arguments import as_index
-from tilec.support.syntax import names_in
+from tilec.runtime.expressions import evaluate, names_in
 from tilec.target import find_target
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler, TensorSupplyType
@@ -107,20 +106,14 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     return tuple(names)
 
 
-_OF_EXTENTS = {"min": min, "max": max}
-
-
 def _extent(
     written: int | str | None, sizes: Mapping[str, int], unknown: int | None = 4096
 ) -> int | None:
     """The value of an extent, a number or arithmetic of sizes; an open one is `unknown`."""
     if isinstance(written, int) or written is None:
         return unknown if written is None else written
-    tree = ast.parse(written, mode="eval")
-    known = {name: sizes.get(name, unknown) for name in names_in(tree) - _OF_EXTENTS.keys()}
-    if None in known.values():
-        return None
-    return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": _OF_EXTENTS}, known))
+    known = {name: sizes.get(name, unknown) for name in names_in(written)}
+    return None if None in known.values() else int(evaluate(written, known, "an extent"))
 
 
 def _launch(kernel: Kernel) -> Callable[..., Any]:

@@ -9,7 +9,19 @@ from typing import Any, TypeGuard
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, clone
-from tilec.ir.ops import Alloc, Copy, For, If, Pack, RegRead, Yield, yielded
+from tilec.ir.ops import (
+    Alloc,
+    Copy,
+    Extract,
+    For,
+    If,
+    MemLoad,
+    Pack,
+    RegRead,
+    RegWrite,
+    Yield,
+    yielded,
+)
 from tilec.ir.types import INT32, BufferType, DType, ScalarType
 
 
@@ -127,3 +139,13 @@ def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: 
     parts = tuple(b.value(RegRead, fragment, r) for r in registers)
     value = b.value(Pack, parts) if len(parts) > 1 else parts[0]
     return b.cast(value, dtype)
+
+
+def load_registers(
+    b: Builder, buffer: Value, offset: Value, width: int, fragment: Value, first: Value
+) -> None:
+    """Neighbours in shared memory to registers of a fragment, from number `first` on, converted."""
+    loaded = b.value(MemLoad, buffer, offset, width, width * buffer.dtype.bits // 8)
+    for q in range(width):
+        value = b.cast(loaded if width == 1 else b.value(Extract, loaded, q), fragment.dtype)
+        b.emit(RegWrite, fragment, b.fold("add", first, q), value)

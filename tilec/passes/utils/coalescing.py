@@ -17,7 +17,7 @@ from tilec.ir.copy_engines import contiguous
 from tilec.ir.core import Func, Op, Value, defining_ops, upstream
 from tilec.ir.fold import Number, fold
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
-from tilec.ir.types import BufferType, Extent
+from tilec.ir.types import BufferType, named_strides
 from tilec.passes.utils.accesses import parallel_accesses
 from tilec.passes.utils.memory_access import MemoryFacts
 
@@ -185,11 +185,5 @@ def _number(numbers: Mapping[Value, Number], facts: Facts, v: Value) -> Number:
 
 def _strides(t: BufferType) -> list[int]:
     """In elements, of each dimension."""
-    strides: Sequence[Extent] | None = t.strides
-    if strides is None:
-        total, found = 1, list[int]()
-        for e in reversed(t.shape):
-            found.insert(0, total)
-            total = total * e if isinstance(e, int) else FAR
-        return found
+    strides = t.strides or named_strides("", t.shape)
     return [s if isinstance(s, int) else FAR for s in strides]

@@ -19,7 +19,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted
+from tilec.passes.utils.building import counted, load_registers
 from tilec.passes.utils.operands import Operand, operand
 
 _LOAD_BITS = 128
@@ -138,9 +138,4 @@ class _Line:
             mn = coordinates(inner, self.layout, place, register)[self.dim]
             at = self.x.coordinates(inner, mn, k)
             offset = shared_offset(inner, v.buffer.laid_out, at)
-            loaded = inner.value(ops.MemLoad, v, offset, width, width * v.dtype.bits // 8)
-            first = inner.fold("mul", i, width)
-            for q in range(width):
-                value = loaded if width == 1 else inner.value(ops.Extract, loaded, q)
-                value = inner.cast(value, held.dtype)
-                inner.emit(ops.RegWrite, held, inner.fold("add", first, q), value)
+            load_registers(inner, v, offset, width, held, inner.fold("mul", i, width))
