@@ -393,7 +393,7 @@ class NotYet:
         raise CompileError(
             f"T.{self.name} is not supported yet",
             _caller_loc(),
-            _foreign.MEANWHILE.get(self.name, _foreign.LATER),
+            _foreign.LATER,
         )
 
 

@@ -125,9 +125,6 @@ ADVICE: dict[str, str] = {
     "min": "use T.reduce_min(x, m, dim=1), of a tile; T.min(x, y) is of two numbers",
 }
 
-# Builtins that tilec will get: what does the same today.
-MEANWHILE: dict[str, str] = {}
-
 # Builtins of the language that are not built yet.
 PLANNED = frozenset(
     """

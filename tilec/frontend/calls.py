@@ -81,7 +81,7 @@ class Calls(Functions):
                 return vector(self, function, self._plain_values(function, node))
             case T.NotYet():
                 message = f"T.{function.name} is not supported yet"
-                raise self.error(message, foreign.MEANWHILE.get(function.name, foreign.LATER))
+                raise self.error(message, foreign.LATER)
             case T.Elementwise():
                 return self._elementwise(function, node)
             case T.Macro():

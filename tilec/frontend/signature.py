@@ -390,7 +390,7 @@ class _Reader(BodyReader):
             )
             raise self.error(f"nothing says what {d.name} points to", hint, d.loc)
         if isinstance(a, T.NotYet):
-            hint = foreign.MEANWHILE.get(a.name, foreign.LATER)
+            hint = foreign.LATER
             raise self.error(f"T.{a.name} is not supported yet", hint, d.loc)
         dtype = None if a is REQUIRED or isinstance(a, type) else find_dtype(a)
         if dtype is not None and dtype in ON_CHIP:

@@ -104,12 +104,14 @@ def loop_of(o: Op, layout: Layout | None = None, engine: str = "", width: int = 
 
 
 @contextmanager
-def each_element(b: Builder, extents: Sequence[int]) -> Iterator[tuple[Builder, tuple[Value, ...]]]:
-    """A loop over elements at `b`: the builder of its body, and its indices."""
+def each_element(
+    b: Builder, extents: Sequence[int], **how: Any
+) -> Iterator[tuple[Builder, tuple[Value, ...]]]:
+    """A loop over elements at `b`: the builder of its body, and its indices. `how`: attributes."""
     at = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
     inner = Builder(b.loc)
     yield inner, at
-    b.emit(Parallel, tuple(extents), inner.block(at))
+    b.emit(Parallel, tuple(extents), inner.block(at), **how)
 
 
 def carried(

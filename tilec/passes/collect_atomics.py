@@ -37,9 +37,10 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.effects import effects_in
-from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel, Yield
+from tilec.ir.element_loops import each_element
+from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel
 from tilec.ir.semantics import neutral
-from tilec.ir.types import INT32, BufferType, DType, ScalarType
+from tilec.ir.types import INT32, BufferType, DType
 from tilec.ir.uniformity import asks_for_threads
 from tilec.passes.utils.building import whole
 from tilec.target import Target
@@ -244,15 +245,12 @@ class _Scopes:
     def handed_on(self, b: Builder, found: _Bins, shape: Sequence[int], own: Value) -> None:
         """The atomics of the tensor, for what has come together: those of neighbouring places are
         neighbours', as memory takes them together."""
-        at = [Value(ScalarType(INT32), f"i{d}") for d in range(len(shape))]
-        inner, left = Builder(b.loc), iter(at)
-        value = inner.value(Load, own, tuple(at))
-        nothing = inner.const(_nothing(found.kind, own.dtype), own.dtype)
-        with inner.when(inner.compare("ne", value, nothing)) as some:
-            places = tuple(x if isinstance(x, Value) else next(left) for x in found.window)
-            some.emit(Atomic, found.tensor, places, value, found.kind)
-        inner.emit(Yield)
-        b.emit(Parallel, tuple(shape), inner.block(at), coalesced_width=1)
+        with each_element(b, shape, coalesced_width=1) as (inner, at):
+            value, left = inner.value(Load, own, at), iter(at)
+            nothing = inner.const(_nothing(found.kind, own.dtype), own.dtype)
+            with inner.when(inner.compare("ne", value, nothing)) as some:
+                places = tuple(x if isinstance(x, Value) else next(left) for x in found.window)
+                some.emit(Atomic, found.tensor, places, value, found.kind)
 
 
 def _nothing(kind: str, dtype: DType) -> int | float:

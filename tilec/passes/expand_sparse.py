@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.element_loops import shifted
-from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store, Yield
+from tilec.ir.element_loops import each_element, shifted
+from tilec.ir.ops import Alloc, Copy, Gemm, Load, Store
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
-from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.ir.types import INT32, BufferType
 from tilec.passes.select_gemm import sparse_instructions
 from tilec.passes.utils.building import beside, whole
 from tilec.target import Target
@@ -46,38 +46,34 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
         kept = moved
     m, _, k = o.shape
     made = b.value(Alloc, BufferType((m, k), kept.dtype, "shared"), name=f"{o.a.buffer.name}_dense")
-    inner = Builder(o.loc)
-    row, column = index = tuple(Value(ScalarType(INT32), n) for n in ("i", "k"))
     size = group_size(kept.dtype.bits)
+    with each_element(b, (m, k)) as (inner, (row, column)):
+        op = inner.binary
 
-    op = inner.binary
+        def element(x: Region, along: Value, transposed: bool) -> Value:
+            places = (along, row) if transposed else (row, along)
+            ends = (shifted(inner, at, p) for at, p in zip(x.offsets[-2:], places))
+            return inner.value(Load, x.buffer, (*x.offsets[:-2], *ends))
 
-    def element(x: Region, along: Value, transposed: bool) -> Value:
-        places = (along, row) if transposed else (row, along)
-        ends = (shifted(inner, at, p) for at, p in zip(x.offsets[-2:], places))
-        return inner.value(Load, x.buffer, (*x.offsets[:-2], *ends))
-
-    per = covered(kept.dtype.bits, metadata.dtype.bits)
-    word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
-    word = inner.cast(word, INT32)
-    shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
-    pattern = op("shr", word, shift)
-    first = op("and", pattern, 3)
-    place = op("mod", column, size)
-    value = inner.zero(kept.dtype)
-    if size == 2:
-        half = op("floordiv", column, 2)
-        found = [(op("shr", first, 1), element(kept, half, o.transpose_a))]
-    else:
-        pair = op("mul", op("floordiv", column, 4), 2)
-        second = op("max", op("and", op("shr", pattern, 2), 3), 1)
-        found = [
-            (second, element(kept, op("add", pair, 1), o.transpose_a)),
-            (first, element(kept, pair, o.transpose_a)),
-        ]
-    for at, own in found:
-        value = inner.select(inner.compare("eq", place, at), own, value)
-    inner.emit(Store, made, index, value)
-    inner.emit(Yield)
-    b.emit(Parallel, (m, k), inner.block(index))
+        per = covered(kept.dtype.bits, metadata.dtype.bits)
+        word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
+        word = inner.cast(word, INT32)
+        shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
+        pattern = op("shr", word, shift)
+        first = op("and", pattern, 3)
+        place = op("mod", column, size)
+        value = inner.zero(kept.dtype)
+        if size == 2:
+            half = op("floordiv", column, 2)
+            found = [(op("shr", first, 1), element(kept, half, o.transpose_a))]
+        else:
+            pair = op("mul", op("floordiv", column, 4), 2)
+            second = op("max", op("and", op("shr", pattern, 2), 3), 1)
+            found = [
+                (second, element(kept, op("add", pair, 1), o.transpose_a)),
+                (first, element(kept, pair, o.transpose_a)),
+            ]
+        for at, own in found:
+            value = inner.select(inner.compare("eq", place, at), own, value)
+        inner.emit(Store, made, (row, column), value)
     return whole(b, made)

@@ -41,7 +41,7 @@ from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import columns, whole
+from tilec.passes.utils.building import columns, counted, whole
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.late_scalars import load_in_scopes
 from tilec.passes.utils.operands import part_of_sum
@@ -244,10 +244,8 @@ class _Roles(Cut):
                 self._wait(more, "free", at)
                 self._bring(more, part, later, at[0], scalars)
 
-        first, inner = Value(INT32_SCALAR, "t"), Builder(self.loop.loc)
-        begin(inner, first)
-        inner.emit(ops.Yield)
-        b.emit(ops.For, "serial", b.const(0), ahead, b.const(1), (), inner.block([first]))
+        with counted(b, ahead, "t", "serial") as (first, inner):
+            begin(inner, first)
         at = self._count(b, body)
         if vectors:
             self._wait(b, "ready", at)

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from tilec.ir.llvm import Inst
-from tilec.sim import matrices, numbers
+from tilec.sim import matrices, numbers, undefined
 from tilec.sim.barriers import Barriers
 from tilec.sim.block import ThreadBlock
 from tilec.sim.clocks import Ints
@@ -21,27 +21,6 @@ from tilec.sim.faults import tell_behaviour, tell_index, tell_outside, tell_unde
 from tilec.sim.memory import BlockMemory
 from tilec.sim.program import LoadStore, Operand, operand_value
 from tilec.sim.threads import Threads
-from tilec.sim.undefined import (
-    UNDEF,
-    Lost,
-    Partly,
-    Undefined,
-    checked,
-    filled,
-    first_read,
-    in_flight,
-    is_undefined,
-    joint_flight,
-    lost_in,
-    lost_where,
-    partly,
-    poison,
-    read_at,
-    settled,
-    sure_in,
-    touched,
-    undefined_division,
-)
 from tilec.sim.waits import NewAtomic, Waiting
 
 
@@ -104,8 +83,8 @@ class ThreadState(Threads):
     ) -> tuple[Any, ...]:
         """A row or intrinsic that does not wait."""
         self.inst = self.block.executing = inst
-        args = tuple(map(touched, args))
-        if any(map(is_undefined, args)):
+        args = tuple(map(undefined.touched, args))
+        if any(map(undefined.is_undefined, args)):
             args = self._report_undefined(inst, args)
         return self.compute(semantics, inst, args)
 
@@ -125,7 +104,7 @@ class ThreadState(Threads):
 
     def load(self, access: LoadStore, at: Any) -> Any:
         self.inst = access.inst
-        if isinstance(at, Lost):
+        if isinstance(at, undefined.Lost):
             (at,) = self._report_undefined(access.inst, (at,))
         if access.space == "constant":
             return self.block.constant(at, access)
@@ -133,15 +112,15 @@ class ThreadState(Threads):
 
     def store(self, access: LoadStore, at: Any, value: Any) -> None:
         self.inst = self.block.executing = access.inst
-        value = touched(value)
-        if isinstance(at, Lost) or is_undefined(value):
+        value = undefined.touched(value)
+        if isinstance(at, undefined.Lost) or undefined.is_undefined(value):
             at, value = self._report_undefined(access.inst, (at, value))
         self.block.memory.store(self, at, value, access)
 
     def atomic(self, inst: Inst, kind: str, type: str, space: str, at: Any, value: Any) -> Any:
         """LLVM's atomicrmw."""
         self.inst = self.block.executing = inst
-        if isinstance(at, Lost) or is_undefined(value):
+        if isinstance(at, undefined.Lost) or undefined.is_undefined(value):
             at, value = self._report_undefined(inst, (at, value))
         at = np.ascontiguousarray(self.full(at), np.int64)
         given = np.asarray(self.full(value), numbers.kind_of(type))
@@ -152,7 +131,11 @@ class ThreadState(Threads):
     ) -> tuple[Any, Any]:
         """LLVM's cmpxchg: what was there, and whether it was `compare`."""
         self.inst = self.block.executing = inst
-        if isinstance(at, Lost) or is_undefined(value) or is_undefined(compare):
+        if (
+            isinstance(at, undefined.Lost)
+            or undefined.is_undefined(value)
+            or undefined.is_undefined(compare)
+        ):
             at, compare, value = self._report_undefined(inst, (at, compare, value))
         at = np.ascontiguousarray(self.full(at), np.int64)
         kind = numbers.kind_of(type)
@@ -170,7 +153,7 @@ class ThreadState(Threads):
     def device_assert(self, inst: Inst, cond: Any) -> None:
         """T.device_assert: reported where it does not hold."""
         self.inst = self.block.executing = inst
-        if is_undefined(cond):
+        if undefined.is_undefined(cond):
             (cond,) = self._report_undefined(inst, (cond,))
         failed = ~np.asarray(self.full(cond), np.bool_)
         if failed.any():
@@ -178,12 +161,12 @@ class ThreadState(Threads):
             self.report("assertion failed", message, threads=self.lanes[failed].tolist())
 
     def written_register(self, inst: Inst, slot: str, value: Any) -> None:
-        self.block.written_register(self, inst, slot, settled(value))
+        self.block.written_register(self, inst, slot, undefined.settled(value))
 
     def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that may wait: sets `waiting` if it does, else gives its results."""
         self.inst = inst
-        if any(map(is_undefined, args)):
+        if any(map(undefined.is_undefined, args)):
             args = self._report_undefined(inst, args)
         found = self.block.semantics(inst)(self, *args)
         if found is None or isinstance(found, tuple):
@@ -209,20 +192,20 @@ class ThreadState(Threads):
         """A division, which must not be by zero in any lane, nor overflow."""
 
         def compute_one(a: Any, b: Any) -> Any:
-            bad = undefined_division(inst.opcode, a, b)
-            made = checked(compute, inst)(a, b)
+            bad = undefined.undefined_division(inst.opcode, a, b)
+            made = undefined.checked(compute, inst)(a, b)
             if not np.count_nonzero(bad):
                 return made
             words = f"{inst.opcode} by 0, or with a result that does not fit"
             message = f"{words}: LLVM takes for granted that this is not executed"
             tell_behaviour(self, inst, message, bad)
-            return lost_where(made, bad, poison(words, inst.loc))
+            return undefined.lost_where(made, bad, undefined.poison(words, inst.loc))
 
         return numbers.each(compute_one, a, b)
 
     def assume(self, inst: Inst, cond: Any) -> None:
         """`llvm.assume`."""
-        wrong = ~np.asarray(filled(cond, np.False_), np.bool_)
+        wrong = ~np.asarray(undefined.filled(cond, np.False_), np.bool_)
         if np.count_nonzero(wrong):
             tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
 
@@ -231,7 +214,7 @@ class ThreadState(Threads):
     def check_index(self, inst: Inst, extents: tuple[int, ...], indices: tuple[Any, ...]) -> None:
         """That an element which is going to be accessed is in its buffer, in each dimension. What
         is in none is left to the access, which finds that there is no such place."""
-        if any(isinstance(i, Lost) for i in indices):
+        if any(isinstance(i, undefined.Lost) for i in indices):
             return
         bad, place = np.False_, np.int64(0)
         for i, n in zip(indices, extents):
@@ -247,7 +230,7 @@ class ThreadState(Threads):
     def pick(self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any) -> Any:
         """The element of a stack array at `index`; the first one for what is out of bounds."""
         index, _ = self._inside(inst, slot, len(parts), index)
-        return read_at(numbers.pick(parts, index), inst.loc)
+        return undefined.read_at(numbers.pick(parts, index), inst.loc)
 
     def put(
         self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any, value: Any
@@ -259,8 +242,8 @@ class ThreadState(Threads):
     def _inside(self, inst: Inst, slot: str, size: int, index: Any) -> tuple[Any, Any]:
         """`index` with 0 for what is out of bounds, which is reported, and where it is not (None:
         it is nowhere)."""
-        if isinstance(index, Lost):
-            index = self._report_undefined(inst, (UNDEF, index))[1]
+        if isinstance(index, undefined.Lost):
+            index = self._report_undefined(inst, (undefined.UNDEF, index))[1]
         good = (index >= 0) & (index < size)
         if good.all():
             return index, None
@@ -367,7 +350,7 @@ def meet(states: Sequence[ThreadState], live: Iterable[int], group: Group) -> Th
 def _take(x: Any, mask: Any) -> Any:
     if type(x) is tuple:
         return tuple(_take(e, mask) for e in x)
-    if isinstance(x, (np.ndarray, Partly)) and x.ndim:
+    if isinstance(x, (np.ndarray, undefined.Partly)) and x.ndim:
         return x[mask]
     return x
 
@@ -382,12 +365,14 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
     if all(v is first for v in values):
         if not isinstance(first, np.ndarray) or not first.ndim:
             return first
-    if (flight := joint_flight(values)) is not None:
-        return in_flight((_join([settled(v) for v in values], sizes, order),), flight)[0]
-    lost = [v for v in values if isinstance(v, Lost)]
-    defined = [v for v in values if type(v) is not Undefined]
+    if (flight := undefined.joint_flight(values)) is not None:
+        return undefined.in_flight(
+            (_join([undefined.settled(v) for v in values], sizes, order),), flight
+        )[0]
+    lost = [v for v in values if isinstance(v, undefined.Lost)]
+    defined = [v for v in values if type(v) is not undefined.Undefined]
     if not defined:
-        return first_read(lost)
+        return undefined.first_read(lost)
     kind = defined[0].dtype.type
     if not lost and all(np.ndim(v) == 0 for v in values):
         if all(v.tobytes() == first.tobytes() for v in values):
@@ -401,12 +386,12 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
             start += n
         return made[order]
 
-    made = of_lanes(lambda v: filled(v, kind(0)), kind)
+    made = of_lanes(lambda v: undefined.filled(v, kind(0)), kind)
     if not lost:
         return made
-    origin = first_read(lost)
-    sure = of_lanes(lambda v: sure_in(v, origin), np.bool_)
-    return partly(made, of_lanes(lost_in, np.bool_), sure, origin.origin)
+    origin = undefined.first_read(lost)
+    sure = of_lanes(lambda v: undefined.sure_in(v, origin), np.bool_)
+    return undefined.partly(made, of_lanes(undefined.lost_in, np.bool_), sure, origin.origin)
 
 
 def _defined(x: Any, type: str) -> Any:
@@ -415,4 +400,4 @@ def _defined(x: Any, type: str) -> Any:
     if vector:
         parts = x if isinstance(x, tuple) else (x,) * vector[0]
         return tuple(_defined(e, vector[1]) for e in parts)
-    return filled(x, numbers.kind_of(type)(0))
+    return undefined.filled(x, numbers.kind_of(type)(0))

@@ -12,19 +12,9 @@ from tilec.frontend.builtins_reduce import combine_parts
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
+from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
-from tilec.frontend.whole_loops.nests import (
-    Named,
-    Nest,
-    Product,
-    every,
-    fresh_name,
-    is_elementwise,
-    nest_of,
-    product_of,
-    written_out,
-)
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
@@ -44,7 +34,7 @@ class WholeLoops(Statements):
         """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
-        functions = {n.name for n in every(ast.FunctionDef, node)}
+        functions = {n.name for n in nests.every(ast.FunctionDef, node)}
         local = assigned_names([node]) | functions | self.names.keys()
 
         def named(callee: ast.expr) -> object:
@@ -52,7 +42,7 @@ class WholeLoops(Statements):
             free = names_in(callee).isdisjoint(local)
             return self.expression(callee) if plain and free else None
 
-        nest = nest_of(node, named)
+        nest = nests.nest_of(node, named)
         assert nest is not None, "the signature has seen it"
         self.whole_indices = nest.indices
         extents = [self.expression(e) for e in nest.extents]
@@ -62,7 +52,7 @@ class WholeLoops(Statements):
         return forms[node]
 
     def _form(
-        self, node: ast.For, nest: Nest, named: Named, extents: list[object],
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, extents: list[object],
         tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
         used = self.frame.source.used_names()
@@ -70,7 +60,7 @@ class WholeLoops(Statements):
         if self._has_no_double(nest):
             typed = with_dtypes(nest, named, self._dtype_of, self.index_dtype)
         blocks = Blocks(node, typed, used, self.threads)
-        product = product_of(typed, named) if tiles else None
+        product = nests.product_of(typed, named) if tiles else None
         if product is not None and self._can_tile(product):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
             texts = ast.unparse(product.total), ast.unparse(product.dtype)
@@ -80,23 +70,23 @@ class WholeLoops(Statements):
             if key not in written:
                 written[key] = blocks.product(product, tiles, edges), blocks.names
             return written[key]
-        if is_elementwise(nest, named):
+        if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         made = self._with_loops(blocks, named)
         if made is None:
             cast = with_casts(nest, typed)
-            straight = written_out(cast, named, self._static)
+            straight = nests.written_out(cast, named, self._static)
             if straight is not None and not changes_literals(cast, named):
                 return self._elements(node, straight)
             blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
         return made, blocks.names
 
-    def _has_no_double(self, nest: Nest) -> bool:
+    def _has_no_double(self, nest: nests.Nest) -> bool:
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
         return not any(getattr(v, "dtype", None) is FLOAT64 for v in values)
 
-    def _elements(self, node: ast.For, nest: Nest) -> Form:
+    def _elements(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest without loops as tiles of elements."""
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
@@ -105,10 +95,10 @@ class WholeLoops(Statements):
         edges = not self._stays_inside(nest.body, nest.indices, extents)
         return blocks.elements(about, edges), blocks.names
 
-    def _as_folds(self, node: ast.For, nest: Nest, named: Named) -> Form | None:
+    def _as_folds(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest that adds to a few elements, as loops that fold into them."""
         used = self.frame.source.used_names()
-        found = as_folds(nest, named, lambda base: fresh_name(base, used))
+        found = as_folds(nest, named, lambda base: nests.fresh_name(base, used))
         if found is None:
             return None
         blocks = Blocks(node, found, used | {*found.indices}, self.threads)
@@ -118,14 +108,14 @@ class WholeLoops(Statements):
     def _static(self, extent: ast.expr) -> int | None:
         return static_int(self.expression(extent))
 
-    def _with_loops(self, blocks: Blocks, named: Named) -> ast.With | None:
+    def _with_loops(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         """A nest whose loops go along rows or columns."""
         made = self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
         return made
 
-    def _over_tiles(self, blocks: Blocks, named: Named) -> ast.With | None:
+    def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
             return magnitude_of(size) if size else 0, unit
@@ -154,7 +144,7 @@ class WholeLoops(Statements):
         value, usual = self.expression(extent), (_USUAL, 1)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
-    def _can_tile(self, p: Product) -> bool:
+    def _can_tile(self, p: nests.Product) -> bool:
         """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,
         and a sum along whole tensors."""
         sides = [self.names.get(o.tensor.id) for o in (p.left, p.right)]

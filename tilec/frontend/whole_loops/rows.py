@@ -22,18 +22,7 @@ from dataclasses import dataclass, field
 
 from tilec import language as T
 from tilec.builtins import formulas, maths
-from tilec.frontend.whole_loops.nests import (
-    Fresh,
-    Named,
-    Nest,
-    changed_by,
-    counted,
-    elements_of,
-    index_of,
-    indices_of,
-    other_operand,
-    tensor_of,
-)
+from tilec.frontend.whole_loops import nests
 from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, parsed
 
@@ -45,7 +34,12 @@ Known = Callable[[ast.expr], int | None]
 
 
 def shared_rows(
-    nest: Nest, named: Named, known: Known, lanes: int, names: tuple[str, str], fresh: Fresh
+    nest: nests.Nest,
+    named: nests.Named,
+    known: Known,
+    lanes: int,
+    names: tuple[str, str],
+    fresh: nests.Fresh,
 ) -> list[ast.stmt] | None:
     """The body of one iteration as `lanes` of a warp do it together; None where they cannot, where
     loops are short, and where threads with iterations of their own read neighbours. `known`: what
@@ -56,13 +50,13 @@ def shared_rows(
 
 @dataclass
 class Rows:
-    nest: Nest
-    named: Named
+    nest: nests.Nest
+    named: nests.Named
     known: Known
     lanes: int
     language: str
     lane: str
-    fresh: Fresh
+    fresh: nests.Fresh
     sums: dict[str, ast.expr] = field(default_factory=dict)  # variables and their dtypes
     outside: set[str] = field(default_factory=set)  # what is assigned out of loops
 
@@ -103,27 +97,27 @@ class Rows:
 
     def _is_ours(self) -> bool:
         """Whether rows are gone along, and what is written is read where it was written alone."""
-        inner = {index_of(s) for s in self.nest.body if isinstance(s, ast.For)}
-        elements = elements_of(*self.nest.body)
-        last = [indices_of(n)[-1] for n in elements]
+        inner = {nests.index_of(s) for s in self.nest.body if isinstance(s, ast.For)}
+        elements = nests.elements_of(*self.nest.body)
+        last = [nests.indices_of(n)[-1] for n in elements]
         ends = {n.id for n in last if isinstance(n, ast.Name)}
-        columns = (indices_of(e)[-1] for e in elements if len(indices_of(e)) > 1)
+        columns = (nests.indices_of(e)[-1] for e in elements if len(nests.indices_of(e)) > 1)
         if not ends & inner or self.nest.indices[-1] in names_in(*columns):
             return False
         places: dict[str, set[str]] = {}
         written, by_one = set[str](), set[str]()
         for n in elements:
-            places.setdefault(tensor_of(n), set()).add(ast.unparse(n))
+            places.setdefault(nests.tensor_of(n), set()).add(ast.unparse(n))
             if isinstance(n.ctx, ast.Store):
-                written.add(tensor_of(n))
-                by_one |= {tensor_of(n)} if not inner & names_in(n) else set()
-        read = {tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
+                written.add(nests.tensor_of(n))
+                by_one |= {nests.tensor_of(n)} if not inner & names_in(n) else set()
+        read = {nests.tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
         return all(len(places[name]) == 1 for name in written) and not by_one & read
 
     def _read(self, chain: Sequence[ast.For], behind: Sequence[ast.stmt]) -> dict[str, str] | None:
         """The variables that loops in one another fold into, and how; None where they do anything
         else than fold and assign, or leave a value to those `behind` them."""
-        targets = [index_of(s) for s in chain]
+        targets = [nests.index_of(s) for s in chain]
         if not all(targets) or any(s.orelse for s in chain):
             return None
         own, loop = {*targets}, chain[-1]
@@ -163,7 +157,7 @@ class Rows:
         return None if not folded or own & others else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
-        extent = counted(loop.iter, self.named)
+        extent = nests.counted(loop.iter, self.named)
         if extent is None or self._read([loop], behind) is None:
             return None
         known = None if self.own & names_in(extent) else self.known(extent)
@@ -189,7 +183,7 @@ class Rows:
             *before,
             f"for {step} in {self.language}.serial({self.language}.ceildiv("
             f"({ast.unparse(extent)}) - {self.lane}, {self.lanes})):\n"
-            f"    {index_of(loop)} = {step} * {self.lanes} + {self.lane}",
+            f"    {nests.index_of(loop)} = {step} * {self.lanes} + {self.lane}",
             *after,
         ]
         made = parsed("\n".join(lines), loop)
@@ -218,9 +212,9 @@ class Rows:
         them, and with what."""
         match s:
             case ast.Assign([ast.Name(name)], ast.Call(func, [a, b], [])):
-                word, value = self._folding_word(func), other_operand(name, a, b)
+                word, value = self._folding_word(func), nests.other_operand(name, a, b)
             case _:
-                name, op, value = changed_by(s) or ("", None, None)
+                name, op, value = nests.changed_by(s) or ("", None, None)
                 word = "sum" if isinstance(op, ast.Add) else None
         found = word is not None and value is not None and name in self.sums
         return (name, word, value) if found else None  # type: ignore[return-value]
@@ -257,7 +251,7 @@ def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
                 )
         return isinstance(index, ast.Name) and index.id == name
 
-    return any(map(plain, indices_of(place)))
+    return any(map(plain, nests.indices_of(place)))
 
 
 def _given(s: ast.stmt) -> set[str]:

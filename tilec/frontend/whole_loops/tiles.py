@@ -24,15 +24,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from tilec.frontend.whole_loops.nests import (
-    chain_of,
-    counted,
-    declared,
-    elements_of,
-    index_of,
-    indices_of,
-    tensor_of,
-)
+from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
@@ -86,8 +78,8 @@ class Tiles(TileLoops):
         columns = self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
             return None
-        chains = [chain_of(s) for s in loops]
-        extents = [counted(s.iter, self.named) for chain in chains for s in chain]
+        chains = [nests.chain_of(s) for s in loops]
+        extents = [nests.counted(s.iter, self.named) for chain in chains for s in chain]
         if any(e is None or self.own & names_in(e) for e in extents):
             return None
         if not columns and any(self._trips(chain) < self.lanes // 2 for chain in chains):
@@ -146,18 +138,18 @@ class Tiles(TileLoops):
     def _along_columns(self, loops: Sequence[ast.For]) -> bool | None:
         """Whether the last index of the matrices that loops inside go over is that of the
         iterations, not theirs; None where it is neither, or both."""
-        inner = {index_of(s) for loop in loops for s in chain_of(loop)}
+        inner = {nests.index_of(s) for loop in loops for s in nests.chain_of(loop)}
         ours = inner | {*self.nest.indices}
         matrices, vectors = list[set[str]](), list[set[str]]()
         few = (self._iterations() or _HUGE) <= _LONE
-        for e in elements_of(*loops):
-            names = {n.id for i in indices_of(e) for n in _apart_from_elements(i)}
+        for e in nests.elements_of(*loops):
+            names = {n.id for i in nests.indices_of(e) for n in _apart_from_elements(i)}
             if not inner & names:
                 continue
-            if len(indices_of(e)) > 1:
-                matrices.append(_beside(indices_of(e)[-1], ours))
+            if len(nests.indices_of(e)) > 1:
+                matrices.append(_beside(nests.indices_of(e)[-1], ours))
             elif few or not names.isdisjoint(self.nest.indices):
-                vectors.append(_beside(indices_of(e)[-1], ours))
+                vectors.append(_beside(nests.indices_of(e)[-1], ours))
         last, own = matrices or vectors, self.nest.indices[-1]
         if last and all(inner & names for names in last):
             return None if any(own in names for names in last) else False
@@ -166,21 +158,21 @@ class Tiles(TileLoops):
     def _reads_what_it_writes(self) -> bool:
         """Which would be other threads' elements, but where one statement out of loops does both,
         at one place."""
-        found = elements_of(*self.nest.body)
-        both = {tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
-        both &= {tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
+        found = nests.elements_of(*self.nest.body)
+        both = {nests.tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
+        both &= {nests.tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
         for s in self.nest.body:
-            own = [*elements_of(s)]
-            elsewhere = {tensor_of(e) for e in found if e not in own}
-            for name in {tensor_of(e) for e in own} - elsewhere:
-                places = {ast.unparse(e) for e in own if tensor_of(e) == name}
+            own = [*nests.elements_of(s)]
+            elsewhere = {nests.tensor_of(e) for e in found if e not in own}
+            for name in {nests.tensor_of(e) for e in own} - elsewhere:
+                places = {ast.unparse(e) for e in own if nests.tensor_of(e) == name}
                 if len(places) == 1 and not isinstance(s, ast.For):
                     both.discard(name)
         return bool(both)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
         """How many blocks share iterations, of `most`: where one loop folds all that there is."""
-        folds = {self._kind(s) for s in chain_of(loops[0])[-1].body}
+        folds = {self._kind(s) for s in nests.chain_of(loops[0])[-1].body}
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
         if len(loops) > 1 or not folds - {""} or self._store(before):
             return 1
@@ -190,7 +182,7 @@ class Tiles(TileLoops):
 
     def _kind(self, s: ast.stmt) -> str:
         """How a statement of a loop folds, "" where it does not."""
-        found = replace(self, sums=declared(self.nest))._fold(s)
+        found = replace(self, sums=nests.declared(self.nest))._fold(s)
         return "" if found is None else found[1]
 
     def _store(self, statements: Sequence[ast.stmt]) -> bool:

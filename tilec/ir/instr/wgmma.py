@@ -14,15 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import (
-    PTX_TYPES,
-    Asm,
-    MatrixInstruction,
-    Operands,
-    instruction_name,
-    register_kind,
-    register_list,
-)
+from tilec.ir.instr import instruction
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Word, absorbing
 from tilec.ir.layout import Layout, mma_b, wgmma_a, wgmma_c, wgmma_sp_metadata
@@ -44,7 +36,7 @@ K_BITS = 256
 
 
 @dataclass(frozen=True)
-class WgmmaInstruction(MatrixInstruction):
+class WgmmaInstruction(instruction.MatrixInstruction):
     """`wgmma.mma_async`: four warps, b (and a, unless it is in registers) read from shared memory
     through matrix descriptors (`tilec.ir.layout.wgmma_operand`)."""
 
@@ -59,7 +51,7 @@ class WgmmaInstruction(MatrixInstruction):
         accumulate: str = "always",
         a_place: str = "shared",
         served: int = 1,
-    ) -> Asm:
+    ) -> instruction.Asm:
         """A whole product of a tile as one piece: fence, all steps, commit.
 
         `a_steps`: units of 16 bytes to add to a's descriptor for each [m block][k step], m major
@@ -83,8 +75,8 @@ class WgmmaInstruction(MatrixInstruction):
         if (a_transposed or b_transposed) and "mn" not in self.majors:
             raise InternalError(f"{self.name}: an operand that is not K-major")
         per_step, _, count = self.registers
-        x = Operands()
-        kind = register_kind(self.c_dtype)
+        x = instruction.Operands()
+        kind = instruction.register_kind(self.c_dtype)
         # Of several steps the first writes c before the others have read a.
         early = accumulate == "never" or in_registers or self.metadata is not None
         c = x.outputs(kind, m_blocks * count, early=early)
@@ -108,11 +100,11 @@ class WgmmaInstruction(MatrixInstruction):
             for block in range(m_blocks):
                 at = block * steps + step
                 if in_registers:
-                    a_text = register_list(a[at * per_step : (at + 1) * per_step])
+                    a_text = instruction.register_list(a[at * per_step : (at + 1) * per_step])
                 else:
                     text.append(f"add.s64 da, {a[0]}, {a_steps[at]};")
                     a_text = "da"
-                d = register_list(c[block * count : (block + 1) * count])
+                d = instruction.register_list(c[block * count : (block + 1) * count])
                 scale = first if step == 0 else "1"
                 described = ""
                 if e:
@@ -147,15 +139,17 @@ class WgmmaInstruction(MatrixInstruction):
 
     @property
     def _instruction(self) -> str:
-        types = ".".join(PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype))
+        types = ".".join(
+            instruction.PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype)
+        )
         form = "wgmma.mma_async" + (".sp" if self.metadata is not None else "")
         return f"{form}.sync.aligned.m{self.m}n{self.n}k{self.k}.{types}"
 
 
-def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
+def wgmma_wait(pending: int, kinds: Sequence[str]) -> instruction.Asm:
     """Wait until at most `pending` groups are in flight. Arguments and results: the registers, of
     classes `kinds` ("f" or "r"), that may be touched afterwards."""
-    x = Operands()
+    x = instruction.Operands()
     for kind in kinds:
         x.outputs(kind, 1)
     x.tie_all()
@@ -177,7 +171,7 @@ def _wgmma_b(bits: int, n: int, k: int) -> Layout:
 def _wgmma(n: int, a: DType, b: DType, c: DType, sparse: bool = False) -> WgmmaInstruction:
     k, pack = (2 if sparse else 1) * K_BITS // a.bits, 32 // a.bits
     family, unit = ("wgmma_sp" if sparse else "wgmma"), (32 if a.bits == 8 else 16)
-    name = instruction_name(f"{family}.m64n{n}k{k}", a, b, c)
+    name = instruction.instruction_name(f"{family}.m64n{n}k{k}", a, b, c)
     layouts = wgmma_a(a.bits), _wgmma_b(a.bits, n, k), wgmma_c(n)
     own = name, 64, n, k, a, b, c, *layouts, (pack, pack, 32 // c.bits), family
     return WgmmaInstruction(

@@ -89,13 +89,13 @@ def or_zero(cond: Value, o: Op) -> Op:
 
 @contextmanager
 def counted(
-    b: Builder, count: int, name: str, kind: str = "unroll"
+    b: Builder, count: Value | int, name: str, kind: str = "unroll"
 ) -> Iterator[tuple[Value, Builder]]:
     """A loop of `count` iterations at `b`: its index, and the builder of its body."""
     index, inner = Value(ScalarType(INT32), name), Builder(b.loc)
     yield index, inner
     inner.emit(Yield)
-    bounds = (b.const(n) for n in (0, count, 1))
+    bounds = (b.const(0), b.const(count) if isinstance(count, int) else count, b.const(1))
     b.emit(For, kind, *bounds, (), inner.block([index]))
 
 
