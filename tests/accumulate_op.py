@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilec.builtins.annotations import only_inside
-from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.ir.core import Effect, Effects, Op, Region, Value
 from tilec.ir.op_classes import op

@@ -8,7 +8,7 @@ built up file by file, walks it: `context` (builders, names, places) < `arithmet
 (buffers and regions) < `operators` < `containers` < `expressions` < `functions` (macros, what is
 the user's) < `calls` < `branches` < `loops` < `for_loops` < `statements` < `parameters` < `tracer`
 (the kernel's own level). What a builtin of `tilec.language` means stands in one function of
-`builtins_*`. Plain functions on known values are the exception: they run as Python
+`builtins`. Plain functions on known values are the exception: they run as Python
 (`plain_python`). Python variables that run-time control flow changes become carried SSA values;
 everything that is known at compile time stays a Python value, and a condition known at compile time
 is decided here."""

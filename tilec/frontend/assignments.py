@@ -9,9 +9,9 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.body import names_of_list
-from tilec.frontend.builtins import BUILTINS
-from tilec.frontend.builtins_reducers import KINDS, combines
-from tilec.frontend.builtins_tile import new_variable
+from tilec.frontend.builtins.reducers import KINDS, combines
+from tilec.frontend.builtins.table import BUILTINS
+from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.lanes import elements_of, lanewise
 from tilec.frontend.operators import BINARY, CONTAINERS

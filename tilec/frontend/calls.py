@@ -12,33 +12,30 @@ from typing import Any, NoReturn
 
 from tilec import language as T
 from tilec.builtins import foreign, maths
-from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
-    builtins_asm,
-    builtins_atomic,
-    builtins_barriers,
-    builtins_externs,
-    builtins_header,
-    builtins_lanes,
-    builtins_layout,
-    builtins_matrices,
-    builtins_pointers,
-    builtins_random,
-    builtins_reduce,
-    builtins_reducers,
-    builtins_rounding,
-    builtins_scalar,
-    builtins_statements,
-    builtins_threads,
-    builtins_tile,
-    builtins_views,
+from tilec.frontend.builtins import (  # noqa: F401 (they fill the table of builtins)
+    asm,
+    atomic,
+    barriers,
+    externs,
     fast,
-    formulas,
+    header,
+    layout,
+    matrices,
+    pointers,
+    random,
+    reduce,
+    reducers,
+    rounding,
+    scalar,
+    statements,
+    threads,
+    views,
 )
-from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
-from tilec.frontend.builtins_lanes import vector
-from tilec.frontend.builtins_tile import new_variable
+from tilec.frontend.builtins.formulas import round_away
+from tilec.frontend.builtins.lanes import vector
+from tilec.frontend.builtins.table import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
+from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
-from tilec.frontend.formulas import round_away
 from tilec.frontend.functions import Functions
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.plain_python import RUN_TIME, at_run_time
@@ -91,7 +88,7 @@ class Calls(Functions):
             case type() if issubclass(function, T.Tensor):
                 args, kwargs = self.arguments(node)
                 if len(args) == 3 and isinstance(args[2], Buffer):  # T.Tensor(shape, dtype, A.data)
-                    return builtins_views.of_memory(self, args[2], args[0], args[1], node)
+                    return views.of_memory(self, args[2], args[0], args[1], node)
                 return self.annotation(function, args, **kwargs)
         name = getattr(function, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, None) is function:
@@ -153,11 +150,11 @@ class Calls(Functions):
         if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
             return function.python(*values)
         if any(isinstance(v, Lanes) for v in values):
-            compute = builtins_scalar.elementwise
+            compute = scalar.elementwise
             return lanewise(self, lambda *row: compute(self, function, [*row]), *values)
         what = f"an argument of T.{function.name}"
         numbers = [self.number(v, what, place) for place, v in zip(node.args, values)]
-        return builtins_scalar.elementwise(self, function, numbers)
+        return scalar.elementwise(self, function, numbers)
 
     def _round(self, node: ast.Call) -> object:
         """`T.round(x, mode)`."""
@@ -173,7 +170,7 @@ class Calls(Functions):
             x = self.number(value, "an argument of T.round")
             whole = not (x.dtype.is_float if isinstance(x, Scalar) else isinstance(x, float))
             if mode == modes[0] or whole:
-                return builtins_scalar.elementwise(self, maths.round, [x])
+                return scalar.elementwise(self, maths.round, [x])
             return self.number(self.trace_function(round_away, [x], {}), "the result")
 
         if isinstance(args[0], Lanes):
@@ -186,16 +183,16 @@ class Calls(Functions):
         if not node.args and not node.keywords:
             return new_variable(self, dtype, None)
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)
-        return builtins_scalar.cast_to(self, value, dtype)
+        return scalar.cast_to(self, value, dtype)
 
     def _method(self, method: Method, node: ast.Call) -> object:
         if method.name == "access_ptr":
             _, values = self.arguments(node)
-            return builtins_pointers.address(self, method.owner, values.get("offset", 0), node)
+            return pointers.address(self, method.owner, values.get("offset", 0), node)
         if len(node.args) != 1 or node.keywords:
             raise self.error("astype takes one dtype", 'write x.astype("float16")')
         dtype = dtype_at(self, self.expression(node.args[0]), node.args[0])
-        return builtins_scalar.cast_to(self, method.owner, dtype)
+        return scalar.cast_to(self, method.owner, dtype)
 
     def _layout_function(self, function: Any, node: ast.Call) -> object:
         args, kwargs = self.arguments(node)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call
-from tilec.frontend.builtins_pointers import as_bits, moved, place_of, regrouped
+from tilec.frontend.builtins.pointers import as_bits, moved, place_of, regrouped
+from tilec.frontend.builtins.table import Call
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import Number, Region, Scalar, describe

@@ -10,9 +10,9 @@ from tilec import language as T
 from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.body import grid_syncs
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
-from tilec.frontend.builtins_reducers import check_combined
-from tilec.frontend.builtins_scalar import block_index
-from tilec.frontend.builtins_tile import new_variable
+from tilec.frontend.builtins.reducers import check_combined
+from tilec.frontend.builtins.scalar import block_index
+from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout

@@ -15,7 +15,7 @@ from typing import Any
 from tilec import language as T
 from tilec.builtins import foreign
 from tilec.frontend.arithmetic import known_as_int
-from tilec.frontend.builtins import BUILTINS, bind_call
+from tilec.frontend.builtins.table import BUILTINS, bind_call
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.operators import as_operator

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from tilec.frontend.arithmetic import Arithmetic, static_int
-from tilec.frontend.builtins import Call
+from tilec.frontend.builtins.table import Call
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import OPEN, LoopHeader, Number, Region, Scalar, Tile, as_syntax

@@ -143,11 +143,11 @@ def has_macros(kind: Any) -> bool:
 
 IN_THE_LANGUAGE = frozenset(
     {
-        "tilec.frontend.builtins_scalar",
-        "tilec.frontend.builtins_views",
-        "tilec.frontend.builtins_rounding",
+        "tilec.frontend.builtins.scalar",
+        "tilec.frontend.builtins.views",
+        "tilec.frontend.builtins.rounding",
         "tilec.frontend.decoders",
-        "tilec.frontend.formulas",
+        "tilec.frontend.builtins.formulas",
         "tilec.intrinsics.mfma",
     }
 )

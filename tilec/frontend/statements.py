@@ -11,8 +11,8 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.assignments import Assignments
 from tilec.frontend.branches import ENDED, RETURN
-from tilec.frontend.builtins import BUILTINS
-from tilec.frontend.builtins_barriers import group_condition
+from tilec.frontend.builtins.barriers import group_condition
+from tilec.frontend.builtins.table import BUILTINS
 from tilec.frontend.context import Frame
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided

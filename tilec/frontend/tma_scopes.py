@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call
-from tilec.frontend.builtins_threads import rank_in_cluster, sources_of
+from tilec.frontend.builtins.table import Call
+from tilec.frontend.builtins.threads import rank_in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, Tile
 from tilec.ir.core import Substitution, Value, clone

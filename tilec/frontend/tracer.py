@@ -6,7 +6,7 @@ import ast
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.body import grid_syncs
-from tilec.frontend.builtins_scalar import block_index
+from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.parameters import Parameters, Specialisation
 from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants

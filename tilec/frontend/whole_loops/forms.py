@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
-from tilec.frontend.builtins_reduce import combine_parts
+from tilec.frontend.builtins.reduce import combine_parts
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar

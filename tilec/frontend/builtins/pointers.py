@@ -11,8 +11,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_views import extent_of
+from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.views import extent_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.narrow import first_byte

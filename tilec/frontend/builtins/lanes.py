@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tilec import language as T
 from tilec.builtins.lanes import MOST_LANES, VectorDType
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_pointers import as_bits, regrouped
+from tilec.frontend.builtins.pointers import as_bits, regrouped
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise, numbers_of
 from tilec.frontend.values import Lanes, Number, Region, Scalar, describe

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number
 

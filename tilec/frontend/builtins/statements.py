@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_scalar import block_index
+from tilec.frontend.builtins.scalar import block_index
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
 from tilec.ir.clusters import PDL

@@ -9,7 +9,7 @@ from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.builtins import Call, builtin, dtype_at
-from tilec.frontend.builtins_lanes import reinterpreted
+from tilec.frontend.builtins.fast import fast_math
+from tilec.frontend.builtins.lanes import reinterpreted
+from tilec.frontend.builtins.table import Call, builtin, dtype_at
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.fast import fast_math
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_number
 from tilec.ir.errors import CompileError

@@ -12,8 +12,8 @@ from typing import Any
 from tilec import language as T
 from tilec.builtins import maths
 from tilec.builtins.lanes import VectorDType, find_vector
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_scalar import cast_to, elementwise
+from tilec.frontend.builtins.scalar import cast_to, elementwise
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.values import Lanes, Number, Scalar, describe

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of
-from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.races import ADD_UP

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_pointers import place_of
-from tilec.frontend.builtins_scalar import index_of_thread
+from tilec.frontend.builtins.pointers import place_of
+from tilec.frontend.builtins.scalar import index_of_thread
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, describe
 from tilec.ir.ops import LoadMatrices, WarpMma
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tilec.ir import instr as instructions
 else:  # loaded by kernels that ask for it
     instructions = Lazy("tilec.ir.instr")
-from tilec.frontend.builtins_tile import (
+from tilec.frontend.builtins.tile import (
     accumulator,
     check_dtypes,
     clears_first,

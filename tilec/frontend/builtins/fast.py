@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.types import FLOAT32, FLOAT64, DType

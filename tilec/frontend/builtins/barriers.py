@@ -6,9 +6,9 @@ import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, emits
-from tilec.frontend.builtins_threads import in_cluster
-from tilec.frontend.builtins_tile import eviction_policy
+from tilec.frontend.builtins.table import Call, builtin, emits
+from tilec.frontend.builtins.threads import in_cluster
+from tilec.frontend.builtins.tile import eviction_policy
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.tma_scopes import copy_by_warp, gate_of, is_for_each_warp, of_first_block

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.builtins.random import PHILOX
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_scalar import block_index, thread_along
-from tilec.frontend.builtins_threads import same_in_all_threads, sources_of
-from tilec.frontend.builtins_tile import new_variable
+from tilec.frontend.builtins.scalar import block_index, thread_along
+from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.threads import same_in_all_threads, sources_of
+from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.context import Generator, ParallelScope, Stream
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe

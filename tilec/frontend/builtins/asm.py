@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, dtype_at
+from tilec.frontend.builtins.table import Call, builtin, dtype_at
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Address, Scalar, describe, is_literal
 from tilec.ir.inline_asm import (

@@ -13,11 +13,11 @@ from tilec import language as T
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend import decoders
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import BUILTINS, Call, builtin, dtype_at
-from tilec.frontend.builtins_asm import meaning
-from tilec.frontend.builtins_pointers import moved, place_of
-from tilec.frontend.builtins_rounding import cast
-from tilec.frontend.builtins_scalar import find_first_set, permuted_bytes, upper_product
+from tilec.frontend.builtins.asm import meaning
+from tilec.frontend.builtins.pointers import moved, place_of
+from tilec.frontend.builtins.rounding import cast
+from tilec.frontend.builtins.scalar import find_first_set, permuted_bytes, upper_product
+from tilec.frontend.builtins.table import BUILTINS, Call, builtin, dtype_at
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise

@@ -11,8 +11,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_tile import buffer_dict, dict_entry
+from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.tile import buffer_dict, dict_entry
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import check_layout, fragment_layout
 from tilec.frontend.placements import IndexMap, map_of, placement

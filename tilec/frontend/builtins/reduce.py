@@ -10,8 +10,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_scalar import index_of_thread
+from tilec.frontend.builtins.scalar import index_of_thread
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import (
     AttrHeader,

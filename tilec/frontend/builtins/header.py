@@ -12,8 +12,8 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_externs import import_text
+from tilec.frontend.builtins.externs import import_text
+from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.ir.ops import AnnotateSchedule

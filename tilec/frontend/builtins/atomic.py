@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin
-from tilec.frontend.builtins_pointers import place_of
-from tilec.frontend.builtins_threads import asks_for_threads, same_in_all_threads
+from tilec.frontend.builtins.pointers import place_of
+from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.threads import asks_for_threads, same_in_all_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, Tile, describe

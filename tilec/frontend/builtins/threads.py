@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, emits
-from tilec.frontend.builtins_scalar import block_index, index_of_thread, thread_along
+from tilec.frontend.builtins.scalar import block_index, index_of_thread, thread_along
+from tilec.frontend.builtins.table import Call, builtin, emits
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
