@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.ir.affine import LINEAR, Affine, Forms
-from tilec.ir.core import Op, Value, inputs, walk
+from tilec.ir.core import Op, Value, inputs, made_in, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Cast, Parallel
@@ -95,8 +95,7 @@ def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> 
         (o.loc, e.region.offsets)
         for o, e in (effects_in(loop.body) if count > 1 else ())
         if e.writes and e.region and o.loc in places and e.region.type.space == "fragment"
-        if not _distinct(e.region.offsets, loop, {})
-        and e.region.buffer not in {r for x in walk(loop.body) for r in x.results}
+        if not _distinct(e.region.offsets, loop, {}) and e.region.buffer not in made_in(loop)
     ]
     if not suspects:
         return None
@@ -152,11 +151,11 @@ def _distinct(indices: Sequence[Value], loop: Parallel, widened: Mapping[Value, 
 def _tell_apart(indices: Sequence[Value], loop: Parallel, forms: Forms) -> bool:
     """Whether each of the loop's indices has one among `indices` that is a multiple of it plus what
     comes from outside: no element is written twice."""
-    made = {r for o in walk(loop.body) for r in o.results}
+    made = made_in(loop)
     told = set()
     for i in indices:
         terms = forms.form(i).terms
-        varying = [v for v in terms if v in made or v in loop.body.args]
+        varying = [v for v in terms if v in made]
         if len(varying) == 1 and abs(terms[varying[0]]) < _MOST:
             told.add(varying[0])
     return told >= set(loop.body.args)

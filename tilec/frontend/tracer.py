@@ -14,7 +14,7 @@ from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_synta
 from tilec.ir.builder import Builder
 from tilec.ir.caller import told_as_internal
 from tilec.ir.clusters import PDL
-from tilec.ir.core import Block, Func, Op, Param, Substitution, clone
+from tilec.ir.core import Block, Func, Op, Param, Substitution, clone, makers, upstream
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Yield
 from tilec.ir.uniformity import LANES
@@ -235,18 +235,12 @@ class _KernelTracer(Parameters):
 
     def _standalone(self, ops: list[Op], header: KernelHeader) -> Block:
         """The ops as a block of their own: what they use of the body's ops so far is copied in."""
-        makers = {r: o for o in self.builder.ops for r in o.results}
-        needed: set[Op] = set()
-        pending = list(ops)
-        while pending:
-            o = pending.pop()
-            if not o.pure and not isinstance(o, Yield):
-                message = "the grid must follow from sizes and scalar parameters by arithmetic"
-                hint = "compute it outside and pass it as a scalar, or launch with kernel[grid]"
-                raise self.error(message, hint, at=header.loc)
-            found = {makers[v] for v in o.operands if v in makers} - needed
-            needed |= found
-            pending += found
+        used = (v for o in ops for v in o.operands)
+        needed = {*upstream(used, makers(self.builder.ops))}
+        if not all(o.pure or isinstance(o, Yield) for o in (*ops, *needed)):
+            message = "the grid must follow from sizes and scalar parameters by arithmetic"
+            hint = "compute it outside and pass it as a scalar, or launch with kernel[grid]"
+            raise self.error(message, hint, at=header.loc)
         subst: Substitution = {}
         copied = [clone(o, subst) for o in self.builder.ops if o in needed]
         return Block((), (*copied, *(clone(o, subst) for o in ops)))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
 
-from tilec.ir.core import Func, Op, Value
+from tilec.ir.core import Func, Op, Value, makers, upstream
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Assume, Binary, Cast, Compare, Const, Select, Unary, Yield
 
@@ -84,10 +84,8 @@ def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
     """What the author assumes of sizes and integer scalars (those called `names`) in every block,
     as Python text of bools: "n % 4 == 0"."""
     assumed = [o for o in func.body.ops if isinstance(o, Assume)]
-    wanted = {v for o in assumed for v in (o.lhs, o.rhs)}
-    for o in reversed(func.body.ops if assumed else ()):
-        if o.pure and not wanted.isdisjoint(o.results):
-            wanted.update(o.operands)
+    sides = (v for o in assumed for v in (o.lhs, o.rhs))
+    needed = {*upstream(sides, makers(func.body.ops))} if assumed else ()
     text = {p.value: p.value.name for p in func.params if p.value.name in names}
     found = []
     for o in func.body.ops:
@@ -95,7 +93,7 @@ def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
             lhs, rhs = text[o.lhs], text[o.rhs]
             multiple = o.kind == "multiple"
             found.append(f"{lhs} % {rhs} == 0" if multiple else f"{lhs} {_COMPARE[o.kind]} {rhs}")
-        elif not wanted.isdisjoint(o.results):
+        elif o in needed:
             spelled = _spell(o, text)
             if spelled is not None and len(spelled) <= MOST_TEXT:
                 text[o.result] = spelled

@@ -16,7 +16,7 @@ from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir import ops
-from tilec.ir.core import Block, Op, Value, upstream, walk
+from tilec.ir.core import Block, Op, Value, makers, upstream, walk
 from tilec.ir.ops import GridSize
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
@@ -29,7 +29,7 @@ sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instruction
 def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
     """The ops that values are computed from, whether the thread's index is among these, and whether
     something is that cannot be computed for another thread."""
-    defs = {r: o for b in t.builders for o in b.ops for r in o.results}
+    defs = makers(o for b in t.builders for o in b.ops)
     values = list(values)
     made = list(upstream(values, defs))
     inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, clone_block, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, clone_block, upstream, walk
 
 
 def as_loops(func: Func) -> Block:
@@ -45,9 +45,7 @@ def _each_alone(o: ops.For) -> None | list[Op]:
         return None
     made: list[Op] = []
     for store in stores:
-        needed = {*store.operands}
-        for x in reversed(o.body.ops):
-            needed.update(x.operands if not needed.isdisjoint(x.results) else ())
-        kept = [x for x in o.body.ops if x in (store, o.body.ops[-1]) or needed & {*x.results}]
+        needed = {store, o.body.ops[-1], *upstream(store.operands, o.body.makers)}
+        kept = [x for x in o.body.ops if x in needed]
         made.append(replace(o, body=clone_block(o.body.with_ops(kept), {})))
     return made
