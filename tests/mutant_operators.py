@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Replacement, Value, defining_ops, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Replacement, Value, rewrite, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Barrier,
@@ -317,7 +317,7 @@ def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
     """Guards that are missing or off by one, loops that go round once more than the other role's.
 
     The guards of one line are changed together: of an unrolled access only some reach the bound."""
-    made = defining_ops(func.body)
+    made = func.body.defs
     guards: set[Value] = set()
     in_scope = {id(o) for s in walk(func.body) if isinstance(s, Scope) for o in walk(s.body)}
     for o in walk(func.body):

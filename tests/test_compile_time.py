@@ -17,7 +17,7 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
-from tilec.ir.core import Func, Op, Region, Value, inputs, upstream, walk
+from tilec.ir.core import Func, Op, Region, Value, upstream, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, If
@@ -182,7 +182,7 @@ def test_upstream_gives_each_op_once_behind_what_it_uses() -> None:
     for n, o in enumerate(found):
         if not o.region_fields:
             assert all(defs[v] in found[:n] for v in o.operands if v in defs)
-    assert named["b"] in inputs(defs[named["r"]])  # what the branches use
+    assert named["b"] in defs[named["r"]].uses  # what the branches use
     assert defs[named["a"]] not in [*upstream((named["b"],), defs, {named["a"]})]
 
 

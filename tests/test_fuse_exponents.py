@@ -12,7 +12,7 @@ from simulated import run
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import defining_ops, walk
+from tilec.ir.core import walk
 from tilec.ir.ops import Binary, Fma, Unary
 from tilec.passes.fuse_exponents import fuse_exponents
 
@@ -50,7 +50,7 @@ def of_tiles(
 def form(function: Any, arrays: dict[str, np.ndarray]) -> list[str]:
     """What the argument of the exponential is made of, the last step first."""
     func = fuse_exponents(tile_func(function, arrays), SM90)
-    defs = defining_ops(func.body)
+    defs = func.body.defs
     (exponential,) = (o for o in walk(func.body) if isinstance(o, Unary) and o.kind == "exp2")
     made, found = defs[exponential.operand], []
     while isinstance(made, Binary | Fma):

@@ -21,7 +21,7 @@ from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Param, Value, users_of, walk
+from tilec.ir.core import Block, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
@@ -408,7 +408,7 @@ def rounded_quotients(func: Func) -> frozenset[Value]:
     ops = list(walk(func.body))
     if not any(_divides(o) for o in ops):
         return frozenset()
-    users = users_of(func.body)
+    users = func.body.users
     rounded: set[Value] = set()
     for o in reversed(ops):
         for r in o.results:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, made_in, walk
+from tilec.ir.core import Block, Func, Op, Value, made_in, walk
 from tilec.ir.types import ScalarType
 
 LONGEST_SERIAL = 256
@@ -35,7 +35,7 @@ class RegisterPlan:
 def plan_registers(func: Func) -> RegisterPlan:
     """See the module's opening."""
     body = func.body
-    made = defining_ops(body)
+    made = body.defs
     loop_of = {a: o for o in body.every(ops.For) for a in o.body.args}
     uses = [use for o in walk(body) for use in register_uses(o)]
     wanted: set[Op] = {o for o in body.every(ops.For) if o.kind in _WISHED}

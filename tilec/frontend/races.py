@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.ir.affine import LINEAR, Affine, Forms
-from tilec.ir.core import Op, Value, inputs, made_in, walk
+from tilec.ir.core import Op, Value, made_in, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Cast, Parallel
@@ -281,7 +281,7 @@ def _varying(loop: Parallel) -> set[Value]:
     """Values that depend on the iteration."""
     found = set(loop.body.args)
     for o in loop.body.ops:
-        if not found.isdisjoint(inputs(o)):
+        if not found.isdisjoint(o.uses):
             found.update(o.results)
     return found
 

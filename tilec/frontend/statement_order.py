@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Value, inputs
+from tilec.ir.core import Block, Op, Value
 from tilec.ir.effects import acting, buffers_written
 from tilec.ir.ops import Yield
 
@@ -144,7 +144,7 @@ def _needs(body: Block) -> dict[Op, set[Op]]:
     needs: dict[Op, set[Op]] = {}
     earlier: list[tuple[Op, set[Value | None], set[Value | None]]] = []
     for o in body.ops:
-        needs[o] = {made[v] for v in inputs(o) if v in made}
+        needs[o] = {made[v] for v in o.uses if v in made}
         reads, writes = _touched(o)
         for x, x_reads, x_writes in earlier:
             if writes & (x_reads | x_writes) or reads & x_writes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir import ops
-from tilec.ir.core import Func, Op, Value, defining_ops, inputs, upstream, walk
+from tilec.ir.core import Func, Op, Value, upstream, walk
 from tilec.ir.intervals import RANGES, Range, dtype_range, low_bit, negate
 from tilec.ir.types import MOST_NARROW, DType, ScalarType
 
@@ -214,7 +214,7 @@ class Origins:
     value. What a loop carries comes from all that flows into it."""
 
     def __init__(self, func: Func) -> None:
-        self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
+        self._defined = {**func.grid.defs, **func.body.defs}
         self._known: dict[Value, frozenset[Value]] = {}
         self._loops: set[Value] = set()
         self._blocks: dict[Value, int] = {}
@@ -237,7 +237,7 @@ class Origins:
         if value in self._known:
             return self._known[value]
         for o in upstream((value,), self._defined, self._known):
-            parts = {self._part(v) for v in inputs(o)}
+            parts = {self._part(v) for v in o.uses}
             found = parts.pop() if len(parts) == 1 else frozenset[Value]().union(*parts)
             self._known.update(dict.fromkeys(o.results, found))
         return self._part(value)
@@ -268,5 +268,5 @@ class Origins:
             if v in self._loops:
                 found.add(v)
             o = self._defined.get(v)
-            left += inputs(o) if o is not None else self._carried.get(v, ())
+            left += o.uses if o is not None else self._carried.get(v, ())
         return frozenset(found)

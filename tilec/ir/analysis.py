@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
-from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, upstream
+from tilec.ir.core import Block, Func, Op, Param, Value, upstream
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.types import BufferType, Extent
 
@@ -46,7 +46,7 @@ class Facts(Forms):
         self._ranges: dict[Value, Range] = {}
         self._divisors: dict[Value, int] = {}
         self._grid: tuple[Value, ...] = ()
-        self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
+        self._defined = {**func.grid.defs, **func.body.defs}
         self._blocks: dict[int, Value] = {}
         self._stops: dict[Value, Value] = {}  # of loops, by their indices
         self._func = func

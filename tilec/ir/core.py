@@ -67,6 +67,21 @@ class Block:
         """The op that makes each value, of the block's own."""
         return makers(self.ops)
 
+    @property
+    def defs(self) -> dict[Value, Op]:
+        """The op that makes each value, in the blocks inside, too (block arguments and parameters
+        have none)."""
+        return makers(walk(self))
+
+    @property
+    def users(self) -> dict[Value, list[Op]]:
+        """The ops that have each value as an operand, in textual order."""
+        found: dict[Value, list[Op]] = {}
+        for o in walk(self):
+            for v in dict.fromkeys(o.operands):
+                found.setdefault(v, []).append(o)
+        return found
+
     def substituted(self, subst: Substitution) -> Block:
         """The block with other values in the place of some."""
         return rewrite(self, lambda _: None, subst) if subst else self
@@ -105,6 +120,13 @@ class Op:
     def result(self) -> Value:
         (value,) = self.results
         return value
+
+    @property
+    def uses(self) -> tuple[Value, ...]:
+        """What it is computed from: its operands, and those of the ops inside of it."""
+        if not self.region_fields:
+            return self.operands
+        return tuple(v for x in walk(self) for v in x.operands)
 
     def infer(self) -> Sequence[Type]:
         """Types of the results, from operands and attributes."""
@@ -239,15 +261,6 @@ def walk(of: Block | Op) -> Iterator[Op]:
     return iter(found)
 
 
-def users_of(block: Block) -> dict[Value, list[Op]]:
-    """The ops that have each value as an operand, in textual order."""
-    found: dict[Value, list[Op]] = {}
-    for o in walk(block):
-        for v in dict.fromkeys(o.operands):
-            found.setdefault(v, []).append(o)
-    return found
-
-
 @functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
 def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []
@@ -262,11 +275,6 @@ def _collect(block: Block, found: list[Op]) -> None:
             _collect(getattr(o, name), found)
 
 
-def defining_ops(block: Block) -> dict[Value, Op]:
-    """The op that made each value in `block` (block arguments and parameters have none)."""
-    return makers(walk(block))
-
-
 def makers(ops: Iterable[Op]) -> dict[Value, Op]:
     """The op of these that makes each value."""
     return {r: o for o in ops for r in o.results}
@@ -277,13 +285,6 @@ def made_in(of: Block | Op) -> set[Value]:
     ops = [*walk(of)]
     made = {r for o in ops for r in o.results}
     return made.union(*(region.args for o in ops for region in o.regions))
-
-
-def inputs(o: Op) -> tuple[Value, ...]:
-    """What `o` is computed from: its operands, and those of the ops inside of it."""
-    if not o.region_fields:
-        return o.operands
-    return tuple(v for x in walk(o) for v in x.operands)
 
 
 def upstream(
@@ -302,7 +303,7 @@ def upstream(
             elif o not in seen:
                 seen.add(o)
                 stack.append((o, True))
-                _push(stack, inputs(o), defs, done)
+                _push(stack, o.uses, defs, done)
 
 
 def _push(

@@ -20,7 +20,7 @@ from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants
 from tilec.ir import ops
 from tilec.ir.caller import told_as_internal
 from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
-from tilec.ir.core import Func, Param, defining_ops, upstream, walk
+from tilec.ir.core import Func, Param, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.memory import stage_bytes
@@ -143,7 +143,7 @@ def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...
     """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
     (a power of two)."""
     divided = (o for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS)
-    numbers = defining_ops(func.body)
+    numbers = func.body.defs
     behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
     behind |= {o.rhs for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS}
     found: dict[str, int] = {}

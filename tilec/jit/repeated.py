@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Value, defining_ops, walk
+from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import Level, uniformity_of
@@ -59,7 +59,7 @@ def _long_sums(
 def _sums(loop: ops.For) -> Iterator[tuple[str, Loc]]:
     """The kinds of what `loop` adds up of values that change with its index, and where."""
     changing, named = _changing(loop)
-    made = defining_ops(loop.body)
+    made = loop.body.defs
     for (_, following), (carried, _) in ops.handed_on(loop):
         o = made.get(following)
         if isinstance(o, ops.Binary) and o.kind in _WORDS and carried in (o.lhs, o.rhs):

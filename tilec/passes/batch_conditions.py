@@ -35,8 +35,6 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
-    defining_ops,
-    inputs,
     makers,
     rewrite,
     upstream,
@@ -79,7 +77,7 @@ class _Loops:
 
     @functools.cached_property
     def defs(self) -> dict[Value, Op]:
-        return defining_ops(self.func.body)
+        return self.func.body.defs
 
     def visit(self, o: Op) -> None | list[Op]:
         jumps = self.asks(o) if isinstance(o, ops.For) else None
@@ -101,7 +99,7 @@ class _Loops:
             while at and _passes(statements[at - 1]):
                 at -= 1
             defs = makers(statements[at:end])
-            needs = [*upstream(inputs(asked), defs), asked]
+            needs = [*upstream(asked.uses, defs), asked]
             if all(o is asked or is_clonable(o, self.written) for o in needs):
                 rest = [o for o in statements[at : end + 1] if o not in needs]
                 statements[at : end + 1] = [*needs, *rest]

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, defining_ops, walk
+from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression
@@ -130,7 +130,7 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
     first = Value(o.body.args[0].type, o.body.args[0].name)
     end = inner.binary("add", first, count)
     conds = [inner.compare("le", end, o.hi)]
-    defs = defining_ops(o.body)
+    defs = o.body.defs
     body, asked = _usual(o)
     for number in range(count):
         at: Substitution = {}

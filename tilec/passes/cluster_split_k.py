@@ -19,7 +19,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, inputs, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
@@ -247,4 +247,4 @@ class _Sharer:
 
 def _touches(o: Op, v: Value) -> bool:
     """Whether `o`, or an op inside of it, reads or writes `v`."""
-    return v in inputs(o) and not isinstance(o, ops.AnnotateLayout)
+    return v in o.uses and not isinstance(o, ops.AnnotateLayout)

@@ -29,11 +29,9 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
-    defining_ops,
     made_in,
     rewritten,
     upstream,
-    users_of,
     walk,
 )
 from tilec.ir.effects import effects_in
@@ -87,8 +85,8 @@ class _Scopes:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.users = users_of(func.body)
-        self.made = defining_ops(func.body)
+        self.users = func.body.users
+        self.made = func.body.defs
         self.sizes = {p.value.name: p.value for p in func.params if p.role == "size"}
 
     def block(self, block: Block) -> Block:

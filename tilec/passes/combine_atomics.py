@@ -33,20 +33,7 @@ import numpy as np
 
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    defining_ops,
-    inputs,
-    made_in,
-    rewritten,
-    upstream,
-    users_of,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, made_in, rewritten, upstream
 from tilec.ir.effects import effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import (
@@ -142,7 +129,7 @@ class _Scopes:
     def __init__(self, func: Func, target: Target) -> None:
         self.target = target
         self.uniform, self.masks = uniformity_of(func), ThreadMasks(func)
-        self.made, self.users = defining_ops(func.body), users_of(func.body)
+        self.made, self.users = func.body.defs, func.body.users
         self.written = written_tensors(func.body)
         ordered = func.body.has(DeviceFence, AsmEffect)  # a lane's own writes, with its own atomics
         self.by_warps = target.kind != "cpu" and not ordered
@@ -249,7 +236,7 @@ class _Scopes:
         needed = self.needed(o, atomics[0].indices, args, most)
         if needed is None:
             return None
-        used = {v for x in needed for v in inputs(x)} | {*atomics[0].indices}
+        used = {v for x in needed for v in x.uses} | {*atomics[0].indices}
         sure = any(a is o or a in (loop.body.ops if loop is o else ()) for a in atomics)
         if loop is None:
             parts = isinstance(o, If) and self.uniform.level(o.cond) <= Level.WARP
@@ -274,7 +261,7 @@ class _Scopes:
         if not all(is_clonable(x, self.written) for x in needed):
             return None
         made = {r for x in needed for r in x.results} | {*args}
-        outside = ({v for x in needed for v in inputs(x)} | {*place}) - made
+        outside = ({v for x in needed for v in x.uses} | {*place}) - made
         start = [r for x in needed if not x.operands for r in x.results]
         levels = map(self.uniform.level, (*outside, *start, *(() if args else place)))
         return None if outside & inside or max(levels, default=Level.BLOCK) > most else needed
@@ -283,7 +270,7 @@ class _Scopes:
         """The extents of a loop, or of pieces of it for whose contributions threads have registers;
         None where there are no such."""
         bits, shape = sum(g.held.bits for g in groups), [*loop.extents]
-        held = any(_is_fragment(v) for v in inputs(loop))
+        held = any(_is_fragment(v) for v in loop.uses)
         room = (MOST_HELD if held else MOST) * 32 * threads // bits
         for d in () if held else groups[0].along:
             if all(d in g.along for g in groups):

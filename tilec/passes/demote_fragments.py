@@ -16,7 +16,7 @@ from dataclasses import replace
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite, upstream, walk
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import For, Gemm, If, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -177,7 +177,7 @@ class _Part(LoopRegions):
 
     def __init__(self, o: Parallel, found: Sequence[Access], facts: Facts) -> None:
         super().__init__(o, facts)
-        self.made = defining_ops(o.body)
+        self.made = o.body.defs
         self.found = found
 
     def over_all(self) -> list[Op] | None:

@@ -36,7 +36,6 @@ from tilec.ir.core import (
     Region,
     Substitution,
     Value,
-    defining_ops,
     rewrite,
     substitute,
     walk,
@@ -82,7 +81,7 @@ class _Elements:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.defs = {**defining_ops(func.grid), **defining_ops(func.body)}
+        self.defs = {**func.grid.defs, **func.body.defs}
         self.places = self._places()
         self.facts = facts_of(func)
         self.fixed = {

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, inputs, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import Fill, For, Gemm, If, Unary, constants
 from tilec.target import Target
 
@@ -35,7 +35,7 @@ def fold_clears(func: Func, target: Target) -> Func:
         for o in block.ops:
             for region in o.regions:
                 find(region)
-            used = {*inputs(o)}
+            used = {*o.uses}
             touched = [v for v in cleared if v in used]
             if isinstance(o, For) and numbers.get(o.step, 0) > 0:
                 for v in touched:

@@ -21,7 +21,7 @@ from typing import TypeGuard
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Value, defining_ops, upstream, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import element_indices
@@ -36,7 +36,7 @@ def forward_copies(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
     func = _without_repeated(func)
-    made = defining_ops(func.body)
+    made = func.body.defs
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, ops.Load) and not _is_global(o.source)}
     staged: set[Value] = set()

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.ops import Binary, Fma, Load, Parallel, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.passes.utils.rough import Rough
@@ -37,7 +37,7 @@ def fuse_exponents(func: Func, target: Target) -> Func:
     exponentials = [o for o in func.body.every(Unary) if o.kind in EXPONENTIALS]
     if not exponentials:
         return func
-    defs = defining_ops(func.body)
+    defs = func.body.defs
     uses = Counter(v for o in walk(func.body) for v in o.operands)
     numbers = constants(func.body)
     indices = {v for o in func.body.every(Parallel) for v in o.body.args}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, users_of, walk
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import Binary, Const, Fma, Load, Parallel, Unary
 from tilec.ir.types import FLOAT32, FLOAT64
 from tilec.target import Target
@@ -57,7 +57,7 @@ class _Found:
     depends on; what depends on fewer than a sum does is made once for many."""
 
     def __init__(self, body: Block) -> None:
-        self.users, self.made = users_of(body), defining_ops(body)
+        self.users, self.made = body.users, body.defs
         self.along: dict[Value, frozenset[Value]] = {}
         for o in walk(body):
             if isinstance(o, Parallel):

@@ -27,7 +27,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Value, defining_ops, upstream, users_of, walk
+from tilec.ir.core import Func, Op, Value, upstream, walk
 from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
@@ -65,7 +65,7 @@ class _Found:
         self.threads = threads_of(func)
         self.facts = facts_of(func)
         engines = CopyEngines(func, target, self.facts)
-        self.users = users_of(func.body)
+        self.users = func.body.users
         self.sums = {o.c for o in func.body.every(Gemm)}
         self.made: dict[Value, BufferType] = {}
         self.loops: set[Loc] = set()
@@ -185,7 +185,7 @@ def _computes(o: Op, facts: Facts) -> bool:
         return o.source.type.space != "global"
     if not isinstance(o, Parallel):
         return False
-    defs = defining_ops(o.body)
+    defs = o.body.defs
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
     for x in (x for x in loads if x.source.buffer.space == "global"):

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Copy, For, If, Parallel, Store, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
@@ -53,7 +53,7 @@ def join_stores(func: Func, target: Target) -> Func:
     if not any(x.orelse.statements for p in func.body.every(Parallel) for x in p.body.every(If)):
         return func
     numbers = constants(func.body)
-    made, written = defining_ops(func.body), written_tensors(func.body)
+    made, written = func.body.defs, written_tensors(func.body)
 
     def joined(p: Parallel) -> Op | None:
         body = p.body.rewrite(

@@ -23,7 +23,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import residents_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Region, Value, defining_ops, rewrite, users_of
+from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.layout import LayoutRequest
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
@@ -83,8 +83,8 @@ def _runs_ahead(o: ops.For) -> bool:
 
 class _Sums:
     def __init__(self, func: Func, target: Target) -> None:
-        self.defs = defining_ops(func.body)
-        self.users = users_of(func.body)
+        self.defs = func.body.defs
+        self.users = func.body.users
         self.facts = facts_of(func)
         self.engines = CopyEngines(func, target, self.facts)
         shared = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")

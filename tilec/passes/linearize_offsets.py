@@ -24,7 +24,7 @@ from dataclasses import replace
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Value, defining_ops, upstream
+from tilec.ir.core import Func, Op, Value, upstream
 from tilec.ir.ops import Binary, Cast, Const, MemLoad, MemStore, ThreadIndex, constants
 from tilec.ir.types import INT64
 from tilec.ir.uniformity import varying
@@ -58,7 +58,7 @@ def linearize_offsets(func: Func, target: Target) -> Func:
 
 class _Offsets:
     def __init__(self, func: Func) -> None:
-        self.facts, self.defs = facts_of(func), defining_ops(func.body)
+        self.facts, self.defs = facts_of(func), func.body.defs
         self.numbers = constants(func.body)
         threads = {o.result for o in self.defs.values() if isinstance(o, ThreadIndex)}
         own = varying(func.body, threads, allocs=False) if threads else set()

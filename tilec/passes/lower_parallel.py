@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, defining_ops, rewrite, walk
+from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
@@ -246,7 +246,7 @@ class Lowering:
             return
         conds = None
         if flat and p.engine != "cp_async":
-            conds = self.known.inside_at_corners(b, p, defining_ops(p.body), {})
+            conds = self.known.inside_at_corners(b, p, p.body.defs, {})
         if conds is None:
             self._emit(b, p, place, replica, width, dim, guarded=True)
             return

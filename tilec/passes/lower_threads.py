@@ -32,7 +32,6 @@ from tilec.ir.core import (
     Value,
     base,
     clone,
-    inputs,
     made_in,
     rewrite,
     rewritten,
@@ -238,13 +237,13 @@ class _Split:
     def _needed(self, ops: Sequence[Op], inside: set[Value]) -> list[Value]:
         """Values of other stretches that these ops use, in the order of their making."""
         found: set[Value] = set()
-        left = [v for o in ops for v in inputs(o)]
+        left = [v for o in ops for v in o.uses]
         for v in left:  # grows
             if v in found or v not in self.per_thread or v in inside or v in self.indices:
                 continue
             found.add(v)
             if self._is_arithmetic(v):
-                left += inputs(self.defined[v])
+                left += self.defined[v].uses
         return sorted(found, key=self.order.__getitem__)
 
     def _is_arithmetic(self, v: Value) -> bool:

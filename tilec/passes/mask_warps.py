@@ -20,7 +20,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, users_of, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of
 from tilec.passes.utils.building import or_zeros
@@ -57,7 +57,7 @@ class _Masks:
         self.level = uniformity_of(func).level
         self.b = Builder(func.loc)
         self.subst: Substitution = {}
-        self.users = users_of(func.body)
+        self.users = func.body.users
         self.masked: set[Value] = set()  # copies: without a meaning where the mask is false
 
     def block(self, block: Block, mask: Value | None) -> list[Value]:

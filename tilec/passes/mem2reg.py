@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Region,
-    Substitution,
-    Value,
-    defining_ops,
-    substitute,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, substitute, walk
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
@@ -51,7 +41,7 @@ def mem2reg(func: Func, target: Target) -> Func:
 
 
 def _promotable(func: Func) -> set[Value]:
-    made, uniformity = defining_ops(func.body), uniformity_of(func)
+    made, uniformity = func.body.defs, uniformity_of(func)
     single = [o for o in func.body.every(Alloc) if o.type.size == 1]
     found = {o.result for o in single if o.type.space in ("local", "fragment")}
 

@@ -25,7 +25,6 @@ from tilec.ir.core import (
     Op,
     Substitution,
     Value,
-    inputs,
     makers,
     rewrite,
     substitute,
@@ -145,7 +144,7 @@ class _Straight:
                         partner[below] = o.value
             elif o.region_fields:
                 o = o.with_regions(lambda region: self._block(region, subst))
-                _forget(stored, {*inputs(o)})
+                _forget(stored, {*o.uses})
             else:
                 _forget(stored, {*o.operands} & self.arrays)
             statements.append(o)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Func, Op, Region, Value, clone, inputs, rewrite, upstream
+from tilec.ir.core import Block, Func, Op, Region, Value, clone, rewrite, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
@@ -96,7 +96,7 @@ class _Tile:
         """What the places are computed by: in the loop with stages, and in the tile's own."""
         inside = [o for o in self.p.body.statements if o is not self.store]
         own = {r for o in inside for r in o.results} | {*self.p.body.args}
-        used = [v for o in inside for v in inputs(o) if v not in own]
+        used = [v for o in inside for v in o.uses if v not in own]
         return [*upstream(used, self.around), *inside]
 
     def can_be_made_before(self) -> bool:
@@ -104,7 +104,7 @@ class _Tile:
         return not any(
             o.regions or not (is_clonable(o, self.known.written) or isinstance(o, ops.Assume))
             for o in self.needed()
-        ) and not {*self.loop.body.args[1:]} & {v for o in self.needed() for v in inputs(o)}
+        ) and not {*self.loop.body.args[1:]} & {v for o in self.needed() for v in o.uses}
 
     def ops(self) -> tuple[Op, list[Op]]:
         """The gather, and the copy in the place of the loop over elements."""
@@ -113,7 +113,7 @@ class _Tile:
         assert load is not None
         needed, index = self.needed(), self.loop.body.args[0]
         own = {r for o in needed for r in o.results} | {index, *self.p.body.args}
-        captured = tuple(dict.fromkeys(v for o in needed for v in inputs(o) if v not in own))
+        captured = tuple(dict.fromkeys(v for o in needed for v in o.uses if v not in own))
         args = (*captured, index, *self.p.body.args)
         fresh = tuple(Value(v.type, v.name) for v in args)
         subst = dict(zip(args, fresh))

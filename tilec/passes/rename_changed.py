@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Substitution, Value, users_of, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.dependence import modref
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
@@ -27,7 +27,7 @@ from tilec.target import Target
 def rename_changed(func: Func, target: Target) -> Func:
     if target.kind == "cpu" or is_by_hand(func.body):
         return func
-    users = users_of(func.body)
+    users = func.body.users
     shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
     room = target.shared_bytes - sum(map(stage_bytes, shared))
     names: dict[Value, Value] = {}

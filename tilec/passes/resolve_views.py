@@ -35,7 +35,6 @@ from tilec.ir.core import (
     rewrite,
     rewritten,
     substitute,
-    users_of,
     with_boxes,
 )
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
@@ -59,7 +58,7 @@ def resolve_views(func: Func) -> Func:
 
 def _reshaped(func: Func) -> Func:
     """`func` where tensors without gaps have the shape of all their views; `viewed` says which."""
-    users = users_of(func.body)
+    users = func.body.users
     subst: Substitution = {}
     params: list[Param] = []
     for p in func.params:
@@ -131,7 +130,7 @@ def _as_their_views(body: Block, uniformity: Uniformity) -> Block:
     fewest dimensions that anything uses."""
     source = {o.result: o.source for o in body.every(ops.View)}
     allocs = {o.result for o in body.every(ops.Alloc)}
-    users = users_of(body)
+    users = body.users
     kept: dict[Value, BufferType] = {}
     for v in source:
         root = v

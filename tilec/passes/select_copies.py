@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, same_order
-from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, users_of, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, tma_box
@@ -188,7 +188,7 @@ class _Unseen:
     def __init__(self, func: Func) -> None:
         self.facts = facts_of(func)
         self.copies: set[Op] = set()
-        self.users = users_of(func.body)
+        self.users = func.body.users
         self._block(func.body, (), set())
 
     def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:

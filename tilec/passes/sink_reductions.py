@@ -25,7 +25,6 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
-    inputs,
     makers,
     substitute,
     upstream,
@@ -80,7 +79,7 @@ class _Loop:
 
     def __init__(self, loop: For, numbers: Mapping[Value, Number]) -> None:
         self.loop, self.numbers, self.makers = loop, numbers, loop.body.makers
-        self.touched = {o: {v for v in inputs(o) if _is_buffer(v)} for o in loop.body.ops}
+        self.touched = {o: {v for v in o.uses if _is_buffer(v)} for o in loop.body.ops}
         self.own = {o.result: o for o in loop.body.ops if isinstance(o, Alloc)}
 
     def sunk(self) -> list[Op] | None:
@@ -102,7 +101,7 @@ class _Loop:
     def needed(self, moved: Sequence[Op], there: Container[Value]) -> tuple[list[Op], Substitution]:
         """Copies of what `moved` uses of the body, but for what is `there`."""
         subst: Substitution = {}
-        values = [v for o in moved for v in inputs(o) if v not in there]
+        values = [v for o in moved for v in o.uses if v not in there]
         behind = [o for o in upstream(values, self.makers) if o not in moved]
         return [clone(o, subst) for o in behind], subst
 
@@ -141,9 +140,9 @@ class _Loop:
             last.insert(0, self.own[total])
             x = users[0]
         args = {*self.loop.body.args}
-        behind = [*upstream((v for y in last for v in inputs(y)), self.makers)]
+        behind = [*upstream((v for y in last for v in y.uses), self.makers)]
         invariant = all(y.pure or y in last or y is self.own[v] for y in behind)
-        used = {v for y in (*behind, *last) for v in inputs(y)}
+        used = {v for y in (*behind, *last) for v in y.uses}
         if not added or not invariant or used & args:
             return None
         return _Sum([self.own[v], fills[0]], last, total, kind)

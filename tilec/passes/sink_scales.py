@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, rewrite, users_of
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import each_element
 from tilec.ir.types import FLOAT32
@@ -66,8 +66,8 @@ def sink_scales(func: Func, target: Target) -> Func:
 
 class _Found:
     def __init__(self, func: Func) -> None:
-        self.defs = defining_ops(func.body)
-        self.users = users_of(func.body)
+        self.defs = func.body.defs
+        self.users = func.body.users
         self.numbers = ops.constants(func.body)
         self.rough = Rough(func)
 

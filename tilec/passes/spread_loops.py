@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.ops import Alloc, For, If, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32
 from tilec.target import Target
@@ -29,7 +29,7 @@ from tilec.target import Target
 def spread_loops(func: Func, target: Target) -> Func:
     if not any(o.kind != "pipelined" for o in func.body.every(For)):
         return func
-    facts, defs = facts_of(func), defining_ops(func.body)
+    facts, defs = facts_of(func), func.body.defs
     overlapping = bool(func.attrs.get("may_alias"))
 
     def visit(o: For) -> Op | None:

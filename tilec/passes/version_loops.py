@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, inputs, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
@@ -205,7 +205,7 @@ class _Guarded:
         needed = [*upstream((v,), self.made, self.before)]
         if not all(is_clonable(o, self.known.written) for o in needed):
             return False
-        outside = {x for o in needed for x in inputs(o)} - self.made.keys()
+        outside = {x for o in needed for x in o.uses} - self.made.keys()
         if not all(x in self.o.body.args or self.known.same(x) for x in outside):
             return False
         self.before.update(r for o in needed for r in o.results)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.core import Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.llvm import Function, Inst
 from tilec.ir.ops import MemLoad, MemStore
 from tilec.ir.uniformity import Level, uniformity_of
@@ -214,7 +214,7 @@ def _number(word: str, value: Any) -> str:
 def updates(func: Func) -> Updates:
     """The updates of a LOWERED function in which the element depends on the thread. (Where it does
     not, all threads act as one.)"""
-    made = defining_ops(func.body)
+    made = func.body.defs
     uniformity = uniformity_of(func)
     return frozenset(
         (o.loc, o.dest.name)

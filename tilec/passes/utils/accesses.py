@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir import ops
-from tilec.ir.core import Op, Value, inputs, made_in, walk
+from tilec.ir.core import Op, Value, made_in, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
 from tilec.ir.uniformity import Level, Uniformity
@@ -120,7 +120,7 @@ def covered(p: ops.Parallel) -> set[Value]:
 def is_by_each_thread(p: ops.Parallel, uniformity: Uniformity) -> bool:
     """Whether what the loop does differs between threads (it uses their index, or variables of
     their own): each of them does all of it."""
-    used = {*inputs(p)} - made_in(p)
+    used = {*p.uses} - made_in(p)
     return any(uniformity.level(v) > Level.BLOCK for v in used)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.copy_engines import contiguous
-from tilec.ir.core import Func, Op, Value, defining_ops, upstream
+from tilec.ir.core import Func, Op, Value, upstream
 from tilec.ir.fold import Number, fold
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.types import BufferType, named_strides
@@ -161,7 +161,7 @@ def offsets(p: ops.Parallel, o: ops.ElementAccess, dim: int, facts: Facts) -> li
     """Of which elements an access of a loop is at neighbours along one of its dimensions, where all
     that is the same for them is 0, unless it is known; None where that depends on what is in
     memory."""
-    needed = [*upstream(o.indices, defining_ops(p.body))]
+    needed = [*upstream(o.indices, p.body.defs)]
     own = {r for x in needed for r in x.results if not facts.origins.of(r).isdisjoint(p.body.args)}
     found = []
     sampled = min(MOST_SAMPLED, max(3, MOST_FOLDED // max(1, len(needed))))

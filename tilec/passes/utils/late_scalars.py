@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Op, Substitution, Value, clone, inputs, upstream
+from tilec.ir.core import Block, Op, Substitution, Value, clone, upstream
 from tilec.ir.effects import is_clonable
 
 # What a scope begins with that waits for nothing.
@@ -20,12 +20,12 @@ def load_in_scopes(block: Block, written: Container[Value]) -> Block:
     late: dict[Value, Op] = {}
     for o in block.ops:
         loads = not o.pure and is_clonable(o, written)
-        if loads or (o.pure and any(v in late for v in inputs(o))):
+        if loads or (o.pure and any(v in late for v in o.uses)):
             late.update(dict.fromkeys(o.results, o))
     gone = {*late.values()}
     kept = [o for o in block.ops if o not in gone]
     others = (o for o in kept if not isinstance(o, ops.Scope))
-    if not late or any(v in late for o in others for v in inputs(o)):
+    if not late or any(v in late for o in others for v in o.uses):
         return block
     order = [o for o in block.ops if o in gone]
     done = [
@@ -37,12 +37,12 @@ def load_in_scopes(block: Block, written: Container[Value]) -> Block:
 
 def _loading(body: Block, order: list[Op], late: dict[Value, Op]) -> Block:
     """A scope's body that makes those of `late` that it needs, in their `order`."""
-    needed = {*upstream((v for o in body.ops for v in inputs(o)), late)}
+    needed = {*upstream((v for o in body.ops for v in o.uses), late)}
     subst: Substitution = {}
     made = [clone(o, subst) for o in order if o in needed]
 
     def asks(o: Op) -> bool:
-        return (o.pure or isinstance(o, _ASKS)) and not any(v in late for v in inputs(o))
+        return (o.pure or isinstance(o, _ASKS)) and not any(v in late for v in o.uses)
 
     at = next((n for n, o in enumerate(body.ops) if not asks(o)), 0)
     return Block(body.args, (*body.ops[:at], *made, *body.ops[at:])).substituted(subst)

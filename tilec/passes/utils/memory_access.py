@@ -12,7 +12,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
-from tilec.ir.core import Func, Op, Substitution, Value, inputs, walk
+from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
@@ -265,7 +265,7 @@ def masked_loads(ops: Sequence[Op], known: MemoryFacts) -> dict[Select, Mask]:
     for n, o in enumerate(ops):
         made |= dict.fromkeys(o.results, o)
         places |= dict.fromkeys(o.results, n)
-        for v in inputs(o):
+        for v in o.uses:
             uses[v] = uses.get(v, 0) + 1
     found: dict[Select, Mask] = {}
     for o in ops:

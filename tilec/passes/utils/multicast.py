@@ -21,7 +21,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import Dims, cluster_of
-from tilec.ir.core import Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.layout import Layout, tma_box
 from tilec.ir.layout.descriptors import BOX_ALIGN
 from tilec.ir.uniformity import parted, varying
@@ -50,7 +50,7 @@ class Share:
 def _differing(func: Func, dim: int) -> set[Value | Op]:
     """The values of a function that may differ from block to block along a dimension of the
     cluster, and the ops that may run, or how often, in some of these blocks only."""
-    defs, cluster = defining_ops(func.body), cluster_of(func)
+    defs, cluster = func.body.defs, cluster_of(func)
     own, same = set[Value](), set[Value]()
     for o in walk(func.body):
         match o:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, Value, users_of, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.types import DType
 from tilec.passes.utils.accesses import covered
@@ -25,7 +25,7 @@ class Rough:
     """Asks it of values that loops over elements compute."""
 
     def __init__(self, func: Func) -> None:
-        self.users = users_of(func.body)
+        self.users = func.body.users
         self.places: dict[Op, _Path] = {}
         self.around: dict[Op, ops.Parallel] = {}
         self._place(func.body, ())

@@ -7,7 +7,7 @@ import math
 
 from tilec.ir import ops
 from tilec.ir.clusters import groups_of
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.types import TensorMapType
 
 _AT_BARRIERS = (ops.MbarrierWait, ops.MbarrierExpect, ops.MbarrierArrive, ops.TmaLoad)
@@ -18,7 +18,7 @@ class Program:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.defs = defining_ops(func.body)
+        self.defs = func.body.defs
         self.threads = int(func.attrs["threads"] or 0)
         self.consumer_groups = groups_of(func)
         self.rings = {

@@ -6,18 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tilec.ir.core import (
-    Block,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    inputs,
-    made_in,
-    substitute,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Op, Substitution, Value, clone, made_in, substitute, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Alloc, For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
@@ -136,7 +125,7 @@ def _used(o: Op) -> list[Value]:
     if not o.region_fields:
         return [*o.operands]
     own = made_in(o)
-    return [v for v in inputs(o) if v not in own]
+    return [v for v in o.uses if v not in own]
 
 
 def is_separable(block: Block, keep: Iterable[Op]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Substitution, Value, clone, clone_block, inputs, walk
+from tilec.ir.core import Block, Op, Substitution, Value, clone, clone_block, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.effects import acting
 from tilec.ir.ops import (
@@ -113,7 +113,7 @@ class SoftwarePipeline:
         for n in loop.order:
             o = every[n]
             if not is_brought(o):
-                used = (v for v in inputs(o) if v in rings)
+                used = (v for v in o.uses if v in rings)
                 self.stage[o] = loop.stage[n]
                 self.reads[o] = list(dict.fromkeys(rings[v] for v in used))
         products = [o for o in self.stage if isinstance(o, Gemm)]
@@ -128,7 +128,7 @@ class SoftwarePipeline:
     def reads_late(self, ring: Ring) -> bool:
         """Whether the epilogue reads a ring, too."""
         late = (o for o, s in self.stage.items() if s == max(self.parts))
-        used = {v for o in late for v in inputs(o)}
+        used = {v for o in late for v in o.uses}
         return not used.isdisjoint(ring.buffers)
 
     def ops(self, between: Sequence[Op] = ()) -> list[Op]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Block, Func, Op, Value, defining_ops
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.ops import For, If, Parallel, Scope, ThreadIndex, While
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
@@ -20,7 +20,7 @@ class ThreadMasks:
 
     def __init__(self, func: Func) -> None:
         self.threads = threads_of(func)
-        self.defs = defining_ops(func.body)
+        self.defs = func.body.defs
         self.known: dict[Value, Any] = {}
 
     def mask(self, cond: Value) -> Any:
