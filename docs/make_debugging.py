@@ -21,7 +21,7 @@ import numpy as np
 import tilec
 import tilec.language as T
 from tilec.__main__ import main
-from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.core import Func
 from tilec.ir.ops import CpAsyncWait, MbarrierArrive
 from tilec.jit.simulate import simulate_changed
 from tilec.sim.report import Report
@@ -125,16 +125,12 @@ def running_sum(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
 
 def without_release(func: Func) -> Func:
     """Who has used a tile never says so."""
-    return func.with_body(rewrite(func.body, lambda o: [] if type(o) is MbarrierArrive else None))
+    return func.rewrite(MbarrierArrive, lambda o: [])
 
 
 def waits_for_less(func: Func) -> Func:
     """Each wait for cp.async leaves one group more unfinished."""
-
-    def change(o: Op) -> Op | None:
-        return replace(o, pending=o.pending + 1) if isinstance(o, CpAsyncWait) else None
-
-    return func.with_body(rewrite(func.body, change))
+    return func.rewrite(CpAsyncWait, lambda o: replace(o, pending=o.pending + 1))
 
 
 # --- the page ---

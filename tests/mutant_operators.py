@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Replacement, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Replacement, Value, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Barrier,
@@ -126,7 +126,7 @@ def sites(func: Func) -> list[Op]:
     def visit(o: Op) -> None:
         seen.append(o)
 
-    rewrite(func.body, visit)
+    func.body.rewrite(Op, visit)
     return seen
 
 
@@ -144,7 +144,7 @@ def change_all(func: Func, makes: dict[int, Make]) -> Func:
         make = makes.get(number)
         return None if make is None else make(o)
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)
 
 
 def said(o: Op) -> str:

@@ -23,7 +23,7 @@ import tilec.language as T
 from tilec.codegen import assemble, emit
 from tilec.frontend import Specialisation, bind_constants, read_signature, trace
 from tilec.ir.clusters import cluster_of, launched_cluster
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.errors import CompileError, LaunchError, ResourceError
 from tilec.ir.layout import row_major, swizzled
 from tilec.ir.ops import (
@@ -127,7 +127,7 @@ def test_what_a_wrong_count_would_do() -> None:
                 return replace(o, count=o.count + by)
             return None
 
-        return func.with_body(rewrite(func.body, visit))
+        return func.rewrite(Op, visit)
 
     for by in (0, 1, -1):
         c = np.zeros((200, 200), np.float16)

@@ -19,7 +19,7 @@ from test_schedules import arrays, best
 import tilec
 import tilec.language as T
 from tilec.codegen import emit
-from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.core import Func, Op
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.ir.ops import Barrier, CountUp, DeviceFence, MemStore
 from tilec.ir.parser import parse_func
@@ -276,7 +276,7 @@ def without(cls: type[Op], number: int | None) -> Any:
             seen += isinstance(o, cls)
             return [] if isinstance(o, cls) and number in (None, seen) else None
 
-        return func.with_body(rewrite(func.body, visit))
+        return func.rewrite(Op, visit)
 
     return change
 
@@ -285,7 +285,7 @@ def counting(by: int) -> Any:
     def visit(o: Op) -> Op | None:
         return replace(o, last=o.last + by) if isinstance(o, CountUp) else None
 
-    return lambda func: func.with_body(rewrite(func.body, visit))
+    return lambda func: func.rewrite(Op, visit)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from test_user_programs import arrays_of, compare, tile_func
 from thread_interp import run_threads
 from user_programs import CASES
 
-from tilec.ir.core import Block, Func, Op, rewrite, walk
+from tilec.ir.core import Block, Func, Op, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import (
@@ -324,7 +324,7 @@ NOT_NEEDED = (
 def without(func: Func, number: int) -> Func:
     """`func` without barrier `number`, in textual order."""
     gone = found(func, Barrier)[number]
-    return func.with_body(rewrite(func.body, lambda o: [] if o is gone else None))
+    return func.rewrite(Op, lambda o: [] if o is gone else None)
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -376,7 +376,7 @@ def test_fences_are_needed() -> None:
     func = traced(name)
     done = run_plan(func, SM90, plans(func, SM90)[0])
     assert found(done, ProxyFence)
-    bare = done.with_body(rewrite(done.body, lambda o: [] if isinstance(o, ProxyFence) else None))
+    bare = done.rewrite(ProxyFence, lambda o: [])
     with pytest.raises(Race, match="proxy fence"):
         run_threads(bare, SM90, arrays_of(name))
 

@@ -10,7 +10,7 @@ from thread_interp import run_threads
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import walk
+from tilec.ir.core import Op, walk
 from tilec.ir.ops import Fill, For, Gemm, If, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.passes import run_plan
@@ -43,14 +43,12 @@ def laid(text: str, row: str):
     """The program with `row` as every product's instruction."""
     from dataclasses import replace
 
-    from tilec.ir.core import rewrite
-
     func = parse_func(text)
 
     def choose(o):
         return replace(o, instr=row, warps=(4, 1)) if isinstance(o, Gemm) else None
 
-    return func.with_body(rewrite(func.body, choose))
+    return func.rewrite(Op, choose)
 
 
 def test_what_keeps_its_fill():

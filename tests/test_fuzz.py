@@ -27,7 +27,7 @@ from tilec.fuzz.numbers import Number, Unclear, arithmetic, settle
 from tilec.fuzz.outcome import Outcome, Wants, differing
 from tilec.fuzz.prepared import run as run_meaning
 from tilec.fuzz.program import PLAIN, VIEWS, Array, Launch, Made, Program
-from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Barrier, Binary
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, INT32
@@ -342,12 +342,12 @@ def wrong_maximum(func: Func, target: Target) -> Func:
             return replace(o, kind="min")
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)
 
 
 def no_barriers(func: Func, target: Target) -> Func:
     """A pass that loses every barrier."""
-    return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, Barrier) else None))
+    return func.rewrite(Barrier, lambda o: [])
 
 
 def lines(program: Program) -> int:

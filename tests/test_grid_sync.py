@@ -13,7 +13,7 @@ from simulated import run
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Func, rewrite, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.ops import GridSync
 from tilec.jit.build import trace_variant
@@ -181,7 +181,7 @@ def test_the_launch_is_cooperative() -> None:
 
 def _without(word: str) -> Callable[[Func], Func]:
     def change(func: Func) -> Func:
-        return func.with_body(rewrite(func.body, lambda o: [] if o.opname == word else None))
+        return func.rewrite(Op, lambda o: [] if o.opname == word else None)
 
     return change
 

@@ -18,7 +18,7 @@ from programs import PROGRAMS, expected
 
 from tilec.ir import types as t
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Param, Region, Value, clone_block
+from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, Const, For, If, Load, Print, While, Yield
@@ -136,7 +136,7 @@ def variants(cls: type[Op], values: dict[str, Value]) -> list[Op]:
         made += [{**fixed, f.name: option} for option in options if option is not None]
     found = []
     for keywords in made:
-        blocks = {n: clone_block(keywords[n], {}) for n in cls.region_fields}
+        blocks = {n: keywords[n].clone({}) for n in cls.region_fields}
         o = cls(**{**keywords, **blocks})
         try:
             types = tuple(o.infer())

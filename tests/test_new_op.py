@@ -16,7 +16,7 @@ from frontend_help import ops, run, traced
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Effect, Effects, Func, Op, Value, rewrite
+from tilec.ir.core import Effect, Effects, Func, Op, Value
 from tilec.ir.errors import CompileError, LaunchError
 from tilec.ir.op_classes import OPS, op
 from tilec.ir.ops import Alloc, Barrier, If
@@ -148,7 +148,7 @@ def test_threads_meet_around_it(target: str, rng: np.random.Generator) -> None:
 
     def without_barriers(func: Func) -> Func:
         dropped.extend(ops(func, Barrier))
-        return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, Barrier) else None))
+        return func.rewrite(Barrier, lambda o: [])
 
     args = [small(rng, 5, 256), small(rng, 256)]
     report = simulate_changed(without_barriers, sums, *args, target=target)

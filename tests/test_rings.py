@@ -16,7 +16,7 @@ from ring_programs import PROGRAMS, RingProgram
 import tilec
 from tilec import passes
 from tilec.codegen import assemble, emit
-from tilec.ir.core import Func, rewrite, walk
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Copy,
@@ -121,7 +121,7 @@ def simulated(
 
 
 def without_fences(func: Func) -> Func:
-    return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, ProxyFence) else None))
+    return func.rewrite(ProxyFence, lambda o: [])
 
 
 PLANS = (

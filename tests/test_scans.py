@@ -12,7 +12,7 @@ from simulated import run as launch
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Func, rewrite
+from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Barrier, Scan
 from tilec.ir.parser import parse_func
@@ -137,7 +137,7 @@ def test_threads_meet_between_its_loops(target: str) -> None:
 
     def without_barriers(func: Func) -> Func:
         dropped.extend(ops(func, Barrier))
-        return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, Barrier) else None))
+        return func.rewrite(Barrier, lambda o: [])
 
     args = [np.ones(4096, np.float16), np.zeros(4096, np.float16)]
     report = simulate_changed(without_barriers, of_halves, *args, target=target)

@@ -17,7 +17,7 @@ from user_programs import CASES
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import Func, rewrite
+from tilec.ir.core import Func
 from tilec.ir.ops import WgmmaWait
 from tilec.jit.simulate import simulate_changed
 from tilec.target import find_target
@@ -159,7 +159,7 @@ def product(
 
 
 def without_waits(func: Func) -> Func:
-    return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, WgmmaWait) else None))
+    return func.rewrite(WgmmaWait, lambda o: [])
 
 
 def test_an_accumulator_is_used_before_its_product_is_finished() -> None:

@@ -16,7 +16,7 @@ import role_programs as programs
 import tilec
 import tilec.language as T
 from tilec import passes
-from tilec.ir.core import Block, Func, rewrite, walk
+from tilec.ir.core import Block, Func, Op, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
@@ -400,7 +400,7 @@ def left_out(number: int) -> tuple[tuple[str, str, str], bool, int]:
         name, gone = found[number]
         barrier = gone.operands[0].name if gone.operands else ""
         told.append(((name, gone.opname, barrier), len(found)))
-        return func.with_body(rewrite(func.body, lambda o: [] if o is gone else None))
+        return func.rewrite(Op, lambda o: [] if o is gone else None)
 
     report = simulate_changed(
         change, LATENT, *arrays.values(), target=HOPPER, wishes=Wishes(steps=30_000)

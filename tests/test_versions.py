@@ -20,7 +20,7 @@ from version_programs import bytes_times, nibbles_times, whole
 import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
-from tilec.ir.core import Func, rewrite, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.dependence import Edge, ModRef
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Alloc, For, Gemm, If, WgmmaWait
@@ -165,8 +165,8 @@ def scheduled() -> Func:
 def one_version(func: Func) -> Func:
     """Both iterations of a pair fill the same fragment."""
     first, second = (o.a.buffer for o in in_flight(func))
-    made = rewrite(func.body, lambda o: None, {second: first})
-    return func.with_body(rewrite(made, lambda o: [] if _makes_again(o, first) else None))
+    made = func.body.rewrite(Op, lambda o: None, {second: first})
+    return func.with_body(made.rewrite(Op, lambda o: [] if _makes_again(o, first) else None))
 
 
 def _makes_again(o: Any, v: Any) -> bool:

@@ -12,7 +12,7 @@ from tilec.frontend.builtins.table import Call
 from tilec.frontend.builtins.threads import rank_in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, Tile
-from tilec.ir.core import Substitution, Value, clone
+from tilec.ir.core import Substitution, Value
 from tilec.ir.ops import Alloc, BlockIndex, MbarrierInit
 from tilec.ir.types import INT32, INT64, BufferType, contiguous_strides
 
@@ -88,7 +88,7 @@ def of_first_block(t: Expressions, c: Call, source: Tile) -> Tile:
             moved = t.number(_of_first(t, own, o.dim, mask), "the index")
             subst[o.result] = t.run_time(moved, INT32).value
         else:
-            t.builders[-1].ops.append(clone(o, subst))
+            t.builders[-1].ops.append(o.clone(subst))
     there = [Scalar(subst[o.value]) if isinstance(o, Scalar) else o for o in source.offsets]
     return replace(source, offsets=tuple(there))
 

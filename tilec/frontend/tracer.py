@@ -14,7 +14,7 @@ from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_synta
 from tilec.ir.builder import Builder
 from tilec.ir.caller import told_as_internal
 from tilec.ir.clusters import PDL
-from tilec.ir.core import Block, Func, Op, Param, Substitution, clone, makers, upstream
+from tilec.ir.core import Block, Func, Op, Param, Substitution, makers, upstream
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Yield
 from tilec.ir.uniformity import LANES
@@ -242,8 +242,8 @@ class _KernelTracer(Parameters):
             hint = "compute it outside and pass it as a scalar, or launch with kernel[grid]"
             raise self.error(message, hint, at=header.loc)
         subst: Substitution = {}
-        copied = [clone(o, subst) for o in self.builder.ops if o in needed]
-        return Block((), (*copied, *(clone(o, subst) for o in ops)))
+        copied = [o.clone(subst) for o in self.builder.ops if o in needed]
+        return Block((), (*copied, *(o.clone(subst) for o in ops)))
 
     def _bind_blocks(self, target: ast.expr | None, header: KernelHeader) -> None:
         extents: tuple[Number | None, ...] = header.grid

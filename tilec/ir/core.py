@@ -59,8 +59,23 @@ class Block:
         visit: Callable[[AnyOp], Replacement],
         subst: Substitution | None = None,
     ) -> Block:
-        """As `rewrite`, where `visit` sees the ops of one class."""
-        return rewrite(self, visit, subst, kind)
+        """Rebuild the block, inner regions first: `visit` sees each op of a `kind` (operands
+        already replaced) and returns None to keep it, an op or a list of ops to put in its place.
+        It may add to `subst`, which later ops see. Returns the same object if nothing changed."""
+        subst = {} if subst is None else subst
+        ops: list[Op] = []
+        for o in self.ops:
+            new = o.with_operands(subst) if subst else o
+            if new.region_fields:
+                new = new.with_regions(lambda region: region.rewrite(kind, visit, subst))
+            got = visit(new) if isinstance(new, kind) else None
+            if got is None:
+                ops.append(new)
+            elif isinstance(got, Op):
+                ops.append(got)
+            else:
+                ops.extend(got)
+        return self.with_ops(ops)
 
     @property
     def makers(self) -> dict[Value, Op]:
@@ -84,7 +99,13 @@ class Block:
 
     def substituted(self, subst: Substitution) -> Block:
         """The block with other values in the place of some."""
-        return rewrite(self, lambda _: None, subst) if subst else self
+        return self.rewrite(Op, lambda _: None, subst) if subst else self
+
+    def clone(self, subst: Substitution) -> Block:
+        """A copy of the block with fresh values throughout."""
+        args = tuple(Value(a.type, a.name) for a in self.args)
+        subst.update(zip(self.args, args))
+        return Block(args, tuple(o.clone(subst) for o in self.ops))
 
     def ending(self, ops: Sequence[Op], top: Sequence[Op] = ()) -> Block:
         """The block with `ops` behind its statements, and `top` in front of them."""
@@ -186,6 +207,31 @@ class Op:
                 changed[name] = done
         return altered(self, **changed) if changed else self
 
+    def with_operands(self, subst: Substitution) -> Self:
+        """The op with its operands replaced (regions are left alone); the same object if nothing
+        changes."""
+        if subst.keys().isdisjoint(self.operands):
+            return self
+        changed: dict[str, Any] = {}
+        for name in self.operand_fields:
+            got = getattr(self, name)
+            new = _map_operand(got, subst)
+            if new is not got:
+                changed[name] = new
+        return altered(self, **changed) if changed else self
+
+    def clone(self, subst: Substitution) -> Self:
+        """A copy with fresh results and block arguments; `subst` maps old values to new and
+        grows."""
+        changed: dict[str, Any] = {}
+        for name in self.operand_fields:
+            changed[name] = _map_operand(getattr(self, name), subst)
+        for name in self.region_fields:
+            changed[name] = getattr(self, name).clone(subst)
+        results = tuple(Value(r.type, r.name) for r in self.results)
+        subst.update(zip(self.results, results))
+        return altered(self, results=results, **changed)
+
 
 @dataclass(frozen=True, eq=False)
 class Param:
@@ -227,7 +273,7 @@ class Func:
         visit: Callable[[AnyOp], Replacement],
         subst: Substitution | None = None,
     ) -> Func:
-        """The function with its body's ops of one class as `visit` has them (see `rewrite`)."""
+        """The function with its body's ops of one class as `visit` has them."""
         return self.with_body(self.body.rewrite(kind, visit, subst))
 
     def with_attrs(self, **attrs: Any) -> Func:
@@ -348,53 +394,14 @@ def _map_operand(got: Any, subst: Substitution) -> Any:
     return got
 
 
-def substitute(o: Op, subst: Substitution) -> Op:
-    """`o` with its operands replaced (regions are left alone); the same object if nothing
-    changes."""
-    if subst.keys().isdisjoint(o.operands):
-        return o
-    changed: dict[str, Any] = {}
-    for name in o.operand_fields:
-        got = getattr(o, name)
-        new = _map_operand(got, subst)
-        if new is not got:
-            changed[name] = new
-    return altered(o, **changed) if changed else o
-
-
 Replacement = None | Op | Sequence[Op]
-
-
-def rewrite(
-    block: Block,
-    visit: Callable[[Any], Replacement],
-    subst: Substitution | None = None,
-    kind: type[Op] = Op,
-) -> Block:
-    """Rebuild `block`, inner regions first: `visit` sees each op of a `kind` (operands already
-    replaced) and returns None to keep it, an op or a list of ops to put in its place. It may add to
-    `subst`, which later ops see. Returns the same object if nothing changed."""
-    subst = {} if subst is None else subst
-    ops: list[Op] = []
-    for o in block.ops:
-        new = substitute(o, subst) if subst else o
-        if new.region_fields:
-            new = new.with_regions(lambda region: rewrite(region, visit, subst, kind))
-        got = visit(new) if isinstance(new, kind) else None
-        if got is None:
-            ops.append(new)
-        elif isinstance(got, Op):
-            ops.append(got)
-        else:
-            ops.extend(got)
-    return block.with_ops(ops)
 
 
 def rewritten(
     ops: Sequence[Op], visit: Callable[[Any], Replacement], subst: Substitution | None = None
 ) -> tuple[Op, ...]:
-    """As `rewrite`, of ops that stand in no block."""
-    return rewrite(Block((), tuple(ops)), visit, subst).ops
+    """As `Block.rewrite`, of ops that stand in no block."""
+    return Block((), tuple(ops)).rewrite(Op, visit, subst).ops
 
 
 def with_boxes(o: AnyOp, change: Callable[[Region], Region]) -> AnyOp:
@@ -403,29 +410,3 @@ def with_boxes(o: AnyOp, change: Callable[[Region], Region]) -> AnyOp:
     boxes = {name: (r, change(r)) for name, r in given.items() if isinstance(r, Region)}
     changed = {name: new for name, (old, new) in boxes.items() if new is not old}
     return altered(o, **changed) if changed else o
-
-
-def clone(o: Op, subst: Substitution) -> Op:
-    """A copy of `o` with fresh results and block arguments; `subst` maps old values to new and
-    grows."""
-    changed: dict[str, Any] = {}
-    for name in o.operand_fields:
-        changed[name] = _map_operand(getattr(o, name), subst)
-    for name in o.region_fields:
-        changed[name] = clone_block(getattr(o, name), subst)
-    results = []
-    for r in o.results:
-        fresh = Value(r.type, r.name)
-        subst[r] = fresh
-        results.append(fresh)
-    return altered(o, results=tuple(results), **changed)
-
-
-def clone_block(block: Block, subst: Substitution) -> Block:
-    """A copy of `block` with fresh values throughout."""
-    args = []
-    for a in block.args:
-        fresh = Value(a.type, a.name)
-        subst[a] = fresh
-        args.append(fresh)
-    return Block(tuple(args), tuple(clone(o, subst) for o in block.ops))

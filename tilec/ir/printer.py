@@ -26,7 +26,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, Param, Value, clone_block
+from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.ops import Const
 from tilec.ir.ops.gather import Places
@@ -305,7 +305,7 @@ class _Printer:
     def places(self, value: Places, indent: str) -> str:
         """`places(%i: i32) { … }` over several lines; copies of a gather share it."""
         outer, self.lines = self.lines, []
-        body = clone_block(value.body, {})
+        body = value.body.clone({})
         args = self.typed(body.args)
         self.block(body, indent + "  ")
         inner, self.lines = self.lines, outer

@@ -20,7 +20,7 @@ from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.nvptx import register_share
 from tilec.codegen.ptxas import trouble
 from tilec.ir import ops
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
@@ -291,7 +291,7 @@ def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
             return None
         return replace(o, registers=given[o.name])
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)
 
 
 def _of_one_tile(plan: Plan) -> Plan:

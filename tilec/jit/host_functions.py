@@ -14,7 +14,7 @@ import numpy as np
 
 from tilec.codegen.assemble import assemble
 from tilec.codegen.foreign import host_loop
-from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Extern, Meaning
 from tilec.ir.semantics import numpy_dtype
@@ -33,7 +33,7 @@ def with_host_meanings(func: Func) -> Func:
             return None
         return replace(o, meaning=Meaning(_HostFunction(o)))
 
-    return func.with_body(rewrite(func.body, meant))
+    return func.rewrite(Op, meant)
 
 
 class _HostFunction:

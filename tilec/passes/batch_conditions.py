@@ -28,18 +28,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    makers,
-    rewrite,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, makers, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
@@ -59,11 +48,11 @@ def batch_conditions(func: Func, target: Target) -> Func:
         return func
     found = _Loops(func)
     lead = LeadThread(found.defs, found.written, found.branch)
-    led = rewrite(func.body, lambda o: lead.by_warp(o) if isinstance(o, ops.If) else None)
+    led = func.body.rewrite(ops.If, lead.by_warp)
     if led is not func.body:
         func = func.with_body(led)
         found = _Loops(func)
-    body = rewrite(func.body, found.visit)
+    body = func.body.rewrite(Op, found.visit)
     return func.with_body(found.asked_early(body) if found.first else body)
 
 
@@ -177,7 +166,7 @@ class _Jumps:
                 at = outer.binary("add", start, number)
                 at = outer.binary("min", at, last)
             own: Substitution = {self.n: at}
-            outer.ops += [clone(x, own) for x in self.made]
+            outer.ops += [x.clone(own) for x in self.made]
             bit = outer.cast(own[self.branch.cond], UINT32)
             if number:
                 bit = outer.binary("shl", bit, number)
@@ -206,7 +195,7 @@ class _Jumps:
 
         def ask(b: Builder, at: Value) -> list[Value]:
             own: Substitution = {self.n: b.binary("min", at, last)}
-            b.ops += [clone(x, own) for x in upstream(loads, defs)]
+            b.ops += [x.clone(own) for x in upstream(loads, defs)]
             return [own[v] for v in loads]
 
         some, some_at_all = Builder(self.loop.loc), b.compare("lt", self.loop.lo, self.loop.hi)
@@ -216,7 +205,7 @@ class _Jumps:
         at = outer.binary("add", self.start, mine)
         held = {v: Value(v.type, v.name) for v in loads}
         own: Substitution = {**held, self.n: outer.binary("min", at, last)}
-        outer.ops += [clone(x, own) for x in upstream((self.branch.cond,), defs, held)]
+        outer.ops += [x.clone(own) for x in upstream((self.branch.cond,), defs, held)]
         inside = outer.compare("le", at, last)
         holds = outer.binary("and", own[self.branch.cond], inside)
         word = outer.cast(holds, UINT32)
@@ -238,7 +227,7 @@ class _Jumps:
         # (Not behind the last one: what is known of an index stays known.)
         at = inner.binary("min", inner.binary("add", self.start, place), last)
         own: Substitution = {self.n: at}
-        inner.ops += [clone(x, own) for x in (*self.before, *self.branch.then.ops[:-1])]
+        inner.ops += [x.clone(own) for x in (*self.before, *self.branch.then.ops[:-1])]
         fewer = inner.binary("sub", left, 1)
         inner.emit(ops.Yield, (inner.binary("and", left, fewer),))
         self.outer.emit(ops.While, (word,), test.block((asked,)), inner.block((left,)))

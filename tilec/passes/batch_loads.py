@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.passes.utils.addressing import clone_expression
@@ -148,7 +148,7 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
                 conds += found
         for x in body.statements:
             x = replace(x, inside=True) if isinstance(x, ops.Parallel) else x
-            fast.ops.append(clone(x, at))
+            fast.ops.append(x.clone(at))
     last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
     inner.branch(inner.conjunction(conds), fast.ops, slow.ops)

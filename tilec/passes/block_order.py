@@ -27,7 +27,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
-from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.neighbours import trend
@@ -125,7 +125,7 @@ def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tu
                 return []
         return None
 
-    return rewrite(func.body, visit, subst).ops
+    return func.body.rewrite(Op, visit, subst).ops
 
 
 def _in_clusters(n: Builder, at: list[Value], func: Func) -> list[Value]:
@@ -287,7 +287,7 @@ class UserGrid:
             self.extents = [p.value for p in given]
         else:
             subst: Substitution = {}
-            b.ops += [clone(o, subst) for o in func.grid.statements]
+            b.ops += [o.clone(subst) for o in func.grid.statements]
             self.extents = [narrow(b, subst.get(v, v)) for v in ops.yielded(func.grid)]
 
     def clusters(self, b: Builder) -> list[Value]:

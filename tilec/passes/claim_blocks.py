@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Param, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.rings import Position, Ring
@@ -61,7 +61,7 @@ class _Claims:
                 return [replace(o, body=self.scope(o))]
             return None
 
-        body = rewrite(self.func.body, visit)
+        body = self.func.body.rewrite(Op, visit)
         params = (*self.func.params, Param(self.counter, "counters", self.counter.name, 4))
         return replace(self.func, params=params, body=Block((), (*self.top.ops, *body.ops)))
 

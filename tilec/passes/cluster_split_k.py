@@ -19,7 +19,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
@@ -225,7 +225,7 @@ class _Sharer:
                 return []
             return None
 
-        body = rewrite(body, visit, subst)
+        body = body.rewrite(Op, visit, subst)
         body = Block((), (*top.ops, *body.ops))
         return replace(self.func, grid=self.grid(), body=body)
 

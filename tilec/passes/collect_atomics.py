@@ -22,18 +22,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    made_in,
-    rewritten,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel
@@ -177,7 +166,7 @@ class _Scopes:
             return None
         if any(y in inside and y not in own for x in needed for y in x.operands):
             return None
-        b.ops += [clone(x, subst) for x in needed]
+        b.ops += [x.clone(subst) for x in needed]
         return subst[v]
 
     def shape(self, found: _Bins, most: int) -> list[int] | None:
@@ -213,7 +202,7 @@ class _Scopes:
         for tensor, (found, shape) in bins.items():
             self.handed_on(then, found, shape, own[tensor])
         cond = b.conjunction([*fits.values()])
-        b.branch(cond, then.ops, () if cond is None else (clone(o, {}),))
+        b.branch(cond, then.ops, () if cond is None else (o.clone({}),))
         return b.ops
 
     def redirected(

@@ -33,7 +33,7 @@ import numpy as np
 
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, made_in, rewritten, upstream
+from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
 from tilec.ir.effects import effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import each_element
 from tilec.ir.ops import (
@@ -118,7 +118,7 @@ class _Group:
         """The atomic for all of them."""
         test = None if self.sure else b.compare("ne", value, self.nothing(b))
         with b.when(test) as some:
-            some.ops += [clone(x, subst) for x in self.needed]
+            some.ops += [x.clone(subst) for x in self.needed]
             at = tuple(subst.get(v, v) for v in self.atomics[0].indices)
             some.emit(Atomic, self.dest, at, some.cast(value, self.dest.dtype), self.kind)
 

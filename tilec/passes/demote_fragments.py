@@ -16,7 +16,7 @@ from dataclasses import replace
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, upstream, walk
+from tilec.ir.core import Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment, loop_of
 from tilec.ir.ops import For, Gemm, If, Load, Parallel, Reduce, Store, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -98,7 +98,7 @@ def _with_runs(func: Func) -> Func:
             indices = tuple(_number(b, facts.form(v), extents) or v for v in o.indices)
             return [*b.ops, replace(o, indices=indices)] if b.ops else None
 
-        body = rewrite(p.body, spelled)
+        body = p.body.rewrite(Op, spelled)
         return None if body is p.body else replace(p, body=body)
 
     return func.rewrite(Parallel, visit)
@@ -147,7 +147,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
             return None
         return loop_of(o, width=getattr(o, "coalesced_width", 0))
 
-    func = func.with_body(rewrite(func.body, as_loop))
+    func = func.rewrite(Op, as_loop)
     uniformity, facts = uniformity_of(func), facts_of(func)
     along: set[Value] = set()
 
@@ -228,7 +228,7 @@ class _Part(LoopRegions):
                 return replace(o, indices=tuple(places))
             return None
 
-        body = rewrite(self.o.body, visit, subst)
+        body = self.o.body.rewrite(Op, visit, subst)
         b.branch(b.conjunction(conds), body.statements)
         b.emit(Yield)
         made = replace(self.o, extents=tuple(e for e in shape if e != 1), body=b.block(args))

@@ -9,7 +9,7 @@ taken while the products run."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Substitution, Value
 from tilec.ir.effects import written_tensors
 from tilec.ir.ops import For, Load, Parallel
 from tilec.ir.uniformity import Level, uniformity_of
@@ -34,7 +34,7 @@ def early_loads(func: Func, target: Target) -> Func:
             return [*found.moved[o.body.args[0]], o]
         return None
 
-    return func.with_body(rewrite(func.body, visit, found.instead))
+    return func.rewrite(Op, visit, found.instead)
 
 
 class _Found:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import parts_of, split_of
-from tilec.ir.core import Func, Op, Param, Substitution, Value, rewrite
+from tilec.ir.core import Func, Op, Param, Substitution, Value
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.building import counted
@@ -118,8 +118,8 @@ class _Exchange:
     def expanded(self) -> Func:
         """The function with what the op becomes in its place."""
         subst: Substitution = {}
-        done = rewrite(
-            self.func.body, lambda o: self.expand(subst) if o is self.op else None, subst
+        done = self.func.body.rewrite(
+            Op, lambda o: self.expand(subst) if o is self.op else None, subst
         )
         body = done.ending(self.end, self.top.ops)
         return replace(self.func, params=(*self.func.params, *self.params), body=body)

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Param, Value, rewrite
+from tilec.ir.core import Func, Op, Param, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.rings import elected
@@ -64,9 +64,7 @@ class _Meeting:
         others = top.binary("sub", self.blocks, 2)
         rest = top.binary("sub", top.const((1 << 31) - 1), others)
         self.step = top.select(first, rest, top.const(1))
-        body = rewrite(
-            self.func.body, lambda o: self.met(o) if isinstance(o, ops.GridSync) else None
-        )
+        body = self.func.body.rewrite(ops.GridSync, self.met)
         params = (*self.func.params, Param(self.words, "counters", self.words.name, 8))
         func = replace(self.func, params=params, body=body.ending(self.last(), top.ops))
         return func.with_attrs(cooperative=True)

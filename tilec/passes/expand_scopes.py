@@ -18,7 +18,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, groups_of, residents_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewritten, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
@@ -340,7 +340,7 @@ class _Consumers:
         left = b.fold("mod", b.fold("floordiv", last, loop.step), 2)
         index = loop.body.args[0]
         alone: Substitution = {index: loop.lo}
-        once = [clone(o, alone) for o in self.block(loop.body).statements]
+        once = [o.clone(alone) for o in self.block(loop.body).statements]
         runs = b.compare("gt", loop.hi, loop.lo)
         b.branch(b.binary("and", runs, b.compare("eq", left, 1)), once)
         start = b.fold("add", loop.lo, b.fold("mul", left, loop.step))
@@ -350,7 +350,7 @@ class _Consumers:
         both = Builder(loop.loc, body.statements)
         after = both.fold("add", index, loop.step)
         subst: Substitution = {index: after, **others, **{w: v for v, w in others.items()}}
-        both.ops += [clone(o, subst) for o in body.ops]
+        both.ops += [o.clone(subst) for o in body.ops]
         return replace(pairs, body=both.block(body.args)), tuple(others.values())
 
     def _free_before(

@@ -28,18 +28,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Param,
-    Region,
-    Substitution,
-    Value,
-    rewrite,
-    substitute,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value, walk
 from tilec.ir.types import INT32, BufferType, Extent, ScalarType
 from tilec.target import Target
 
@@ -323,7 +312,7 @@ class _Flat:
         return number
 
     def _op(self, b: Builder, o: Op) -> None:
-        o = substitute(o, self.subst)
+        o = o.with_operands(self.subst)
         match o:
             case ops.Alloc() if o.result in self.found.tiles:
                 made = b.value(ops.Alloc, replace(o.type, shape=(self.count,)), name=o.result.name)
@@ -360,6 +349,6 @@ class _Flat:
                     return o.at(v, (at if v.buffer.space == "global" else arg,))
             return None if self.found.places.isdisjoint(o.results) else []
 
-        body = rewrite(p.body, visit, self.subst)
+        body = p.body.rewrite(Op, visit, self.subst)
         block = Block((arg,), (*b.ops, *body.ops))
         return replace(p, extents=(self.count,), body=block)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.ops import Fill, For, Gemm, If, Unary, constants
 from tilec.target import Target
 
@@ -89,7 +89,7 @@ def fold_clears(func: Func, target: Target) -> Func:
             return [o, *b.ops]
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)
 
 
 def _zeroes(o: Fill, numbers: Mapping[Value, object]) -> bool:

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.ops import Binary, Fma, Load, Parallel, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.passes.utils.rough import Rough
@@ -87,4 +87,4 @@ def fuse_exponents(func: Func, target: Target) -> Func:
         less = b.value(Unary, "neg", b.binary("mul", m, factor))
         return [*b.ops, Fma(x, factor, less, results=o.results, loc=o.loc)]
 
-    return func.with_body(rewrite(func.body, visit)) if fused or rough else func
+    return func.rewrite(Op, visit) if fused or rough else func

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.ops import Binary, Const, Fma, Load, Parallel, Unary
 from tilec.ir.types import FLOAT32, FLOAT64
 from tilec.target import Target
@@ -45,11 +45,9 @@ def fuse_multiply_adds(func: Func, target: Target) -> Func:
 
     if not taken:
         return func
-    body = rewrite(func.body, visit)
+    body = func.body.rewrite(Op, visit)
     products = {p.result for p in taken.values()}
-    return func.with_body(
-        rewrite(body, lambda o: [] if o.result in products else None, kind=Binary)
-    )
+    return func.with_body(body.rewrite(Binary, lambda o: [] if o.result in products else None))
 
 
 class _Found:

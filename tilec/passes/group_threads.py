@@ -18,7 +18,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
@@ -91,7 +91,7 @@ def group_threads(func: Func, target: Target) -> Func:
                 return []
         return None
 
-    func = func.with_body(rewrite(func.body, visit))
+    func = func.rewrite(Op, visit)
     return func.with_attrs(by_hand=True) if ops.is_by_hand(func.body) else func
 
 
@@ -227,7 +227,7 @@ def whole_warps(func: Func, target: Target) -> Func:
             return [] if o.lhs in threads_own or o.rhs in threads_own else None
         return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
-    return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+    return func.rewrite(Op, visit).with_attrs(threads=threads)
 
 
 def _is_for_several(o: Op) -> bool:

@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Substitution, Value, clone, upstream, walk
+from tilec.ir.core import Func, Op, Region, Substitution, Value, upstream, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
@@ -188,8 +188,8 @@ class _Slice:
                 self.access(x, index, full)
                 continue
             if x in own:
-                self.body.ops.append(clone(x, index))
-            self.body.ops.append(clone(x, full))
+                self.body.ops.append(x.clone(index))
+            self.body.ops.append(x.clone(full))
         loop = replace(o, extents=self.extents, layout=self.layout, body=self.body.block(args))
         return [*self.before.ops, loop, *self.after.ops]
 

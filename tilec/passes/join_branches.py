@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Func, Op, Substitution, Value
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Copy, For, If, Parallel, Store, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
@@ -79,7 +79,7 @@ def as_taken(func: Func, target: Target) -> Func:
         subst.update(zip(o.results, yielded(taken)))
         return [*taken.statements]
 
-    return join_branches(func.with_body(rewrite(func.body, visit, subst, If)), target)
+    return join_branches(func.rewrite(If, visit, subst), target)
 
 
 def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | None:

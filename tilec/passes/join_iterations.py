@@ -23,7 +23,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import residents_of
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.layout import LayoutRequest
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
@@ -69,7 +69,7 @@ def join_iterations(func: Func, target: Target) -> Func:
         return func
     sums = _Sums(func, target)
     body = func.body.rewrite(ops.For, sums.joined)
-    return func.with_body(rewrite(body, sums.renamed)) if sums.made else func
+    return func.with_body(body.rewrite(Op, sums.renamed)) if sums.made else func
 
 
 def _row(t: BufferType) -> int:

@@ -22,7 +22,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC, CopyEngines, same_order
-from tilec.ir.core import Block, Func, Op, Value, clone, rewrite, upstream
+from tilec.ir.core import Block, Func, Op, Value, upstream
 from tilec.ir.effects import effects_in, is_clonable
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Assume, Copy, For, Load, Parallel, Store
@@ -51,7 +51,7 @@ def join_parts(func: Func, target: Target) -> Func:
                 found[o] = made
         if not listed:
             found |= joiner.written_out(loop.body)
-    return func.with_body(rewrite(func.body, lambda o: found.get(o))) if found else func
+    return func.rewrite(Op, found.get) if found else func
 
 
 class _Joiner:
@@ -90,7 +90,7 @@ class _Joiner:
 
         def places(b: Builder, part: Value) -> list[Value]:
             subst = {loop.body.args[0]: part}
-            b.ops += [clone(x, subst) for x in upstream(o.source.offsets, loop.body.makers)]
+            b.ops += [x.clone(subst) for x in upstream(o.source.offsets, loop.body.makers)]
             return [subst.get(v, v) for v in o.source.offsets]
 
         return places

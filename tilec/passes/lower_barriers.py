@@ -18,7 +18,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import cluster_of, size
-from tilec.ir.core import Block, Func, Op, Region, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Region, Value
 from tilec.ir.errors import LayoutError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.groups import warps_of
@@ -36,7 +36,7 @@ def lower_barriers(func: Func, target: Target) -> Func:
     # what writes to other blocks of the cluster
     several = any(o.mask for o in func.body.every(ops.TmaCopy))
     copies = several or func.body.has(ops.ClusterCopy)
-    body = rewrite(func.body, lowering.visit)
+    body = func.body.rewrite(Op, lowering.visit)
     if not inits and not copies:
         return func.with_body(body)
     top = Builder(func.loc, filter(_is_barrier, body.ops))

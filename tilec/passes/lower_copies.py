@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_instruction
@@ -55,7 +55,7 @@ def lower_copies(func: Func, target: Target) -> Func:
                 return [_loop(o, warps(o), target, uniformity)]
         return None
 
-    return func.with_body(with_places(rewrite(func.body, visit)))
+    return func.with_body(with_places(func.body.rewrite(Op, visit)))
 
 
 def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:

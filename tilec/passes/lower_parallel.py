@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Substitution, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.instr.memory import CP_ASYNC_BYTES
 from tilec.ir.layout import Layout, leading_run
@@ -86,7 +86,7 @@ def lower_parallel(func: Func, target: Target) -> Func:
             return b.ops
         return lowering.scalar(o, subst) if in_memory(o) else None
 
-    return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
+    return func.with_body(func.body.rewrite(Op, loops).rewrite(Op, others, subst))
 
 
 class Lowering:
@@ -200,7 +200,7 @@ class Lowering:
             made = replace(o, kind="unroll") if o.kind == "serial" else None
             return made if made and 0 < self._written(made) <= MOST_INSIDE else None
 
-        body = rewrite(p.body, visit, kind=ops.For)
+        body = p.body.rewrite(ops.For, visit)
         return p if body is p.body else replace(p, body=body)
 
     def _written(self, o: Op) -> int:

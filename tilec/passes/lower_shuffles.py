@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Func, Op, Substitution, Value
 from tilec.ir.ops import Alloc, Load, Shuffle, ShuffleXor, Store, ThreadIndex, WarpSync
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import LANES
@@ -35,7 +35,7 @@ def lower_shuffles(func: Func, target: Target) -> Func:
         subst[o.result] = found
         return b.ops
 
-    return func.with_body(rewrite(func.body, visit, subst))
+    return func.rewrite(Op, visit, subst)
 
 
 def _other(b: Builder, o: Shuffle | ShuffleXor, me: Value, subst: Substitution) -> Value:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.types import DType
@@ -49,7 +49,7 @@ def lower_stores(func: Func, target: Target) -> Func:
                 return replace(o, body=_drained(o.body, func, staged))
         return None
 
-    body = rewrite(func.body, visit)
+    body = func.body.rewrite(Op, visit)
     if not any(isinstance(o, ops.Scope) for o in body.ops):
         body = _drained(body, func, staged)
     return maps.added(body)

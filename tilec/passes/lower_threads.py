@@ -24,19 +24,7 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    base,
-    clone,
-    made_in,
-    rewrite,
-    rewritten,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, base, made_in, rewritten, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
@@ -112,7 +100,7 @@ class _Split:
     def in_memory(self, block: Block) -> Block:
         """`block` where no op with a cut inside hands on a value of each thread's own: such a value
         lies in a local buffer instead."""
-        return rewrite(block, self._in_memory)
+        return block.rewrite(Op, self._in_memory)
 
     def _in_memory(self, o: Op) -> Sequence[Op] | None:
         if not isinstance(o, (For, While, If)) or not self._has_cut(o):
@@ -163,7 +151,7 @@ class _Split:
             for v in self._needed(group.ops, inside):
                 if not self._is_arithmetic(v) and v not in self.kept:
                     self.kept[v] = self._place(v)
-        done = rewrite(cut, lambda o: self._loop(o) if isinstance(o, _Threads) else None)
+        done = cut.rewrite(_Threads, self._loop)
         allocs = tuple(
             Alloc(p.buffer, results=(p,), loc=self.defined[v].loc) for v, p in self.kept.items()
         )
@@ -270,11 +258,11 @@ class _Split:
                 if not isinstance(v.type, BufferType):
                     names[v] = b.value(Load, self.kept[v], (thread,), name=v.name)
             else:
-                b.ops.append(clone(self.defined[v], names))
+                b.ops.append(self.defined[v].clone(names))
         for o in group.ops:
             if isinstance(o, Alloc) and o.result in self.kept:
                 continue
-            made = self._through_places(clone(o, names), thread)
+            made = self._through_places(o.clone(names), thread)
             b.ops.append(made)
             for old, new in zip(o.results, made.results):
                 if old in self.kept and not isinstance(old.type, BufferType):

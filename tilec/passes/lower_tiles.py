@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import (
     ELEMENTWISE,
     boxes,
@@ -51,7 +51,7 @@ def lower_tiles(func: Func, target: Target) -> Func:
         own = by_threads or boxes(o)[0].type.space == "local"
         return in_turn(loop_of(o)) if own and is_private(o, uniformity) else [loop_of(o)]
 
-    return func.with_body(rewrite(func.body, lower))
+    return func.rewrite(Op, lower)
 
 
 # --- gemm ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of
 from tilec.passes.utils.building import or_zeros
@@ -81,14 +81,14 @@ class _Masks:
         arithmetic."""
         if mask is None or all(o.pure for o in statements):
             for o in statements:
-                self.b.ops.append(clone(o, self.subst))
+                self.b.ops.append(o.clone(self.subst))
                 if not self.masked.isdisjoint(self.b.ops[-1].operands):
                     self.masked.update(self.b.ops[-1].results)
             return
         inside = {x for o in statements for x in walk(o)}
         made = [r for o in statements for r in o.results]
         needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
-        then = Builder(statements[0].loc, (clone(o, self.subst) for o in statements))
+        then = Builder(statements[0].loc, (o.clone(self.subst) for o in statements))
         results = or_zeros(self.b, mask, then, [self.copy(r) for r in needed])
         self.subst.update(zip(needed, results))
         self.masked.update(results)
@@ -96,7 +96,7 @@ class _Masks:
     def op(self, o: Op, mask: Value | None) -> None:
         self.b.loc = o.loc
         if not isinstance(o, ops.For | ops.While | ops.If):
-            self.b.ops.append(clone(o, self.subst))
+            self.b.ops.append(o.clone(self.subst))
             self.masked.update(self.b.ops[-1].results if mask is not None else ())
             return
         parts = any(
@@ -132,7 +132,7 @@ class _Masks:
             changed[name] = self.b.block(args)
         self.b = outer
         bare: dict[str, Any] = {n: Block((), ()) for n in o.region_fields}
-        made: Op = replace(clone(replace(o, **bare), self.subst), **changed)
+        made: Op = replace(replace(o, **bare).clone(self.subst), **changed)
         self.b.ops.append(made)
         return made.results
 

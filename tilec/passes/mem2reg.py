@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, substitute, walk
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
@@ -125,7 +125,7 @@ class _Lifting:
     def block(self, block: Block) -> Block:
         outer, self.out = self.out, []
         for old in block.ops:
-            self.op(old, substitute(old, self.subst) if self.subst else old)
+            self.op(old, old.with_operands(self.subst) if self.subst else old)
         done, self.out = self.out, outer
         return block.with_ops(done)
 

@@ -36,7 +36,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Region, Value, walk
 from tilec.ir.effects import buffers_written, effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
@@ -317,7 +317,7 @@ class _Padding:
 
     def run(self) -> Func:
         """The ops for the larger extents, then the buffers that have them."""
-        body = rewrite(self.func.body, self._op)
+        body = self.func.body.rewrite(Op, self._op)
         grown = {v: replace(v.buffer, shape=s) for v, s in self.shapes.items()}
         return self.func.with_body(with_types(body, grown))
 

@@ -19,18 +19,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    makers,
-    rewrite,
-    substitute,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, makers, upstream, walk
 from tilec.ir.fold import Number, fold
 from tilec.ir.types import FLOAT16, UINT16, UINT32, ScalarType
 from tilec.passes.utils.building import iteration
@@ -48,7 +37,7 @@ def pair_halves(func: Func, target: Target) -> Func:
         return func
     numbers: dict[Value, Number] = dict(ops.constants(func.body))
     subst: Substitution = {}
-    body = rewrite(func.body, lambda o: _written_out(o, arrays, numbers, subst), subst)
+    body = func.body.rewrite(Op, lambda o: _written_out(o, arrays, numbers, subst), subst)
     paired = _Straight(arrays, numbers).block(body)
     return func if paired is None else sweep(func.with_body(paired))
 
@@ -127,7 +116,7 @@ class _Straight:
         partner: dict[Value, Value] = {}
         statements: list[Op] = []
         for o in block.ops:
-            o = substitute(o, subst)
+            o = o.with_operands(subst)
             if isinstance(o, ops.Load | ops.Store) and o.buffer in self.arrays:
                 place = self._place(o)
                 if isinstance(o, ops.Load):

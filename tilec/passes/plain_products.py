@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op, rewrite
+from tilec.ir.core import Block, Func, Op
 from tilec.passes.plan_pipeline import has_stages
 
 
@@ -37,7 +37,7 @@ def plain_products(func: Func) -> Func:
             return replace(o, asynchronous=False)
         return None
 
-    body = rewrite(func.body, visit)
+    body = func.body.rewrite(Op, visit)
     ordered = any(o.order or o.stage for o in func.body.every(ops.For))
     if ordered or ops.is_by_hand(body) or not all(_pipelined(func.body, False)):
         return func

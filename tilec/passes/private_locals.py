@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.ops import Alloc, ElementAccess, For, Parallel
 from tilec.passes.utils.building import may_be_written_out
 from tilec.target import Target
@@ -39,12 +39,12 @@ def private_locals(func: Func, target: Target) -> Func:
         if o not in inside:
             return None
         own: Substitution = {}
-        first = [clone(allocs[v], own) for v in inside[o]]
-        body = rewrite(o.body, lambda x: None, dict(own))
-        body = rewrite(body, lambda x: _over_scratch(x, {*own.values()}, facts), kind=For)
+        first = [allocs[v].clone(own) for v in inside[o]]
+        body = o.body.rewrite(Op, lambda x: None, dict(own))
+        body = body.rewrite(For, lambda x: _over_scratch(x, {*own.values()}, facts))
         return replace(o, body=Block(body.args, (*first, *body.ops)))
 
-    return func.with_body(rewrite(func.body, owned, kind=Parallel)).rewrite(Alloc, moved)
+    return func.rewrite(Parallel, owned).rewrite(Alloc, moved)
 
 
 def _over_scratch(o: For, scratch: Collection[Value], facts: Facts) -> Op | None:

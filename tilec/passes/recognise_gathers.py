@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Func, Op, Region, Value, clone, rewrite, upstream
+from tilec.ir.core import Block, Func, Op, Region, Value, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
@@ -117,7 +117,7 @@ class _Tile:
         args = (*captured, index, *self.p.body.args)
         fresh = tuple(Value(v.type, v.name) for v in args)
         subst = dict(zip(args, fresh))
-        body = [clone(o, subst) for o in needed]
+        body = [o.clone(subst) for o in needed]
         value = subst[self.store.value]
         places = ops.Places(Block(fresh, (*body, ops.Yield((value,), loc=self.store.loc))))
         bytes = self.width() * load.source.dtype.bits // 8
@@ -148,9 +148,9 @@ def with_places(body: Block) -> Block:
             return None
         gather = gathers[o.source]
         own = dict(zip(gather.places.body.args, (*gather.captured, *o.indices)))
-        *made, last = [clone(x, own) for x in gather.places.body.ops]
+        *made, last = [x.clone(own) for x in gather.places.body.ops]
         assert isinstance(last, ops.Yield)
         subst[o.result] = last.values[0]
         return made
 
-    return rewrite(body, visit, subst) if gathers else body
+    return body.rewrite(Op, visit, subst) if gathers else body

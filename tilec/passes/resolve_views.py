@@ -24,19 +24,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Param,
-    Region,
-    Substitution,
-    Value,
-    rewrite,
-    rewritten,
-    substitute,
-    with_boxes,
-)
+from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value, rewritten, with_boxes
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
@@ -122,7 +110,7 @@ def _parts(body: Block) -> Block:
         view = part.get(r.buffer)
         return r if view is None or view.at is None else r.within(view.source, view.at)
 
-    return rewrite(body, visit)
+    return body.rewrite(Op, visit)
 
 
 def _as_their_views(body: Block, uniformity: Uniformity) -> Block:
@@ -194,7 +182,7 @@ class _Views:
 
     def block(self, block: Block) -> Block:
         subst: Substitution = {}
-        return rewrite(block, lambda o: self.visit(o, subst), subst)
+        return block.rewrite(Op, lambda o: self.visit(o, subst), subst)
 
     def visit(self, o: Op, subst: Substitution) -> Sequence[Op] | Op | None:
         match o:
@@ -444,7 +432,7 @@ class _Views:
         copies: Substitution = {}
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
             copies[v] = copy(whole(before, v)).buffer
-        return self.visited([*before.ops, substitute(done, copies), *behind.ops], subst)
+        return self.visited([*before.ops, done.with_operands(copies), *behind.ops], subst)
 
 
 def _fits(o: Op, r: Region, box: Region) -> bool:

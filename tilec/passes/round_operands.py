@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Region, Value, walk
 from tilec.ir.instr import find_instruction
 from tilec.ir.ops import Alloc, AnnotateLayout, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32
@@ -42,7 +42,7 @@ def round_operands(func: Func, target: Target) -> Func:
         return None
 
     typed = {v: replace(v.buffer, dtype=TFLOAT32) for v in chosen}
-    return func.with_body(rewrite(with_types(func.body, typed), visit))
+    return func.with_body(with_types(func.body, typed).rewrite(Op, visit))
 
 
 def takes_tf32(o: Gemm) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, same_order
-from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.instr.memory import tma_reduces
 from tilec.ir.layout import Layout, has_runs, tma_box
@@ -44,7 +44,7 @@ def select_copies(func: Func, target: Target) -> Func:
             return None
         return chooser.asked(o) if o.engine else chooser.choose(o)
 
-    done = settle(func.with_body(rewrite(func.body, visit)))
+    done = settle(func.rewrite(Op, visit))
     reasons = tuple(chooser.not_reduced)
     return done.with_attrs(not_reduced=reasons) if reasons else done
 

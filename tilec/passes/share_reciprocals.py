@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, clone, rewrite, upstream
+from tilec.ir.core import Func, Op, Substitution, Value, upstream
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
@@ -107,7 +107,7 @@ class _Divisions:
             fits.append(b.compare("le", d, LARGE))
         fits += self._dividends(b)
         good = b.conjunction(fits)
-        b.branch(good, [self._multiplied(near, lacking)], [clone(self.loop, {})])
+        b.branch(good, [self._multiplied(near, lacking)], [self.loop.clone({})])
         return b.ops
 
     @staticmethod
@@ -126,7 +126,7 @@ class _Divisions:
             subst: Substitution = {self.loop.body.args[0]: index}
             defs = self.loop.body.makers
             for o in upstream((d.lhs for d in self.ops), defs):
-                inner.ops.append(clone(o, subst))
+                inner.ops.append(o.clone(subst))
             at = inner.value(Lookup, tuple(r % APART for r in range(self.trips)), index)
             for d in self.ops:
                 x = subst.get(d.lhs, d.lhs)
@@ -156,7 +156,7 @@ class _Divisions:
             subst[o.result] = b.value(Fma, e, r, q)
             return b.ops
 
-        return clone(replace(self.loop, body=rewrite(self.loop.body, visit, subst)), {})
+        return replace(self.loop, body=self.loop.body.rewrite(Op, visit, subst)).clone({})
 
 
 def _is_simple(o: Op) -> bool:

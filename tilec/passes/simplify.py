@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute, upstream
+from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream
 from tilec.ir.fold import Number, fold
 from tilec.ir.intervals import dtype_range
 from tilec.ir.loc import UNKNOWN
@@ -98,7 +98,7 @@ class _Forward:
     def ops(self, statements: Sequence[Op]) -> None:
         for o in statements:
             self.loc = o.loc
-            new = substitute(o, self.subst) if self.subst else o
+            new = o.with_operands(self.subst) if self.subst else o
             if new.region_fields:
                 self.control(new)
             elif new.pure and len(new.results) == 1:

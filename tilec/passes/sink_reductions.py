@@ -18,18 +18,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import (
-    Block,
-    Func,
-    Op,
-    Substitution,
-    Value,
-    clone,
-    makers,
-    substitute,
-    upstream,
-    walk,
-)
+from tilec.ir.core import Block, Func, Op, Substitution, Value, makers, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
@@ -93,9 +82,9 @@ class _Loop:
         first, last = [x for s in sums for x in s.first], [x for s in sums for x in s.last]
         body = Block(self.loop.body.args, tuple(x for x in ops if x not in {*first, *last}))
         before, subst = self.needed(first, {*self.own})
-        before += [substitute(x, subst) for x in first]
+        before += [x.with_operands(subst) for x in first]
         behind, subst = self.needed(last, {s.first[0].result for s in sums})
-        behind += [clone(x, subst) for x in last]
+        behind += [x.clone(subst) for x in last]
         return [*before, replace(self.loop, body=body), *behind]
 
     def needed(self, moved: Sequence[Op], there: Container[Value]) -> tuple[list[Op], Substitution]:
@@ -103,7 +92,7 @@ class _Loop:
         subst: Substitution = {}
         values = [v for o in moved for v in o.uses if v not in there]
         behind = [o for o in upstream(values, self.makers) if o not in moved]
-        return [clone(o, subst) for o in behind], subst
+        return [o.clone(subst) for o in behind], subst
 
     def sum(self, o: Reduce) -> _Sum | None:
         """What `o` begins to bring into a total, if it is all that the iteration contributes."""

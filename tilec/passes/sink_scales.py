@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Substitution, Value
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import each_element
 from tilec.ir.types import FLOAT32
@@ -188,7 +188,7 @@ def _sunk(body: Block, s: _Scaled) -> Block:
                 return replace(o, kind="exp2")
         return None
 
-    return rewrite(body, visit, subst)
+    return body.rewrite(Op, visit, subst)
 
 
 def _difference(o: ops.Binary, element: Value, rows: Value, by: float) -> list[Op]:

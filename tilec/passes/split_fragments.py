@@ -24,7 +24,7 @@ from typing import Any
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, altered, clone, rewrite, substitute
+from tilec.ir.core import Block, Func, Op, Substitution, Value, altered
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store, Yield
 from tilec.ir.uniformity import uniformity_of
@@ -61,7 +61,7 @@ def _as_loops(func: Func, fragments: Collection[Value]) -> Func:
             return None
         return loop_of(o, width=getattr(o, "coalesced_width", 0))
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)
 
 
 class _Split:
@@ -166,7 +166,7 @@ def _written_out(func: Func, along: Collection[Value]) -> Func | None:
             return b.ops
         return None
 
-    return func.with_body(rewrite(func.body, visit, subst))
+    return func.rewrite(Op, visit, subst)
 
 
 def _bodies(o: Parallel, along: Collection[Value], b: Builder) -> Iterator[list[Op]]:
@@ -178,7 +178,7 @@ def _bodies(o: Parallel, along: Collection[Value], b: Builder) -> Iterator[list[
         subst: Substitution = {a: b.const(next(numbers)) for a in extents if a not in left}
         args = tuple(Value(a.type, a.name) for a in left) or (Value(o.body.args[0].type, "i"),)
         subst.update(zip(left, args))
-        ops = tuple(clone(x, subst) for x in o.body.ops)
+        ops = tuple(x.clone(subst) for x in o.body.ops)
         if left or not all(map(_is_for_all, ops)):
             yield [replace(o, extents=(*left.values(),) or (1,), body=Block(args, ops))]
         else:
@@ -226,7 +226,7 @@ def _renamed(func: Func, dims: Mapping[Value, frozenset[int]]) -> Func:
             key = tuple(min(max(n, 0), shape[d] - 1) for n, d in zip(at, sorted(dims[v])))
             left = tuple(x for d, x in enumerate(o.indices) if d not in dims[v])
             left = left or (b.const(0),)
-            return [*b.ops, altered(substitute(o, {v: pieces[v, key]}), indices=left)]
+            return [*b.ops, altered(o.with_operands({v: pieces[v, key]}), indices=left)]
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    return func.rewrite(Op, visit)

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, clone, rewritten, with_boxes
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewritten, with_boxes
 from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
@@ -159,7 +159,7 @@ class _Roles(Cut):
                     b.ops += self._pieces(o, subst, at[0])
                     flying = True
                 else:
-                    b.ops += restaged(clone(o, subst), self.staged, at[0], self.refuse_at)
+                    b.ops += restaged(o.clone(subst), self.staged, at[0], self.refuse_at)
                 if products and o is products[-1]:
                     b.emit(ops.WgmmaWait, 0, ())
                     flying = False
@@ -174,7 +174,7 @@ class _Roles(Cut):
         self._arrive(b, "scored", stage)
         for o in self.after:
             if not self.is_late(o):
-                b.ops.append(clone(o, {}))
+                b.ops.append(o.clone({}))
         if vectors:  # what they are in the end, for what stands behind the loop
             self._wait(b, "free", (stage, b.fold("xor", parity, 1)))
             for v in vectors:
@@ -288,7 +288,7 @@ class _Roles(Cut):
         for x in self._brought_by(part):
             assert isinstance(x, ops.Copy)
             b.loc = x.loc
-            source = clone(x, dict(subst)).source  # type: ignore[attr-defined]
+            source = x.clone(dict(subst)).source
             tile = x.dest.buffer
             if tile in self.parts:
                 tile = self.parts[tile][part]
@@ -320,7 +320,7 @@ class _Roles(Cut):
             if isinstance(x, ops.Copy) and x.dest.buffer in self.promoted:
                 b.ops += self.promoted[x.dest.buffer].filled(x)
             else:
-                b.ops.append(clone(x, {}))
+                b.ops.append(x.clone({}))
         if awaited:
             self._wait(b, "came", (none, none))
         for o in (o for o in self.once if o.dest.buffer in self.lent):
@@ -336,7 +336,7 @@ class _Roles(Cut):
     def _pieces(self, o: ops.Gemm, subst: Substitution, stage: Value) -> list[Op]:
         """A product of the first group, k by k where its operands lie in several buffers."""
         b = Builder(o.loc)
-        o = clone(o, subst)  # type: ignore[assignment]
+        o = o.clone(subst)
         k = o.shape[2]
         promoted, parts = self.promoted.get(o.a.buffer), self.parts.get(o.b.buffer)
         cuts = {0, k}

@@ -24,7 +24,7 @@ from typing import Any
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Value, altered, rewrite, walk
+from tilec.ir.core import Func, Op, Region, Value, altered, walk
 from tilec.ir.ops import Alloc, Copy, For, Gemm
 from tilec.passes.plan_pipeline import copies_of, has_stages
 from tilec.target import Target
@@ -41,7 +41,7 @@ def split_tiles(func: Func, target: Target) -> Func:
     for v in dict.fromkeys(r.buffer for r in filled if not r.is_whole):
         found = _Split(func, v)
         if found.parts:
-            func = func.with_body(rewrite(func.body, found.visit))
+            func = func.rewrite(Op, found.visit)
     return func
 
 

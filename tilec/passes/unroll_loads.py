@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.ops import (
     Alloc,
@@ -324,11 +324,11 @@ class _Ahead:
         own = [dict.fromkeys(self.inside, yes) | {self.loop.body.args[0]: at} for at in indices]
         ops = [x for x in self.loop.body.ops if self.inside.isdisjoint(x.results)]
         for subst in own:
-            b.ops += [clone(self.sure(x), subst) for x in ops if x in self.first]
+            b.ops += [self.sure(x).clone(subst) for x in ops if x in self.first]
         for subst in own:
             subst.update(zip(self.loop.body.args[1:], values))
             late = (x for x in ops if x not in self.first and not isinstance(x, Yield))
-            b.ops += [clone(self.sure(x), subst) for x in late]
+            b.ops += [self.sure(x).clone(subst) for x in late]
             values = tuple(subst.get(v, v) for v in yielded(self.loop.body))
         return values
 
@@ -386,7 +386,7 @@ def _unrolled(
     done = b.emit(For, kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
         left = For(o.kind, end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
-        done = clone(left, {})
+        done = left.clone({})
         b.ops.append(done)
     subst.update(zip(o.results, done.results))
     return b.ops

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.effects import is_clonable
 from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
@@ -213,7 +213,7 @@ class _Guarded:
 
     def again(self, v: Value, subst: Substitution) -> Value:
         """`v` computed before the loop."""
-        self.b.ops += [clone(o, subst) for o in [*upstream((v,), self.made, subst)]]
+        self.b.ops += [o.clone(subst) for o in [*upstream((v,), self.made, subst)]]
         return subst.get(v, v)
 
     def difference(self, o: Compare, arg: Value) -> int | None:
@@ -242,7 +242,7 @@ class _Guarded:
                     continue
                 x = replace(guard, cond=left)
             inside = guard.then.statements if x is guard and isinstance(guard, If) else (x,)
-            ops += [clone(y, subst) for y in inside]
+            ops += [y.clone(subst) for y in inside]
         ops.append(Yield(loc=self.o.loc))
         loop = Parallel(
             self.o.extents,

@@ -22,7 +22,7 @@ from tilec.frontend.context import Generator, ParallelScope, Stream
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.builder import Builder
-from tilec.ir.core import Op, Value, clone
+from tilec.ir.core import Op, Value
 from tilec.ir.ops import Const, Fma, ThreadIndex
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, UINT32, UINT64, DType
 
@@ -265,7 +265,7 @@ def _of_thread(t: Expressions, c: Call, g: Generator, thread: Number) -> Stream:
         if isinstance(o, ThreadIndex):
             subst[o.result] = t.convert(thread, INT32).value
         elif any(v in subst for v in o.operands):
-            t.builder.ops.append(clone(o, subst))
+            t.builder.ops.append(o.clone(subst))
     return Stream(*(Scalar(subst.get(x.value, x.value)) for x in g.stream))
 
 

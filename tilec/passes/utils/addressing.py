@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.core import Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term, over_gaps
 from tilec.ir.ops import Alloc, AnnotateSafeValue, Const, Lane, RingStage, Warp
@@ -164,5 +164,5 @@ def clone_expression(
     needed = [*upstream((v,), inner, subst)]
     if not all(o.pure for o in needed):
         return None
-    b.ops += [clone(o, subst) for o in needed]
+    b.ops += [o.clone(subst) for o in needed]
     return subst.get(v, v)

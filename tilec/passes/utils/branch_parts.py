@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Substitution, Value, clone, rewritten, upstream, walk
+from tilec.ir.core import Block, Op, Substitution, Value, rewritten, upstream, walk
 from tilec.ir.loc import Loc
 from tilec.ir.types import ScalarType
 from tilec.passes.utils.building import or_zeros
@@ -36,7 +36,7 @@ def in_parts(o: ops.If, at: Sequence[int], meeting: Callable[[Loc], Op]) -> list
         results = or_zeros(b, o.cond, then, handed)
         done += [*b.ops, meeting(pieces[n + 1][0].loc or o.loc)]
         subst |= dict(zip(handed, results))
-        pieces[n + 1] = tuple(clone(x, subst) for x in again) + pieces[n + 1]
+        pieces[n + 1] = tuple(x.clone(subst) for x in again) + pieces[n + 1]
     last = rewritten(pieces[-1], lambda _: None, subst)
     return [*done, replace(o, then=Block((), last))]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, clone
+from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered
 from tilec.ir.ops import (
     Alloc,
     Copy,
@@ -103,7 +103,7 @@ def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op],
     """The ops of the loop's iteration at `index`, with fresh values, and what it hands on of what
     is `carried` in."""
     own: Substitution = dict(zip(o.body.args, (index, *carried)))
-    ops = [clone(x, own) for x in o.body.statements]
+    ops = [x.clone(own) for x in o.body.statements]
     return ops, tuple(own.get(v, v) for v in yielded(o.body))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Region, Substitution, Value, clone, rewrite
+from tilec.ir.core import Block, Op, Region, Substitution, Value
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Copy, ElementAccess, Fill, Gemm, If, Load, Parallel, Store
 from tilec.passes.utils.building import columns, whole
@@ -32,7 +32,7 @@ class ColumnPart:
     def statement(self, o: Op, subst: Substitution) -> list[Op]:
         """What `o` becomes, with fresh values; `subst` as of `clone`."""
         made = Builder(o.loc)
-        self._emit(made, clone(o, subst))
+        self._emit(made, o.clone(subst))
         return made.ops
 
     def _emit(self, b: Builder, o: Op) -> None:
@@ -105,7 +105,7 @@ class ColumnPart:
                 raise self.refuse(x, "it is more than a load or store of elements")
             return None
 
-        body = rewrite(Block((), o.body.ops), visit, {index: number})
+        body = Block((), o.body.ops).rewrite(Op, visit, {index: number})
         new_args = (*args[:dim], part, *args[dim + 1 :])
         extents = (*o.extents[:dim], width, *o.extents[dim + 1 :])
         return replace(o, extents=extents, body=Block(new_args, (*top.ops, *body.ops)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, blocked, row_major
@@ -93,7 +93,7 @@ def convert_operands(func: Func, target: Target) -> Block:
                         wants.place(v, operand_type(o, which, warps), True, False)
         return wants.around(o, made)
 
-    return rewrite(func.body, visit)
+    return func.body.rewrite(Op, visit)
 
 
 def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
@@ -116,7 +116,7 @@ def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
         mine = x.result if isinstance(x, Alloc) else x.dest.buffer if isinstance(x, Copy) else None
         return [] if mine in subst or mine in found.values() else None
 
-    body = rewrite(o.body, visit).substituted(subst)
+    body = o.body.rewrite(Op, visit).substituted(subst)
     made.update(found.values())
     return [*b.ops, replace(o, body=body)]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, clone, clone_block, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
 
 
 def as_loops(func: Func) -> Block:
@@ -27,7 +27,7 @@ def as_loops(func: Func) -> Block:
         if not copied or not isinstance(copied[0], ops.Load):
             return None
         own: Substitution = {}
-        one = tuple(clone(x, own) for x in (*copied, o, ops.Yield(loc=o.loc)))
+        one = tuple(x.clone(own) for x in (*copied, o, ops.Yield(loc=o.loc)))
         b = Builder(o.loc)
         lo, hi, step = (b.const(n) for n in (0, 1, 1))
         b.emit(ops.For, "vectorized", lo, hi, step, (), Block((Value(lo.type, "n"),), one))
@@ -47,5 +47,5 @@ def _each_alone(o: ops.For) -> None | list[Op]:
     for store in stores:
         needed = {store, o.body.ops[-1], *upstream(store.operands, o.body.makers)}
         kept = [x for x in o.body.ops if x in needed]
-        made.append(replace(o, body=clone_block(o.body.with_ops(kept), {})))
+        made.append(replace(o, body=o.body.with_ops(kept).clone({})))
     return made

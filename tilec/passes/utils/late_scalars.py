@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Op, Substitution, Value, clone, upstream
+from tilec.ir.core import Block, Op, Substitution, Value, upstream
 from tilec.ir.effects import is_clonable
 
 # What a scope begins with that waits for nothing.
@@ -39,7 +39,7 @@ def _loading(body: Block, order: list[Op], late: dict[Value, Op]) -> Block:
     """A scope's body that makes those of `late` that it needs, in their `order`."""
     needed = {*upstream((v for o in body.ops for v in o.uses), late)}
     subst: Substitution = {}
-    made = [clone(o, subst) for o in order if o in needed]
+    made = [o.clone(subst) for o in order if o in needed]
 
     def asks(o: Op) -> bool:
         return (o.pure or isinstance(o, _ASKS)) and not any(v in late for v in o.uses)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Substitution, Value, clone, substitute
+from tilec.ir.core import Block, Op, Substitution, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.types import BOOL, ScalarType
@@ -83,7 +83,7 @@ class LoopBody:
                     self._inside(o, [env], e)
             case _:
                 for env in envs:
-                    done = [clone(o, env)]
+                    done = [o.clone(env)]
                     if self.replica is not None and any(e.is_once for e in o.effects()):
                         self.b.branch(self.replica, done)
                     else:
@@ -103,7 +103,7 @@ class LoopBody:
                     made = self.b.binary("add", made, step * more)
                 env[o.result] = made
             else:
-                self.b.ops.append(clone(o, env))
+                self.b.ops.append(o.clone(env))
 
     def _step(self, o: Op) -> int | None:
         """How much what `o` makes grows from neighbour to neighbour, where that is known and saves
@@ -178,7 +178,7 @@ class LoopBody:
         for env in envs:
             env.update((r, Value(r.type, r.name)) for r in o.results)
         made["results"] = self._of_each(o.results, envs)
-        outer.ops.append(replace(substitute(o, envs[0]), **made))
+        outer.ops.append(replace(o.with_operands(envs[0]), **made))
 
     @staticmethod
     def _of_each(values: Sequence[Value], envs: Sequence[Substitution]) -> tuple[Value, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, rewrite
+from tilec.ir.core import Block, Func, Op
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
@@ -91,4 +91,4 @@ def take_wanted(func: Func) -> tuple[Func, Wanted]:
             return replace(o, num_stages=-1)
         return [] if isinstance(o, AnnotateSchedule) else None
 
-    return func.with_body(rewrite(func.body, visit)), Wanted(fields, found[0].loc)
+    return func.rewrite(Op, visit), Wanted(fields, found[0].loc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Op, Region, Substitution, Value, clone, upstream
+from tilec.ir.core import Op, Region, Substitution, Value, upstream
 from tilec.ir.ops import Binary, Cast, Const, Parallel
 from tilec.ir.types import DType, ScalarType
 
@@ -63,7 +63,7 @@ class LoopRegions:
         used = {v, *(x for o in needed for x in o.operands)}
         self.subst |= {a: self._zero(a.dtype) for a in self.o.body.args if a in used}
         for o in needed:
-            self.subst[o.result] = self._simpler(o) or self._emit(clone(o, self.subst))
+            self.subst[o.result] = self._simpler(o) or self._emit(o.clone(self.subst))
         return self.subst.get(v, v)
 
     def _simpler(self, o: Op) -> Value | None:

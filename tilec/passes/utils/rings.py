@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value
 from tilec.ir.dependence import once
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
@@ -63,7 +63,7 @@ def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
         return None
 
     made = subst.values()
-    return func.with_body(rewrite(func.body, visit, subst))
+    return func.rewrite(Op, visit, subst)
 
 
 def settle(func: Func) -> Func:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Substitution, Value, clone, made_in, substitute, upstream, walk
+from tilec.ir.core import Block, Op, Substitution, Value, made_in, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Alloc, For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
@@ -80,7 +80,7 @@ class Slice:
         """The needed ops of a loop's body besides its `statements`, with fresh values: buffers stay
         as they are."""
         return [
-            clone(o, subst)
+            o.clone(subst)
             for o in self.block.ops
             if o not in statements and not isinstance(o, Alloc)
             if any(r in self.needed for r in o.results)
@@ -91,13 +91,13 @@ class Slice:
         out: list[Op] = []
         for o in block.ops:
             if o in self.keep:
-                out.append(clone(o, subst))
+                out.append(o.clone(subst))
             elif any(r in self.kept_blocks for r in o.regions) or (
                 o.regions and any(r in self.needed for r in o.results)
             ):
                 out.append(self._copy_control(o, subst))
             elif any(r in self.needed for r in o.results) and is_clonable(o, self.written):
-                out.append(clone(o, subst))
+                out.append(o.clone(subst))
         return out
 
     def _copy_control(self, o: Op, subst: Substitution) -> Op:
@@ -116,7 +116,7 @@ class Slice:
             values = tuple(subst.get(v, v) for v in yielded(region))
             return Block(args, (*ops, Yield(values, loc=o.loc)))
 
-        done = substitute(keep_results(o, kept), subst).with_regions(copied)
+        done = keep_results(o, kept).with_operands(subst).with_regions(copied)
         return replace(done, results=fresh(done.results))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Op, Substitution, Value, clone, clone_block, walk
+from tilec.ir.core import Block, Op, Substitution, Value, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.effects import acting
 from tilec.ir.ops import (
@@ -154,7 +154,7 @@ class SoftwarePipeline:
         self._iteration(last, {1: last.fold("add", loop.lo, last.fold("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
         runs = b.compare("gt", loop.hi, loop.lo)
-        none = clone_block(Block((), tuple(between)), {}).ops
+        none = Block((), tuple(between)).clone({}).ops
         b.branch(runs, (*first.ops, rest, *between, *last.ops), none)
         return b.ops
 
@@ -201,13 +201,13 @@ class SoftwarePipeline:
         if isinstance(o, Gemm):
             if turn is not None and o is turn[0]:
                 b.emit(OrderedWait, ORDERED, self.warpgroups)
-            b.ops.append(clone(replace(o, asynchronous=True), subst))
+            b.ops.append(replace(o, asynchronous=True).clone(subst))
             if turn is not None and o is turn[1]:
                 b.emit(OrderedArrive, ORDERED, self.warpgroups)
                 at.first = None
             at.flying.append((o, freed))
         else:
-            b.ops.append(clone(o, subst))
+            b.ops.append(o.clone(subst))
             self._free(at, freed)
 
     def _wait(self, at: _Iteration, count: int) -> None:

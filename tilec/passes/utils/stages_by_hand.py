@@ -27,7 +27,7 @@ import numpy as np
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewrite, walk, with_boxes
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk, with_boxes
 from tilec.ir.effects import effects_in
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import INT32, BufferType
@@ -210,7 +210,7 @@ class _Staged:
                 return [replace(o, barrier=made[o.barrier], slot=slot) for slot in at]
             return loop if o is self.loop else None
 
-        return self.func.with_body(rewrite(self.func.body, visit))
+        return self.func.rewrite(Op, visit)
 
     def _with_stages(self, v: Value) -> Value:
         t = v.buffer
@@ -242,7 +242,7 @@ class _Staged:
                 at["parity"] = parities[self.late[o]]
             return [*b.ops, replace(with_boxes(o, region), **at)]
 
-        body = rewrite(self.loop.body, visit)
+        body = self.loop.body.rewrite(Op, visit)
         return replace(
             self.loop,
             kind="serial",
