@@ -390,11 +390,7 @@ class NotYet:
 
     @_for_users
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise CompileError(
-            f"T.{self.name} is not supported yet",
-            _caller_loc(),
-            _foreign.LATER,
-        )
+        raise CompileError(f"T.{self.name} is not supported yet", _caller_loc(), _foreign.LATER)
 
 
 # --- what the names of this module are ------------------------------------------------------------

@@ -71,11 +71,7 @@ _NVPTX = (
         unless_feature="float8",
         instead="integer arithmetic",
     ),
-    *_each(
-        "llvm.nvvm.f2tf32.rn",
-        unless_feature="wgmma",
-        instead="integer arithmetic",
-    ),
+    *_each("llvm.nvvm.f2tf32.rn", unless_feature="wgmma", instead="integer arithmetic"),
 )
 
 _AMDGPU = (

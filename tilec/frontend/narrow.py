@@ -18,15 +18,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.placements import along, copy_elements, fill_elements, for_each_element
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
-from tilec.ir.types import (
-    FLOAT4_E2M1,
-    FLOAT8_E8M0,
-    INT4,
-    ON_CHIP,
-    UINT4,
-    UINT8,
-    DType,
-)
+from tilec.ir.types import FLOAT4_E2M1, FLOAT8_E8M0, INT4, ON_CHIP, UINT4, UINT8, DType
 
 
 def on_chip(dtype: DType) -> DType:

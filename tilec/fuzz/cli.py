@@ -36,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--program", type=at_least(0), help="run this program of the seed only, shown"
     )
     parser.add_argument(
-        "--target",
-        action="append",
-        choices=known_targets(),
-        help="only this one (may be repeated)",
+        "--target", action="append", choices=known_targets(), help="only this one (may be repeated)"
     )
     parser.add_argument(
         "--runs",

@@ -293,11 +293,7 @@ def stream_reader() -> Callable[[int], int]:
 
 
 def calls_of(
-    kernel: str,
-    writer: CallText,
-    names: Mapping[str, Any],
-    module: dict[str, Any],
-    reads: Reads,
+    kernel: str, writer: CallText, names: Mapping[str, Any], module: dict[str, Any], reads: Reads
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`call` as a function, without a grid and with one. `names` gives what its text asks for by
     names of its own; `reads` what the kernel took from outside.

@@ -33,11 +33,7 @@ class LaunchPath:
 
 
 def write_path(
-    parameters: Sequence[Parameter],
-    image: Image,
-    kind: str,
-    module: dict[str, Any],
-    reads: Reads,
+    parameters: Sequence[Parameter], image: Image, kind: str, module: dict[str, Any], reads: Reads
 ) -> LaunchPath:
     """The launch path for arrays of `kind`, the outputs of `image` among them; it has the globals
     of `module`, and looks whether `reads` are as they were."""

@@ -72,10 +72,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not func.body.has(Gemm):
         return func
     widest = widest_wgmma(
-        threads * groups_of(func),
-        bool(func.attrs.get("specialise")),
-        target,
-        residents_of(func),
+        threads * groups_of(func), bool(func.attrs.get("specialise")), target, residents_of(func)
     )
     selection = Selection(func, target)
 

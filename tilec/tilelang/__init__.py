@@ -17,14 +17,7 @@ from tilec.tilelang.dtypes import dtype as DataType  # noqa: N812 (their name)
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
 from tilec.tilelang.profiler import TensorSupplyType
-from tilec.tilelang.programs import (
-    JITKernel,
-    PassConfigKey,
-    compile,
-    jit,
-    lower,
-    par_compile,
-)
+from tilec.tilelang.programs import JITKernel, PassConfigKey, compile, jit, lower, par_compile
 
 __all__ = [
     "AutoTuner", "DataType", "JITKernel", "PassConfigKey", "TensorSupplyType", "autotune", "cdiv",

@@ -25,16 +25,7 @@ from tilec.frontend.values import Address, Lanes, Literal, Number, Region, Scala
 from tilec.ir.errors import did_you_mean
 from tilec.ir.extern_source import Parameter, Signature, language_of, signatures
 from tilec.ir.intervals import dtype_range
-from tilec.ir.ops import (
-    Barrier,
-    Bitcast,
-    Extern,
-    ExternEffect,
-    Fma,
-    Shuffle,
-    ShuffleXor,
-    WarpSync,
-)
+from tilec.ir.ops import Barrier, Bitcast, Extern, ExternEffect, Fma, Shuffle, ShuffleXor, WarpSync
 from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
 from tilec.ir.types import BOOL, DType
 
