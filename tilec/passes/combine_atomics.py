@@ -31,33 +31,12 @@ from math import prod
 
 import numpy as np
 
+from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
 from tilec.ir.effects import effects_in, is_clonable, written_tensors
 from tilec.ir.element_loops import each_element
-from tilec.ir.ops import (
-    Alloc,
-    AsmEffect,
-    Atomic,
-    Binary,
-    Compare,
-    DeviceFence,
-    Fill,
-    For,
-    Gemm,
-    If,
-    Load,
-    Parallel,
-    Reduce,
-    Scope,
-    ShuffleXor,
-    Store,
-    ThreadIndex,
-    WarpMma,
-    WarpSync,
-    While,
-)
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, UINT32, BufferType, DType
@@ -75,7 +54,7 @@ _KINDS = ("add", "max", "min", "and", "or", "xor")
 
 
 def combine_atomics(func: Func, target: Target) -> Func:
-    if func.attrs.get("may_alias") or not func.body.has(Atomic):
+    if func.attrs.get("may_alias") or not func.body.has(ops.Atomic):
         return func
     made = func
     while (body := _Scopes(made, target).block(made.body, threads_of(made))) is not made.body:
@@ -89,8 +68,8 @@ class _Group:
     place, of what is made inside of the scope. `along`: the loop's dimensions that are combined.
     `sure`: all contribute."""
 
-    atomics: list[Atomic]
-    loop: Parallel | None
+    atomics: list[ops.Atomic]
+    loop: ops.Parallel | None
     needed: list[Op]
     along: list[int]
     sure: bool
@@ -120,7 +99,7 @@ class _Group:
         with b.when(test) as some:
             some.ops += [x.clone(subst) for x in self.needed]
             at = tuple(subst.get(v, v) for v in self.atomics[0].indices)
-            some.emit(Atomic, self.dest, at, some.cast(value, self.dest.dtype), self.kind)
+            some.emit(ops.Atomic, self.dest, at, some.cast(value, self.dest.dtype), self.kind)
 
 
 class _Scopes:
@@ -131,21 +110,25 @@ class _Scopes:
         self.uniform, self.masks = uniformity_of(func), ThreadMasks(func)
         self.made, self.users = func.body.defs, func.body.users
         self.written = written_tensors(func.body)
-        ordered = func.body.has(DeviceFence, AsmEffect)  # a lane's own writes, with its own atomics
+        ordered = func.body.has(
+            ops.DeviceFence, ops.AsmEffect
+        )  # a lane's own writes, with its own atomics
         self.by_warps = target.kind != "cpu" and not ordered
 
     def block(self, block: Block, threads: int) -> Block:
-        ops: list[Op] = []
+        kept: list[Op] = []
         for o in block.ops:
-            if isinstance(o, Parallel | For | If | Atomic) and (made := self.combined(o, threads)):
-                ops += made
+            if isinstance(o, ops.Parallel | ops.For | ops.If | ops.Atomic) and (
+                made := self.combined(o, threads)
+            ):
+                kept += made
                 continue
-            if isinstance(o, If | For | While | Scope):
-                own = o.warps * self.target.warp_size if isinstance(o, Scope) else threads
-                few = [r for r in o.regions if isinstance(o, If) and self.is_few(o, r)]
+            if isinstance(o, ops.If | ops.For | ops.While | ops.Scope):
+                own = o.warps * self.target.warp_size if isinstance(o, ops.Scope) else threads
+                few = [r for r in o.regions if isinstance(o, ops.If) and self.is_few(o, r)]
                 o = o.with_regions(partial(self.inside, threads=own, few=few))
-            ops.append(o)
-        return block.with_ops(ops)
+            kept.append(o)
+        return block.with_ops(kept)
 
     def inside(self, region: Block, threads: int, few: list[Block]) -> Block:
         return region if region in few else self.block(region, threads)
@@ -169,18 +152,20 @@ class _Scopes:
         """Whether what is done in a scope may be seen behind it: nobody is told of a part."""
         if any(e.region is None and e.kind != "describe" for _, e in effects_in(o)):
             return False
-        if not isinstance(o, For | If):
+        if not isinstance(o, ops.For | ops.If):
             return True
-        if o.has(While, Scope, Gemm, WarpMma) or not all(map(self.is_plain, o.every(Atomic))):
+        if o.has(ops.While, ops.Scope, ops.Gemm, ops.WarpMma) or not all(
+            map(self.is_plain, o.every(ops.Atomic))
+        ):
             return False
-        return isinstance(o, If) or o.kind in ("serial", "unroll", "pipelined")
+        return isinstance(o, ops.If) or o.kind in ("serial", "unroll", "pipelined")
 
-    def is_plain(self, a: Atomic) -> bool:
+    def is_plain(self, a: ops.Atomic) -> bool:
         return a.kind in _KINDS and not self.users.get(a.result)
 
     def groups(self, o: Op) -> list[_Group]:
-        places: dict[tuple[object, ...], list[Atomic]] = {}
-        loops: dict[Atomic, Parallel | None] = dict(self.atomics(o))
+        places: dict[tuple[object, ...], list[ops.Atomic]] = {}
+        loops: dict[ops.Atomic, ops.Parallel | None] = dict(self.atomics(o))
         for a, loop in loops.items():
             places.setdefault((loop, a.dest, *a.indices), []).append(a)
         touched = [(x, e.region.buffer) for x, e in effects_in(o) if e.region is not None]
@@ -188,7 +173,7 @@ class _Scopes:
         for (_, dest, *_), atomics in places.items():
             others = [x for x, buffer in touched if buffer is dest]
             alike = all(
-                isinstance(x, Atomic) and self.is_plain(x) and x.kind == atomics[0].kind
+                isinstance(x, ops.Atomic) and self.is_plain(x) and x.kind == atomics[0].kind
                 for x in others
             )
             if alike and (group := self.group(o, loops[atomics[0]], atomics)):
@@ -196,20 +181,20 @@ class _Scopes:
         return found
 
     def atomics(
-        self, o: Op, loop: Parallel | None = None
-    ) -> Iterator[tuple[Atomic, Parallel | None]]:
+        self, o: Op, loop: ops.Parallel | None = None
+    ) -> Iterator[tuple[ops.Atomic, ops.Parallel | None]]:
         """Those inside a scope, each with the loop over elements around it; not those that few
         lanes do."""
-        if isinstance(o, Atomic):
+        if isinstance(o, ops.Atomic):
             yield o, loop
-        inside = o if isinstance(o, Parallel) else loop
+        inside = o if isinstance(o, ops.Parallel) else loop
         for region in o.regions:
-            if inside is None and isinstance(o, If) and self.is_few(o, region):
+            if inside is None and isinstance(o, ops.If) and self.is_few(o, region):
                 continue
             for x in region.ops:
                 yield from self.atomics(x, inside)
 
-    def is_few(self, o: If, region: Block) -> bool:
+    def is_few(self, o: ops.If, region: Block) -> bool:
         """Whether few lanes of a warp come to a branch."""
         mask = self.masks.mask(o.cond) if self.target.kind != "cpu" else None
         if mask is not None:
@@ -220,14 +205,14 @@ class _Scopes:
     def names_one(self, cond: Value) -> bool:
         """Whether a condition holds for a lane that it names by its index."""
         o = self.made.get(cond)
-        if isinstance(o, Binary) and o.kind == "and":
+        if isinstance(o, ops.Binary) and o.kind == "and":
             return any(map(self.names_one, o.operands))
-        if not isinstance(o, Compare) or o.kind != "eq":
+        if not isinstance(o, ops.Compare) or o.kind != "eq":
             return False
         own = [v for v in o.operands if self.uniform.level(v) is Level.THREAD]
-        return len(own) == 1 and not any(isinstance(x, Load) for x in upstream(own, self.made))
+        return len(own) == 1 and not any(isinstance(x, ops.Load) for x in upstream(own, self.made))
 
-    def group(self, o: Op, loop: Parallel | None, atomics: list[Atomic]) -> _Group | None:
+    def group(self, o: Op, loop: ops.Parallel | None, atomics: list[ops.Atomic]) -> _Group | None:
         """Atomics of one place as a group; None where there is nothing to combine."""
         most = Level.WARP if loop is None else Level.BLOCK
         if self.uniform.around(o) > most:
@@ -239,9 +224,9 @@ class _Scopes:
         used = {v for x in needed for v in x.uses} | {*atomics[0].indices}
         sure = any(a is o or a in (loop.body.ops if loop is o else ()) for a in atomics)
         if loop is None:
-            parts = isinstance(o, If) and self.uniform.level(o.cond) <= Level.WARP
+            parts = isinstance(o, ops.If) and self.uniform.level(o.cond) <= Level.WARP
             return _Group(atomics, loop, needed, [], sure) if self.by_warps and not parts else None
-        if self.uniform.around(loop) > most or isinstance(o, If):
+        if self.uniform.around(loop) > most or isinstance(o, ops.If):
             return None
         if loop.layout is not None or loop.wanted is not None or 0 in loop.extents:
             return None
@@ -266,7 +251,7 @@ class _Scopes:
         levels = map(self.uniform.level, (*outside, *start, *(() if args else place)))
         return None if outside & inside or max(levels, default=Level.BLOCK) > most else needed
 
-    def shape(self, loop: Parallel, groups: list[_Group], threads: int) -> list[int] | None:
+    def shape(self, loop: ops.Parallel, groups: list[_Group], threads: int) -> list[int] | None:
         """The extents of a loop, or of pieces of it for whose contributions threads have registers;
         None where there are no such."""
         bits, shape = sum(g.held.bits for g in groups), [*loop.extents]
@@ -290,26 +275,28 @@ class _Scopes:
         for g in groups:
             value = g.atomics[0].value
             if g.atomics[0] is not o:
-                part = b.value(Alloc, BufferType((1,), g.held, "local"), name="part")
-                b.emit(Store, part, (zero,), g.nothing(b))
+                part = b.value(ops.Alloc, BufferType((1,), g.held, "local"), name="part")
+                b.emit(ops.Store, part, (zero,), g.nothing(b))
                 own |= dict.fromkeys(g.atomics, part)
-                value = behind.value(Load, part, (zero,))
+                value = behind.value(ops.Load, part, (zero,))
             value, lanes = behind.cast(value, g.held), self.target.warp_size
             while lanes := lanes // 2:
-                other = behind.value(ShuffleXor, value, lanes)
+                other = behind.value(ops.ShuffleXor, value, lanes)
                 value = behind.binary(g.kind, value, other)
-            lane = behind.binary("mod", behind.value(ThreadIndex), self.target.warp_size)
+            lane = behind.binary("mod", behind.value(ops.ThreadIndex), self.target.warp_size)
             with behind.when(behind.compare("eq", lane, 0)) as first:
                 g.once(first, value, {})
-            behind.emit(WarpSync)  # what a lane does behind its own is behind it
+            behind.emit(ops.WarpSync)  # what a lane does behind its own is behind it
 
         def visit(x: Op) -> list[Op] | None:
-            return _contributed(x, own[x], (zero,)) if isinstance(x, Atomic) and x in own else None
+            return (
+                _contributed(x, own[x], (zero,)) if isinstance(x, ops.Atomic) and x in own else None
+            )
 
         return [*b.ops, *rewritten([o] if own else [], visit), *behind.ops]
 
     def by_tiles(
-        self, o: Op, loop: Parallel, groups: list[_Group], shape: Sequence[int]
+        self, o: Op, loop: ops.Parallel, groups: list[_Group], shape: Sequence[int]
     ) -> list[Op]:
         """The contributions of a loop's iterations, in a fragment, and what comes of them."""
         b, behind = Builder(o.loc), Builder(o.loc)
@@ -318,23 +305,23 @@ class _Scopes:
         plain = set[Op]()
         for g in groups:
             held = BufferType(tuple(shape), g.held, "fragment")
-            shares = b.value(Alloc, held, name=f"{g.dest.name}_shares")
+            shares = b.value(ops.Alloc, held, name=f"{g.dest.name}_shares")
             own |= dict.fromkeys(g.atomics, shares)
             if g.sure and len(g.atomics) == 1 and tuple(shape) == loop.extents:
                 plain.update(g.atomics)
             else:
-                b.emit(Fill, whole(b, shares), g.nothing(b))
+                b.emit(ops.Fill, whole(b, shares), g.nothing(b))
             self.reduced(behind, g, loop, shares)
 
         def visit(x: Op) -> list[Op] | None:
-            if isinstance(x, Atomic) and x in own:
+            if isinstance(x, ops.Atomic) and x in own:
                 return _contributed(x, own[x], args, x in plain)
-            same = isinstance(x, Parallel) and x.body.args == loop.body.args
-            return _in_pieces(x, shape, args) if isinstance(x, Parallel) and same else None
+            same = isinstance(x, ops.Parallel) and x.body.args == loop.body.args
+            return _in_pieces(x, shape, args) if isinstance(x, ops.Parallel) and same else None
 
         return [*b.ops, *rewritten([o], visit), *behind.ops]
 
-    def reduced(self, b: Builder, g: _Group, loop: Parallel, shares: Value) -> None:
+    def reduced(self, b: Builder, g: _Group, loop: ops.Parallel, shares: Value) -> None:
         """What the contributions come to, and an atomic for each place."""
         extents = shares.buffer.static_shape
         left = [*range(len(extents))]
@@ -342,26 +329,28 @@ class _Scopes:
             at = left.index(d)
             left.remove(d)
             kept = tuple(extents[d] for d in left) or (1,)
-            rest = b.value(Alloc, BufferType(kept, g.held, "fragment"), name=f"{g.dest.name}_rest")
+            rest = b.value(
+                ops.Alloc, BufferType(kept, g.held, "fragment"), name=f"{g.dest.name}_rest"
+            )
             name = _REDUCTIONS.get(g.kind, g.kind)
-            b.emit(Reduce, whole(b, shares), whole(b, rest), at, name)
+            b.emit(ops.Reduce, whole(b, shares), whole(b, rest), at, name)
             shares = rest
         with each_element(b, shares.buffer.static_shape) as (inner, places):
-            value = inner.value(Load, shares, places)
+            value = inner.value(ops.Load, shares, places)
             g.once(inner, value, {loop.body.args[d]: v for d, v in zip(left, places)})
 
 
-def _contributed(a: Atomic, own: Value, at: tuple[Value, ...], alone: bool = False) -> list[Op]:
+def _contributed(a: ops.Atomic, own: Value, at: tuple[Value, ...], alone: bool = False) -> list[Op]:
     """What stands for an atomic: its value is combined with what `own` has, or is all of that."""
     b = Builder(a.loc)
     value = b.cast(a.value, own.dtype)
     if not alone:
-        value = b.binary(a.kind, b.value(Load, own, at), value)
-    b.emit(Store, own, at, value)
+        value = b.binary(a.kind, b.value(ops.Load, own, at), value)
+    b.emit(ops.Store, own, at, value)
     return b.ops
 
 
-def _in_pieces(o: Parallel, shape: Sequence[int], args: tuple[Value, ...]) -> list[Op]:
+def _in_pieces(o: ops.Parallel, shape: Sequence[int], args: tuple[Value, ...]) -> list[Op]:
     """A loop over elements, with the indices `args`, as loops over pieces of this shape."""
     b, body, subst = Builder(o.loc), Builder(o.loc), dict[Value, Value](zip(o.body.args, args))
     with ExitStack() as loops:

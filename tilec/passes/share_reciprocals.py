@@ -25,25 +25,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, upstream
 from tilec.ir.fold import Number
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Cast,
-    Const,
-    Fma,
-    For,
-    Load,
-    Lookup,
-    RegRead,
-    RegWrite,
-    Store,
-    Unary,
-    Wgmma,
-    constants,
-)
 from tilec.ir.types import FLOAT32, BufferType, DType, ScalarType
 from tilec.passes.utils.building import counted
 from tilec.target import Target
@@ -54,39 +39,39 @@ SMALL, LARGE = 2.0**-24, 2.0**24  # of divisors, which are positive
 SMALLEST, LARGEST = 2.0**-100, 2.0**64  # of what is divided
 FLOAT32_NUMBER = ScalarType(FLOAT32)
 APART = 4  # comparisons that do not wait for one another
-_SIMPLE = (RegRead, Lookup, Const, Cast)
+_SIMPLE = (ops.RegRead, ops.Lookup, ops.Const, ops.Cast)
 
 
 def share_reciprocals(func: Func, target: Target) -> Func:
-    numbers = constants(func.body)
+    numbers = ops.constants(func.body)
     around = _in_flight(func)
 
-    def visit(o: For) -> None | list[Op]:
+    def visit(o: ops.For) -> None | list[Op]:
         found = None if o in around else _divisions(o, numbers)
         return None if found is None else found.shared()
 
-    return func.rewrite(For, visit)
+    return func.rewrite(ops.For, visit)
 
 
 def _in_flight(func: Func) -> set[Op]:
     """Loops in loops with asynchronous products: a branch there would end what is in flight."""
     return {
         inner
-        for o in func.body.every(For)
+        for o in func.body.every(ops.For)
         if o.kind != "persistent"
-        if o.body.has(Wgmma)
-        for inner in o.body.every(For)
+        if o.body.has(ops.Wgmma)
+        for inner in o.body.every(ops.For)
     }
 
 
 @dataclass(frozen=True)
 class _Divisions:
     """`loop` divides by the registers `used` of the fragment `by`, or by the number `by` (which
-    counts as register 0): `ops` are its divisions."""
+    counts as register 0): `divisions` are its own."""
 
-    loop: For
+    loop: ops.For
     trips: int
-    ops: tuple[Binary, ...]
+    divisions: tuple[ops.Binary, ...]
     by: Value
     used: tuple[int, ...]
 
@@ -98,11 +83,11 @@ class _Divisions:
         one = b.const(1.0, FLOAT32)
         for k in self.used:
             at = b.const(k)
-            d = b.value(RegRead, self.by, at) if self.by.type != FLOAT32_NUMBER else self.by
+            d = b.value(ops.RegRead, self.by, at) if self.by.type != FLOAT32_NUMBER else self.by
             r = b.binary("div", one, d)
-            rest = b.value(Fma, b.value(Unary, "neg", r), d, one)
-            b.emit(Store, near, (at,), r)
-            b.emit(Store, lacking, (at,), b.binary("mul", rest, r))
+            rest = b.value(ops.Fma, b.value(ops.Unary, "neg", r), d, one)
+            b.emit(ops.Store, near, (at,), r)
+            b.emit(ops.Store, lacking, (at,), b.binary("mul", rest, r))
             fits.append(b.compare("ge", d, SMALL))
             fits.append(b.compare("le", d, LARGE))
         fits += self._dividends(b)
@@ -112,7 +97,7 @@ class _Divisions:
 
     @staticmethod
     def _array(b: Builder, size: int, dtype: DType) -> Value:
-        return b.value(Alloc, BufferType((size,), dtype, "local"))
+        return b.value(ops.Alloc, BufferType((size,), dtype, "local"))
 
     def _dividends(self, b: Builder) -> Iterator[Value]:
         """Whether none is 0, too small, too large (the sum of squares is not) or nan."""
@@ -120,22 +105,22 @@ class _Divisions:
         every = tuple(b.const(k) for k in range(APART))
         first = b.const(0.0, FLOAT32), b.const(LARGEST, FLOAT32)
         for at in every:
-            b.emit(Store, squares, (at,), first[0])
-            b.emit(Store, least, (at,), first[1])
+            b.emit(ops.Store, squares, (at,), first[0])
+            b.emit(ops.Store, least, (at,), first[1])
         with counted(b, self.trips, "r") as (index, inner):
             subst: Substitution = {self.loop.body.args[0]: index}
             defs = self.loop.body.makers
-            for o in upstream((d.lhs for d in self.ops), defs):
+            for o in upstream((d.lhs for d in self.divisions), defs):
                 inner.ops.append(o.clone(subst))
-            at = inner.value(Lookup, tuple(r % APART for r in range(self.trips)), index)
-            for d in self.ops:
+            at = inner.value(ops.Lookup, tuple(r % APART for r in range(self.trips)), index)
+            for d in self.divisions:
                 x = subst.get(d.lhs, d.lhs)
-                more = inner.value(Fma, x, x, inner.value(Load, squares, (at,)))
-                inner.emit(Store, squares, (at,), more)
-                size, before = inner.value(Unary, "abs", x), inner.value(Load, least, (at,))
-                inner.emit(Store, least, (at,), inner.binary("min", before, size))
+                more = inner.value(ops.Fma, x, x, inner.value(ops.Load, squares, (at,)))
+                inner.emit(ops.Store, squares, (at,), more)
+                size, before = inner.value(ops.Unary, "abs", x), inner.value(ops.Load, least, (at,))
+                inner.emit(ops.Store, least, (at,), inner.binary("min", before, size))
         for at in every:
-            sum, small = (b.value(Load, v, (at,)) for v in (squares, least))
+            sum, small = (b.value(ops.Load, v, (at,)) for v in (squares, least))
             yield b.compare("lt", sum, math.inf)
             yield b.compare("ge", small, SMALLEST)
 
@@ -145,15 +130,15 @@ class _Divisions:
         subst: Substitution = {}
 
         def visit(o: Op) -> None | list[Op]:
-            if o not in self.ops:
+            if o not in self.divisions:
                 return None
-            assert isinstance(o, Binary)
+            assert isinstance(o, ops.Binary)
             b, (x, d), divisor = Builder(o.loc), (o.lhs, o.rhs), made.get(o.rhs)
-            at = divisor.index if isinstance(divisor, RegRead) else b.const(0)
-            r, less = (b.value(Load, v, (at,)) for v in (near, lacking))
-            q = b.value(Fma, x, r, b.binary("mul", x, less))
-            e = b.value(Fma, b.value(Unary, "neg", q), d, x)
-            subst[o.result] = b.value(Fma, e, r, q)
+            at = divisor.index if isinstance(divisor, ops.RegRead) else b.const(0)
+            r, less = (b.value(ops.Load, v, (at,)) for v in (near, lacking))
+            q = b.value(ops.Fma, x, r, b.binary("mul", x, less))
+            e = b.value(ops.Fma, b.value(ops.Unary, "neg", q), d, x)
+            subst[o.result] = b.value(ops.Fma, e, r, q)
             return b.ops
 
         return replace(self.loop, body=self.loop.body.rewrite(Op, visit, subst)).clone({})
@@ -161,35 +146,35 @@ class _Divisions:
 
 def _is_simple(o: Op) -> bool:
     """Whether an op only reads a register, or says which."""
-    return isinstance(o, _SIMPLE) or (isinstance(o, Binary) and o.lhs.is_integer)
+    return isinstance(o, _SIMPLE) or (isinstance(o, ops.Binary) and o.lhs.is_integer)
 
 
-def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
+def _divisions(o: ops.For, numbers: Mapping[Value, Number]) -> _Divisions | None:
     """The divisions of float32 numbers in an unrolled loop that share their divisors."""
     indices = o.indices(numbers.get)
     if o.kind != "unroll" or indices is None or indices != range(len(indices)) or o.results:
         return None
     trips = len(indices)
     defs = o.body.makers
-    written = {p.fragment for p in o.body.ops if isinstance(p, RegWrite)}
-    ops: list[Binary] = []
+    written = {p.fragment for p in o.body.ops if isinstance(p, ops.RegWrite)}
+    divisions: list[ops.Binary] = []
     used: set[int] = set()
     by: set[Value] = set()
     for p in o.body.ops:
         if p.region_fields:
             return None
-        if not isinstance(p, Binary) or p.kind != "div" or p.result.dtype != FLOAT32:
+        if not isinstance(p, ops.Binary) or p.kind != "div" or p.result.dtype != FLOAT32:
             continue
         divisor = defs.get(p.rhs)
         if p.rhs not in defs and p.rhs not in numbers:
             used.add(0)
             by.add(p.rhs)
-        elif not isinstance(divisor, RegRead) or divisor.fragment in written:
+        elif not isinstance(divisor, ops.RegRead) or divisor.fragment in written:
             return None
         else:
             by.add(divisor.fragment)
             at = defs.get(divisor.index)
-            if isinstance(at, Lookup) and at.index is o.body.args[0]:
+            if isinstance(at, ops.Lookup) and at.index is o.body.args[0]:
                 used |= set(at.table[:trips])
             elif divisor.index in numbers:
                 used.add(int(numbers[divisor.index]))
@@ -197,8 +182,8 @@ def _divisions(o: For, numbers: Mapping[Value, Number]) -> _Divisions | None:
                 return None
         if not all(map(_is_simple, upstream((p.lhs,), defs))):
             return None
-        ops.append(p)
-    count = trips * len(ops)
+        divisions.append(p)
+    count = trips * len(divisions)
     if len(by) != 1 or count < max(LEAST_DIVISIONS, LEAST_SHARED * len(used)):
         return None
-    return _Divisions(o, trips, tuple(ops), by.pop(), tuple(sorted(used)))
+    return _Divisions(o, trips, tuple(divisions), by.pop(), tuple(sorted(used)))

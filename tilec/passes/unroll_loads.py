@@ -33,33 +33,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.fold import Number
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    CheckIndex,
-    Compare,
-    Const,
-    CpAsync,
-    For,
-    If,
-    LdmatrixValues,
-    Load,
-    Lookup,
-    MemLoad,
-    MemStore,
-    RegRead,
-    RegWrite,
-    Store,
-    WarpMma,
-    WarpSync,
-    Yield,
-    constants,
-    yielded,
-)
 from tilec.ir.short_loops import is_short
 from tilec.ir.types import BOOL, VectorType
 from tilec.passes.check_registers import is_roomy
@@ -84,13 +62,13 @@ MOST_STEPS = 4  # iterations of a loop of products: the assembler loads matrices
 
 
 def unroll_loads(func: Func, target: Target) -> Func:
-    numbers = constants(func.body)
+    numbers = ops.constants(func.body)
     written = {getattr(o, "dest", None) for o in walk(func.body)}
     overlapping = bool(func.attrs.get("may_alias"))
     roomy = is_roomy(func)
     subst: Substitution = {}
 
-    def visit(o: For) -> None | list[Op]:
+    def visit(o: ops.For) -> None | list[Op]:
         if o.kind not in ("serial", "unroll") or numbers.get(o.step) != 1:
             return None
         if o.lo.dtype.kind != "int":
@@ -111,7 +89,7 @@ def unroll_loads(func: Func, target: Target) -> Func:
         count = _branches(o, trips)
         return _unrolled(o, count, trips, subst) if count > 1 else None
 
-    return func.rewrite(For, visit, subst)
+    return func.rewrite(ops.For, visit, subst)
 
 
 @dataclass(frozen=True)
@@ -123,20 +101,22 @@ class _Trips:
     exact: bool
 
     @classmethod
-    def of(cls, o: For, numbers: Mapping[Value, Number], func: Func) -> _Trips:
+    def of(cls, o: ops.For, numbers: Mapping[Value, Number], func: Func) -> _Trips:
         """Of a loop in steps of one."""
         indices = o.indices(numbers.get)
         if indices is not None:
             return cls(len(indices), True)
         facts = facts_of(func)
         made = facts.made_by(o.hi)
-        bounds = made.operands if isinstance(made, Binary) and made.kind == "min" else (o.hi,)
+        bounds = made.operands if isinstance(made, ops.Binary) and made.kind == "min" else (o.hi,)
         found = ((facts.form(v) - facts.form(o.lo)).constant for v in bounds)
         known = [max(n, 0) for n in found if n is not None]
         return cls(min(known, default=None), bool(known) and len(bounds) == 1)
 
 
-def _together(o: For, trips: _Trips, numbers: Mapping[Value, Number], written: set[object]) -> int:
+def _together(
+    o: ops.For, trips: _Trips, numbers: Mapping[Value, Number], written: set[object]
+) -> int:
     """How many iterations are worth asking for at once."""
     found = _Work(numbers, written)
     if not found.block(o.body, 1) or not (found.bytes or found.matrices) or not found.local:
@@ -149,25 +129,26 @@ def _together(o: For, trips: _Trips, numbers: Mapping[Value, Number], written: s
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _branches(o: For, trips: _Trips) -> int:
+def _branches(o: ops.For, trips: _Trips) -> int:
     """How many iterations a short loop has that only change registers, on conditions; else 0."""
     if o.kind != "serial" or not trips.exact or not 1 < (trips.most or 0) <= MOST_BRANCHES:
         return 0
     inside = [*walk(o.body)]
-    plain = all(x.pure or isinstance(x, MemLoad | If | For | Yield) for x in inside)
-    asks = any(isinstance(x, If) for x in o.body.ops) and o.body.has(MemLoad)
+    plain = all(x.pure or isinstance(x, ops.MemLoad | ops.If | ops.For | ops.Yield) for x in inside)
+    asks = any(isinstance(x, ops.If) for x in o.body.ops) and o.body.has(ops.MemLoad)
     return (trips.most or 0) if plain and asks and len(inside) <= MOST_OPS_BRANCHES else 0
 
 
-def _side_by_side(o: For, trips: _Trips, func: Func) -> int:
+def _side_by_side(o: ops.For, trips: _Trips, func: Func) -> int:
     """How many iterations a loop has that only change registers, if what they load lies side by
     side: LLVM makes one wide load of it. Else 0."""
     count, body = trips.most or 0, o.body.statements
     if not trips.exact or not 1 < count <= MOST_WITHIN or count * len(body) > MOST_OPS:
         return 0
-    loads = [x for x in body if isinstance(x, MemLoad)]
+    loads = [x for x in body if isinstance(x, ops.MemLoad)]
     plain = all(
-        x.pure and not x.regions or isinstance(x, MemLoad | RegRead | RegWrite) for x in body
+        x.pure and not x.regions or isinstance(x, ops.MemLoad | ops.RegRead | ops.RegWrite)
+        for x in body
     )
     if not plain or not loads or any(x.guard is not None for x in loads):
         return 0
@@ -190,25 +171,25 @@ class _Work:
         return all(self.op(o, times) for o in block.ops)
 
     def op(self, o: Op, times: int) -> bool:
-        self.ops += 0 if isinstance(o, Const | Yield) else times
+        self.ops += 0 if isinstance(o, ops.Const | ops.Yield) else times
         match o:
-            case For():
+            case ops.For():
                 trips = len(o.indices(self.numbers.get) or ())
                 return 0 < trips <= MOST_WITHIN and self.block(o.body, times * trips)
-            case MemLoad():
+            case ops.MemLoad():
                 if o.guard is not None or o.source in self.written:
                     return False
                 if o.source.buffer.space == "global":
                     self.bytes += times * max(o.lanes * o.source.dtype.bits // 8, 1)
                 return True
-            case LdmatrixValues():
+            case ops.LdmatrixValues():
                 self.matrices = True
                 return True
-            case Load() | Store():
-                buffer = o.source if isinstance(o, Load) else o.dest
+            case ops.Load() | ops.Store():
+                buffer = o.source if isinstance(o, ops.Load) else o.dest
                 self.local = True
                 return buffer.buffer.space == "local"
-        return isinstance(o, Const | CheckIndex | WarpMma | Yield) or (
+        return isinstance(o, ops.Const | ops.CheckIndex | ops.WarpMma | ops.Yield) or (
             o.pure and not o.region_fields
         )
 
@@ -220,21 +201,21 @@ class _Ahead:
     whether branches have become conditions of loads."""
 
     def __init__(
-        self, o: For, written: set[object], roomy: bool, facts: Facts, converted: bool
+        self, o: ops.For, written: set[object], roomy: bool, facts: Facts, converted: bool
     ) -> None:
         self.loop, self.roomy, self.converted = o, roomy, converted
         written = written - self.own(facts)
         goes_on = "lt", o.body.args[0], o.hi
-        compared = (x for x in o.body.ops if isinstance(x, Compare))
+        compared = (x for x in o.body.ops if isinstance(x, ops.Compare))
         self.inside = {x.result for x in compared if (x.kind, x.lhs, x.rhs) == goes_on}
-        self.copies = o.body.has(CpAsync)
+        self.copies = o.body.has(ops.CpAsync)
         made = o.body.makers
         carried = {*o.body.args[1:]}
         self.first: set[Op] = set()
-        self.loads: list[MemLoad] = []
+        self.loads: list[ops.MemLoad] = []
         self.fixed: set[Op] = set()  # of these, what is the same in every iteration
         for x in o.body.ops:
-            if not isinstance(x, MemLoad) or not self.is_ready(x, written):
+            if not isinstance(x, ops.MemLoad) or not self.is_ready(x, written):
                 continue
             behind = [*upstream([x.result], made)]
             if not all(y.pure and not y.regions or y in self.first or y is x for y in behind):
@@ -256,9 +237,9 @@ class _Ahead:
         late: set[Value] = set()
         for x in walk(self.loop.body):
             match x:
-                case MemLoad(source=tensor, lanes=lanes):
+                case ops.MemLoad(source=tensor, lanes=lanes):
                     late |= {tensor} & stored
-                case MemStore(dest=tensor, value=Value(type=type)):
+                case ops.MemStore(dest=tensor, value=Value(type=type)):
                     lanes = type.lanes if isinstance(type, VectorType) else 1
                     stored.add(tensor)
                 case _:
@@ -271,7 +252,7 @@ class _Ahead:
 
         return {v for v in stored - late if is_own(*places[v][0], places[v])}
 
-    def is_ready(self, o: MemLoad, written: set[object]) -> bool:
+    def is_ready(self, o: ops.MemLoad, written: set[object]) -> bool:
         sure = o.guard is None or o.guard in self.inside or self.copies or self.roomy
         return sure and o.source.buffer.space == "global" and o.source not in written
 
@@ -280,13 +261,13 @@ class _Ahead:
         body = self.loop.body
         inside = [*walk(body)]
         written_out = self.loop.kind == "unroll"
-        starts = (CpAsync, For, Load, Store, WarpSync) if self.copies else ()
-        others = starts if written_out else (*starts, Alloc, RegRead, RegWrite)
+        starts = (ops.CpAsync, ops.For, ops.Load, ops.Store, ops.WarpSync) if self.copies else ()
+        others = starts if written_out else (*starts, ops.Alloc, ops.RegRead, ops.RegWrite)
         if not self.loads or not all(
             _is_plain(x, numbers) or isinstance(x, others) for x in inside
         ):
             return 1
-        acts = self.copies or any(isinstance(x, MemStore | If) for x in inside)
+        acts = self.copies or any(isinstance(x, ops.MemStore | ops.If) for x in inside)
         guarded = any(x.guard is not None for x in self.loads)
         if not acts and (is_short(body) and not guarded or not self.roomy):
             return 1  # the former LLVM does
@@ -313,7 +294,7 @@ class _Ahead:
         """Whether a loop that was to be written out had better stay one: the assembler would ask
         for the loads of all its parts at once, and hold their places."""
         asks = any(x.guard is not None for x in self.loads)
-        names = self.loop.body.has(RegRead, RegWrite, Lookup)
+        names = self.loop.body.has(ops.RegRead, ops.RegWrite, ops.Lookup)
         return asks and not names and count * len(self.loop.body.ops) > MOST_OPS_TOGETHER
 
     def iterations(
@@ -322,18 +303,18 @@ class _Ahead:
         """Those at `indices`, and what they hand on."""
         yes = b.const(True, BOOL)
         own = [dict.fromkeys(self.inside, yes) | {self.loop.body.args[0]: at} for at in indices]
-        ops = [x for x in self.loop.body.ops if self.inside.isdisjoint(x.results)]
+        acts = [x for x in self.loop.body.ops if self.inside.isdisjoint(x.results)]
         for subst in own:
-            b.ops += [self.sure(x).clone(subst) for x in ops if x in self.first]
+            b.ops += [self.sure(x).clone(subst) for x in acts if x in self.first]
         for subst in own:
             subst.update(zip(self.loop.body.args[1:], values))
-            late = (x for x in ops if x not in self.first and not isinstance(x, Yield))
+            late = (x for x in acts if x not in self.first and not isinstance(x, ops.Yield))
             b.ops += [self.sure(x).clone(subst) for x in late]
-            values = tuple(subst.get(v, v) for v in yielded(self.loop.body))
+            values = tuple(subst.get(v, v) for v in ops.yielded(self.loop.body))
         return values
 
     def sure(self, x: Op) -> Op:
-        if isinstance(x, MemLoad | MemStore) and x.guard in self.inside:
+        if isinstance(x, ops.MemLoad | ops.MemStore) and x.guard in self.inside:
             return updated(x, guard=None)
         return x
 
@@ -341,17 +322,17 @@ class _Ahead:
 def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
     """Whether it is one thread's alone, and no loop but a short one."""
     match o:
-        case MemLoad() | MemStore() | If() | Yield() | CheckIndex():
+        case ops.MemLoad() | ops.MemStore() | ops.If() | ops.Yield() | ops.CheckIndex():
             return True
-        case Load() | Store():
-            return (o.source if isinstance(o, Load) else o.dest).buffer.space == "local"
-        case For():
+        case ops.Load() | ops.Store():
+            return (o.source if isinstance(o, ops.Load) else o.dest).buffer.space == "local"
+        case ops.For():
             return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields
 
 
 def _unrolled(
-    o: For, count: int, trips: _Trips, subst: Substitution, ahead: _Ahead | None = None
+    o: ops.For, count: int, trips: _Trips, subst: Substitution, ahead: _Ahead | None = None
 ) -> list[Op]:
     """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
@@ -370,22 +351,24 @@ def _unrolled(
     if ahead is None:
         for number in range(count):
             at = inner.binary("add", first, number) if number else first
-            ops, values = iteration(o, at, values)
-            inner.ops += ops
+            made, values = iteration(o, at, values)
+            inner.ops += made
     else:
         places = [inner.binary("add", first, n) if n else first for n in range(count)]
         values = ahead.iterations(inner, places, values)
     if all_of_them:
         subst.update(zip(o.results, values))
         return inner.ops
-    inner.emit(Yield, values)
+    inner.emit(ops.Yield, values)
     body = inner.block((first, *carried))
     kind = o.kind
     if ahead is not None and ahead.stays_a_loop(count):
         kind = "serial"
-    done = b.emit(For, kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
+    done = b.emit(ops.For, kind, o.lo, end, b.const(count, o.lo.dtype), o.inits, body)
     if known != 0:
-        left = For(o.kind, end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
+        left = ops.For(
+            o.kind, end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc
+        )
         done = left.clone({})
         b.ops.append(done)
     subst.update(zip(o.results, done.results))

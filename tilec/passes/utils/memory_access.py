@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
@@ -18,22 +19,6 @@ from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
 from tilec.ir.neighbours import Neighbours, holds_between
-from tilec.ir.ops import (
-    Atomic,
-    Binary,
-    Compare,
-    Const,
-    ElementAccess,
-    For,
-    Gemm,
-    If,
-    Load,
-    Mma,
-    Parallel,
-    Select,
-    Wgmma,
-    decides,
-)
 from tilec.ir.types import BufferType
 from tilec.passes.check_registers import is_roomy
 from tilec.passes.utils.addressing import Tensors, clone_expression
@@ -63,8 +48,8 @@ class MemoryFacts:
 
     def __init__(self, func: Func, target: Target | None = None) -> None:
         self.func = func
-        self.blocks = not func.body.has(Gemm)
-        if func.body.has(Mma, Wgmma):
+        self.blocks = not func.body.has(ops.Gemm)
+        if func.body.has(ops.Mma, ops.Wgmma):
             self.blocks = is_roomy(func)
         self.facts = facts_of(func)
         self.tensors = Tensors(func)
@@ -81,7 +66,7 @@ class MemoryFacts:
         """The tensors that the kernel writes."""
         return written_tensors(self.func.body)
 
-    def adds_vectors(self, o: Atomic) -> bool:
+    def adds_vectors(self, o: ops.Atomic) -> bool:
         """Whether one instruction may do what `o` does for neighbours."""
         t = o.dest.buffer
         plain = o.kind == "add" and t.space == "global" and t.dtype in RED_WIDTHS
@@ -95,7 +80,7 @@ class MemoryFacts:
         """Whether vectors of neighbours along `arg` may take a branch of `o` together: where its
         condition, the same for all or made of comparisons, holds for all of them."""
         return (
-            isinstance(o, If)
+            isinstance(o, ops.If)
             and not o.results
             and (arg is None or holds_between(self.facts, o.cond, arg))
             and not any(x.regions for region in o.regions for x in region.ops)
@@ -104,13 +89,13 @@ class MemoryFacts:
     def together(self, o: Op, arg: Value | None) -> bool:
         """Whether vectors of neighbours along `arg` may run a loop, and the loops and branches in
         it, together."""
-        same = arg is None or not any(self.moves(v, arg) for v in decides(o))
-        if not same or not isinstance(o, For | If):
+        same = arg is None or not any(self.moves(v, arg) for v in ops.decides(o))
+        if not same or not isinstance(o, ops.For | ops.If):
             return self.one_branch(o, arg)
         inside = (x for region in o.regions for x in region.ops if x.regions)
         return all(self.together(x, arg) for x in inside)
 
-    def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
+    def memory(self, o: ops.ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
         """What is known of an access; `arg` is the loop index along which registers are
         neighbours."""
         buffer = o.buffer
@@ -132,7 +117,7 @@ class MemoryFacts:
                     width //= 2
         return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
 
-    def stride(self, o: ElementAccess, arg: Value | None) -> int:
+    def stride(self, o: ops.ElementAccess, arg: Value | None) -> int:
         """How far apart neighbours along `arg` are in memory, where they are `MOST_APART` at most;
         1 where they lie side by side, where there is no such number, and on chip."""
         t = o.buffer.buffer
@@ -143,7 +128,7 @@ class MemoryFacts:
         slope = self.facts.slope(o.indices[-1], arg)
         return slope if slope is not None and 1 < slope <= MOST_APART else 1
 
-    def _unit(self, o: ElementAccess, arg: Value) -> int:
+    def _unit(self, o: ops.ElementAccess, arg: Value) -> int:
         """Elements, up to a vector, that divide the place of the first of many neighbours, but for
         the number that its index adds."""
         t = o.buffer.buffer
@@ -151,7 +136,7 @@ class MemoryFacts:
         most = min(MAX_VECTOR_BYTES, alignment(t)) * 8 // t.dtype.bits
         return gcd2(max(most, 1), rest.divisor(self.facts.divisor) if rest.terms else most)
 
-    def apart(self, o: ElementAccess, arg: Value | None, limit: int) -> int:
+    def apart(self, o: ops.ElementAccess, arg: Value | None, limit: int) -> int:
         """How many neighbours along `arg` fill vectors together with others of the same stride, as
         `A[2 * i]` and `A[2 * i + 1]` do; 1 where they do not."""
         stride = self.stride(o, arg)
@@ -159,7 +144,7 @@ class MemoryFacts:
             return 1
         return max(1, min(limit, self._unit(o, arg) // low_bit(stride)))
 
-    def aligned(self, o: ElementAccess, arg: Value, width: int, number: int) -> int:
+    def aligned(self, o: ops.ElementAccess, arg: Value, width: int, number: int) -> int:
         """The bytes that divide the place of the access of neighbour `number` of `width`, at some
         stride from each other."""
         stride = self.stride(o, arg)
@@ -167,7 +152,7 @@ class MemoryFacts:
         at = gcd2(start, self.facts.form(o.indices[-1]).const + stride * number)
         return max(1, at * o.buffer.dtype.bits // 8)
 
-    def _side_by_side(self, o: ElementAccess, arg: Value, most: int) -> int:
+    def _side_by_side(self, o: ops.ElementAccess, arg: Value, most: int) -> int:
         """How many neighbours along `arg` are elements that lie side by side, though that is not
         so of all iterations."""
         while most > 1:
@@ -185,18 +170,18 @@ class MemoryFacts:
             self._neighbours[arg, width] = found
         return found
 
-    def needs(self, p: Parallel) -> list[Need]:
+    def needs(self, p: ops.Parallel) -> list[Need]:
         """The tests that a loop's accesses need, none if it is known to lie inside."""
         if p.inside:
             return []
         return [
             (o, check)
             for o in walk(p.body)
-            if isinstance(o, ElementAccess) and in_memory(o)
+            if isinstance(o, ops.ElementAccess) and in_memory(o)
             for check in self.memory(o, None, 1).checks
         ]
 
-    def checks(self, o: ElementAccess, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
+    def checks(self, o: ops.ElementAccess, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
         """The dimensions whose index is not proved to lie inside, and on which side it may not."""
         found = []
         for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
@@ -207,7 +192,7 @@ class MemoryFacts:
         return tuple(found)
 
     def inside_at_corners(
-        self, b: Builder, p: Parallel, inner: dict[Value, Op], at: Substitution
+        self, b: Builder, p: ops.Parallel, inner: dict[Value, Op], at: Substitution
     ) -> list[Value] | None:
         """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
         corners; None if that cannot be told. Values of `inner` are computed anew, with those of
@@ -236,12 +221,12 @@ class MemoryFacts:
         return conds
 
 
-Need = tuple[ElementAccess, tuple[int, bool, bool]]
+Need = tuple[ops.ElementAccess, tuple[int, bool, bool]]
 
 
 def in_memory(o: Op) -> bool:
     """Whether `o` loads or stores an element of shared or global memory."""
-    buffer = o.buffer if isinstance(o, ElementAccess) else None
+    buffer = o.buffer if isinstance(o, ops.ElementAccess) else None
     return buffer is not None and buffer.buffer.space in ("global", "shared")
 
 
@@ -251,29 +236,29 @@ def in_memory(o: Op) -> bool:
 class Mask(NamedTuple):
     """A loaded element that counts as 0 but where all of `conds` hold."""
 
-    load: Load
+    load: ops.Load
     conds: tuple[Value, ...]
 
 
-def masked_loads(ops: Sequence[Op], known: MemoryFacts) -> dict[Select, Mask]:
+def masked_loads(statements: Sequence[Op], known: MemoryFacts) -> dict[ops.Select, Mask]:
     """The choices between an element of a tensor, which nothing else uses, and what is there out of
     its bounds (0), on conditions that are known before the element is loaded. What its bounds ask
     for is none of them."""
     made: dict[Value, Op] = {}
     places: dict[Value, int] = {}
     uses: dict[Value, int] = {}
-    for n, o in enumerate(ops):
+    for n, o in enumerate(statements):
         made |= dict.fromkeys(o.results, o)
         places |= dict.fromkeys(o.results, n)
         for v in o.uses:
             uses[v] = uses.get(v, 0) + 1
-    found: dict[Select, Mask] = {}
-    for o in ops:
-        load = made.get(o.on_true) if isinstance(o, Select) else None
-        if not isinstance(o, Select) or not isinstance(load, Load):
+    found: dict[ops.Select, Mask] = {}
+    for o in statements:
+        load = made.get(o.on_true) if isinstance(o, ops.Select) else None
+        if not isinstance(o, ops.Select) or not isinstance(load, ops.Load):
             continue
         other = made.get(o.on_false) or known.tensors.constants.get(o.on_false)
-        zero = isinstance(other, Const) and other.value == 0 and str(other.value)[0] != "-"
+        zero = isinstance(other, ops.Const) and other.value == 0 and str(other.value)[0] != "-"
         if not zero or load.source.buffer.space != "global" or uses[load.result] > 1:
             continue
         asked_before = places.get(o.cond, -1) < places[load.result]
@@ -289,18 +274,24 @@ def conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
     while left:
         v = left.pop()
         o = made.get(v)
-        if isinstance(o, Binary) and o.kind == "and":
+        if isinstance(o, ops.Binary) and o.kind == "and":
             left += [o.rhs, o.lhs]
         else:
             yield v
 
 
-def _is_bound(o: Op | None, load: Load, known: MemoryFacts) -> bool:
+def _is_bound(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
     """Whether a condition says that an index of a load lies inside of its tensor, on one side."""
     match o:
-        case Compare(kind="lt", lhs=index, rhs=bound) | Compare(kind="gt", lhs=bound, rhs=index):
+        case (
+            ops.Compare(kind="lt", lhs=index, rhs=bound)
+            | ops.Compare(kind="gt", lhs=bound, rhs=index)
+        ):
             above = False
-        case Compare(kind="ge", lhs=index, rhs=bound) | Compare(kind="le", lhs=bound, rhs=index):
+        case (
+            ops.Compare(kind="ge", lhs=index, rhs=bound)
+            | ops.Compare(kind="le", lhs=bound, rhs=index)
+        ):
             above = True
         case _:
             return False
