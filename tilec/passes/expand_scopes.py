@@ -280,7 +280,7 @@ class _Consumers:
                 between = Builder(b.loc)
                 for r in early:
                     r.free(between, self.positions[r], *stages[r])
-                b.ops += Block((), tuple(pipeline.ops(between.ops))).substituted(subst).ops
+                b.ops += Block((), tuple(pipeline.expanded(between.ops))).substituted(subst).ops
             elif not (is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
                 b.ops += Block((), tuple(made)).substituted(subst).ops
@@ -304,7 +304,7 @@ class _Consumers:
         """A loop, and behind it what ends with it."""
         here = self.spans.get(loop.body, {})
         if loop.order:
-            return self.pipeline(loop).ops()
+            return self.pipeline(loop).expanded()
         versions = filled(loop) if loop.versions > 1 else []
         late = [r for r in here if r.release_every == 4]
         products: list[ops.Gemm] = []

@@ -22,26 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, base, made_in, rewritten, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import (
-    Alloc,
-    Barrier,
-    ElementAccess,
-    For,
-    GridSync,
-    If,
-    Load,
-    Parallel,
-    Store,
-    ThreadIndex,
-    WarpSync,
-    While,
-    Yield,
-    yielded,
-)
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of, varying
 from tilec.passes.utils.dce import keep_results
@@ -62,12 +47,12 @@ def _ask_once(func: Func) -> Func:
     index = Value(ScalarType(INT32), "t")
     subst: Substitution = {}
 
-    def visit(o: ThreadIndex) -> Sequence[Op]:
+    def visit(o: ops.ThreadIndex) -> Sequence[Op]:
         subst[o.result] = index
         return []
 
-    body = func.body.rewrite(ThreadIndex, visit, subst)
-    first = ThreadIndex(results=(index,), loc=func.loc)
+    body = func.body.rewrite(ops.ThreadIndex, visit, subst)
+    first = ops.ThreadIndex(results=(index,), loc=func.loc)
     return func.with_body(replace(body, ops=(first, *body.ops)))
 
 
@@ -75,7 +60,7 @@ def _ask_once(func: Func) -> Func:
 class _Threads(Op):
     """A stretch of ops between two cuts; stands in the new body until its loop is built."""
 
-    ops: tuple[Op, ...] = ()
+    stretch: tuple[Op, ...] = ()
 
 
 class _Split:
@@ -83,11 +68,11 @@ class _Split:
 
     def __init__(self, func: Func) -> None:
         self.threads = threads_of(func)
-        self.indices = {o.result for o in func.body.every(ThreadIndex)}
+        self.indices = {o.result for o in func.body.every(ops.ThreadIndex)}
         level = uniformity_of(func).level
         private = {
             o.result
-            for o in func.body.every(Alloc)
+            for o in func.body.every(ops.Alloc)
             if o.type.space == "local" and level(o.result) > Level.BLOCK
         }
         self.per_thread = varying(func.body, self.indices | private, allocs=False)
@@ -103,7 +88,7 @@ class _Split:
         return block.rewrite(Op, self._in_memory)
 
     def _in_memory(self, o: Op) -> Sequence[Op] | None:
-        if not isinstance(o, (For, While, If)) or not self._has_cut(o):
+        if not isinstance(o, (ops.For, ops.While, ops.If)) or not self._has_cut(o):
             return None
         places = [
             Value(BufferType((1,), r.dtype, "local"), r.name) if r in self.per_thread else None
@@ -116,14 +101,14 @@ class _Split:
 
         def load(values: Sequence[Value]) -> list[Op]:
             return [
-                Load(place, (zero,), results=(v,), loc=o.loc)
+                ops.Load(place, (zero,), results=(v,), loc=o.loc)
                 for v, place in zip(values, places)
                 if place is not None
             ]
 
         def store(values: Sequence[Value]) -> list[Op]:
             return [
-                Store(place, (zero,), v, loc=o.loc)
+                ops.Store(place, (zero,), v, loc=o.loc)
                 for v, place in zip(values, places)
                 if place is not None
             ]
@@ -131,11 +116,11 @@ class _Split:
         def region(block: Block) -> Block:
             """`block` with its last arguments, and what it yields of these, in memory."""
             held = load(block.args[-len(places) :]) if block.args else []
-            decides = isinstance(o, While) and block is o.cond
-            return block.ending([] if decides else store(yielded(block)), held)
+            decides = isinstance(o, ops.While) and block is o.cond
+            return block.ending([] if decides else store(ops.yielded(block)), held)
 
-        b.ops += [Alloc(p.buffer, results=(p,), loc=o.loc) for p in places if p is not None]
-        b.ops += [] if isinstance(o, If) else store(o.inits)
+        b.ops += [ops.Alloc(p.buffer, results=(p,), loc=o.loc) for p in places if p is not None]
+        b.ops += [] if isinstance(o, ops.If) else store(o.inits)
         uniform = [n for n, place in enumerate(places) if place is None]
         done = keep_results(o.with_regions(region), uniform)
         return [*b.ops, done, *load(o.results)]
@@ -147,20 +132,20 @@ class _Split:
         cut = self._cut(block)
         groups = [*cut.every(_Threads)]
         for group in groups:
-            inside = {r for o in group.ops for r in made_in(o)}
-            for v in self._needed(group.ops, inside):
+            inside = {r for o in group.stretch for r in made_in(o)}
+            for v in self._needed(group.stretch, inside):
                 if not self._is_arithmetic(v) and v not in self.kept:
                     self.kept[v] = self._place(v)
         done = cut.rewrite(_Threads, self._loop)
         allocs = tuple(
-            Alloc(p.buffer, results=(p,), loc=self.defined[v].loc) for v, p in self.kept.items()
+            ops.Alloc(p.buffer, results=(p,), loc=self.defined[v].loc) for v, p in self.kept.items()
         )
         return replace(done, ops=allocs + done.ops)
 
     # --- cutting ---
 
     def _cut(self, block: Block) -> Block:
-        ops: list[Op] = []
+        done: list[Op] = []
         waiting: list[Op] = []
         made: set[Value] = set()  # by those that wait
 
@@ -169,35 +154,35 @@ class _Split:
             if not waiting:
                 return
             uniform = [r for o in waiting for r in o.results if r not in self.per_thread]
-            ops.append(_Threads(ops=tuple(waiting), loc=waiting[0].loc))
+            done.append(_Threads(stretch=tuple(waiting), loc=waiting[0].loc))
             waiting.clear()
             made.clear()
             for r in uniform:
-                b = Builder(ops[-1].loc)
+                b = Builder(done[-1].loc)
                 self.kept[r] = self._place(r)
                 first = b.const(0)
-                ops.extend((*b.ops, Load(self.kept[r], (first,), results=(r,), loc=b.loc)))
+                done.extend((*b.ops, ops.Load(self.kept[r], (first,), results=(r,), loc=b.loc)))
 
         for o in block.ops:
-            if isinstance(o, ThreadIndex):
+            if isinstance(o, ops.ThreadIndex):
                 continue
-            if isinstance(o, Yield):
+            if isinstance(o, ops.Yield):
                 flush()
                 self._same_for_all(o, o.values)
-                ops.append(o)
+                done.append(o)
             elif not self._depends(o):
                 if not o.pure or not made.isdisjoint(o.operands):
                     flush()
-                ops.append(o)
+                done.append(o)
             elif self._has_cut(o):
                 flush()
                 self._same_for_all(o, o.operands)
-                ops.append(o.with_regions(self._cut))
+                done.append(o.with_regions(self._cut))
             else:
                 waiting.append(o)
                 made.update(o.results)
         flush()
-        return Block(block.args, tuple(ops))
+        return Block(block.args, tuple(done))
 
     def _depends(self, o: Op) -> bool:
         touched = (v for x in walk(o) for v in (*x.operands, *x.results))
@@ -206,8 +191,8 @@ class _Split:
     def _has_cut(self, o: Op) -> bool:
         """Whether all threads must have come to some op inside."""
         return any(
-            isinstance(x, (Barrier, GridSync, WarpSync))
-            or (isinstance(x, Parallel) and not self._depends(x))
+            isinstance(x, (ops.Barrier, ops.GridSync, ops.WarpSync))
+            or (isinstance(x, ops.Parallel) and not self._depends(x))
             for region in o.regions
             for x in walk(region)
         )
@@ -222,10 +207,10 @@ class _Split:
 
     # --- what crosses a cut ---
 
-    def _needed(self, ops: Sequence[Op], inside: set[Value]) -> list[Value]:
+    def _needed(self, group: Sequence[Op], inside: set[Value]) -> list[Value]:
         """Values of other stretches that these ops use, in the order of their making."""
         found: set[Value] = set()
-        left = [v for o in ops for v in o.uses]
+        left = [v for o in group for v in o.uses]
         for v in left:  # grows
             if v in found or v not in self.per_thread or v in inside or v in self.indices:
                 continue
@@ -252,28 +237,28 @@ class _Split:
         thread = Value(ScalarType(INT32), "t")
         b = Builder(group.loc)
         names: Substitution = {v: thread for v in self.indices}
-        inside = {r for o in group.ops for r in made_in(o)}
-        for v in self._needed(group.ops, inside):
+        inside = {r for o in group.stretch for r in made_in(o)}
+        for v in self._needed(group.stretch, inside):
             if v in self.kept:
                 if not isinstance(v.type, BufferType):
-                    names[v] = b.value(Load, self.kept[v], (thread,), name=v.name)
+                    names[v] = b.value(ops.Load, self.kept[v], (thread,), name=v.name)
             else:
                 b.ops.append(self.defined[v].clone(names))
-        for o in group.ops:
-            if isinstance(o, Alloc) and o.result in self.kept:
+        for o in group.stretch:
+            if isinstance(o, ops.Alloc) and o.result in self.kept:
                 continue
             made = self._through_places(o.clone(names), thread)
             b.ops.append(made)
             for old, new in zip(o.results, made.results):
                 if old in self.kept and not isinstance(old.type, BufferType):
-                    b.emit(Store, self.kept[old], (thread,), new)
-        return Parallel((self.threads,), b.block((thread,)), loc=group.loc)
+                    b.emit(ops.Store, self.kept[old], (thread,), new)
+        return ops.Parallel((self.threads,), b.block((thread,)), loc=group.loc)
 
     def _through_places(self, o: Op, thread: Value) -> Op:
         """`o` with its accesses to kept local buffers turned to this thread's place."""
 
         def visit(x: Op) -> Op | None:
-            if isinstance(x, ElementAccess) and x.buffer in self.kept:
+            if isinstance(x, ops.ElementAccess) and x.buffer in self.kept:
                 return x.at(self.kept[x.buffer], (*x.indices, thread))
             return None
 

@@ -8,26 +8,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream
 from tilec.ir.fold import Number, fold
 from tilec.ir.intervals import dtype_range
 from tilec.ir.loc import UNKNOWN
-from tilec.ir.ops import (
-    Binary,
-    Cast,
-    Const,
-    ElementAccess,
-    For,
-    If,
-    Load,
-    Parallel,
-    Scope,
-    Select,
-    While,
-    Yield,
-    yielded,
-)
 from tilec.ir.types import BOOL, INT32, DType, ScalarType
 from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import keep_results, sweep
@@ -88,14 +74,14 @@ class _Forward:
     def region(self, block: Block) -> Block:
         outer, depth = self.out, len(self.trail)
         self.out = []
-        self.ops(block.ops)
+        self.visit(block.ops)
         done, self.out = self.out, outer
         for key in self.trail[depth:]:
             del self.table[key]
         del self.trail[depth:]
         return block.with_ops(done)
 
-    def ops(self, statements: Sequence[Op]) -> None:
+    def visit(self, statements: Sequence[Op]) -> None:
         for o in statements:
             self.loc = o.loc
             new = o.with_operands(self.subst) if self.subst else o
@@ -108,14 +94,14 @@ class _Forward:
 
     def inline(self, block: Block) -> tuple[Value, ...]:
         """Put a region's ops in the place of its op; the values it yields."""
-        self.ops(block.statements)
-        return tuple(self.subst.get(v, v) for v in yielded(block))
+        self.visit(block.statements)
+        return tuple(self.subst.get(v, v) for v in ops.yielded(block))
 
     # --- scalars ----------------------------------------------------------------------------------
 
     def scalar(self, o: Op) -> None:
         result = o.results[0]
-        while not isinstance(o, Const):
+        while not isinstance(o, ops.Const):
             got = reduce(o, self.env) or self.decided(o) or self.divided(o)
             if isinstance(got, Value):
                 self.subst[result] = got
@@ -134,14 +120,14 @@ class _Forward:
         self.table[key] = o.results[0]
         self.trail.append(key)
         self.makers[o.results[0]] = o
-        number = fold(o, self.numbers.get) if isinstance(o, Const) and not o.unset else None
+        number = fold(o, self.numbers.get) if isinstance(o, ops.Const) and not o.unset else None
         if number is not None:
             self.numbers[o.results[0]] = number
         self.out.append(o)
 
     def constant(self, value: Number, dtype: DType) -> Value:
         """The constant `value` (normal, see `tilec.ir.fold`), made here if it is not at hand."""
-        made = Const(bool(value) if dtype == BOOL else value, dtype, loc=self.loc)
+        made = ops.Const(bool(value) if dtype == BOOL else value, dtype, loc=self.loc)
         key = self.key(made)
         found = self.table.get(key)
         if found is None:
@@ -151,15 +137,15 @@ class _Forward:
 
     def key(self, o: Op) -> Hashable:
         """Two ops with one key have one value."""
-        if isinstance(o, Const):
+        if isinstance(o, ops.Const):
             number = fold(o, self.numbers.get)
-            return Const, o.dtype, repr(o.value if number is None else number), o.unset
+            return ops.Const, o.dtype, repr(o.value if number is None else number), o.unset
         get = _fields.get(type(o))
         if get is None:
             get = attrgetter("opname", *o.operand_fields, *o.attribute_fields)
             _fields[type(o)] = get
         fields = get(o)
-        if isinstance(o, Binary) and o.kind in COMMUTATIVE and id(o.lhs) > id(o.rhs):
+        if isinstance(o, ops.Binary) and o.kind in COMMUTATIVE and id(o.lhs) > id(o.rhs):
             if not (o.lhs.dtype.is_float and o.kind in ("min", "max")):
                 name, lhs, rhs, *rest = fields
                 fields = name, rhs, lhs, *rest
@@ -175,9 +161,9 @@ class _Forward:
         constant = facts.constant(o.results[0])
         if constant is not None:
             # Passes tell what a loop touches by its indices, by those of one iteration too.
-            widened = isinstance(o, Cast) and o.operand in self.indices
+            widened = isinstance(o, ops.Cast) and o.operand in self.indices
             return None if widened else self.constant(constant, t.dtype)
-        if not isinstance(o, Binary):
+        if not isinstance(o, ops.Binary):
             return None
         (lo, hi), (lo2, hi2) = facts.range(o.lhs), facts.range(o.rhs)
         match o.kind:
@@ -191,15 +177,19 @@ class _Forward:
                     return o.rhs if lower else o.lhs
         return None
 
-    def divided(self, o: Op) -> Binary | None:
+    def divided(self, o: Op) -> ops.Binary | None:
         """`(x + y) // n`, where n divides x, as `x // n + y // n`, and `(x + y) % n` as `y % n`: of
         the place of an element in a row, what all elements of a tile share is apart from what tells
         which of them have the same quotient. `x // n`, where y is less than what divides both;
         and `x % n + y`, where x is the same for a whole tile."""
-        if not isinstance(o, Binary) or o.kind not in ("floordiv", "mod") or o.lhs.dtype.is_float:
+        if (
+            not isinstance(o, ops.Binary)
+            or o.kind not in ("floordiv", "mod")
+            or o.lhs.dtype.is_float
+        ):
             return None
         n, total, facts = self.numbers.get(o.rhs), self.makers.get(o.lhs), self.facts
-        if not n or n < 0 or not isinstance(total, Binary) or total.kind != "add":
+        if not n or n < 0 or not isinstance(total, ops.Binary) or total.kind != "add":
             return None  # by a negative number the rest would be taken from the other side
         if not self.indices:
             return None  # it is for tiles: addresses are sums of what a lane and a register say
@@ -215,7 +205,7 @@ class _Forward:
             behind = (v for made in upstream([x], self.makers) for v in made.operands)
             if hi < step < n and self.indices.isdisjoint({x, *behind}):
                 first = self.rest(o, x, int(n), step)
-                return Binary("add", first, y, results=o.results, loc=o.loc)
+                return ops.Binary("add", first, y, results=o.results, loc=o.loc)
             if step != n:
                 continue
             if o.kind == "mod":
@@ -224,15 +214,15 @@ class _Forward:
             for v, part in zip((x, y), parts):
                 self.scalar(replace(o, lhs=v, results=(part,)))
             lhs, rhs = (self.subst.get(v, v) for v in parts)
-            return Binary("add", lhs, rhs, results=o.results, loc=o.loc)
+            return ops.Binary("add", lhs, rhs, results=o.results, loc=o.loc)
         return None
 
-    def rest(self, o: Binary, x: Value, n: int, step: int) -> Value:
+    def rest(self, o: ops.Binary, x: Value, n: int, step: int) -> Value:
         """`x % n` as `x // step % (n // step) * step`, where `step` divides both: from its operands
         alone it is known that `step` numbers from it on are below n, too."""
         for kind, by in (("floordiv", step), ("mod", n // step), ("mul", step)):
             made, number = Value(x.type), self.constant(by, x.dtype)
-            self.scalar(Binary(kind, x, number, results=(made,), loc=o.loc))
+            self.scalar(ops.Binary(kind, x, number, results=(made,), loc=o.loc))
             x = self.subst.get(made, made)
         return x
 
@@ -240,24 +230,24 @@ class _Forward:
 
     def control(self, o: Op) -> None:
         match o:
-            case If():
+            case ops.If():
                 self.branch(o)
-            case For():
+            case ops.For():
                 self.loop(o)
-            case While():
+            case ops.While():
                 self.while_(o)
-            case Parallel():
+            case ops.Parallel():
                 o = self.parallel(o)
                 self.indices.update(o.body.args)
                 self.out.append(o.with_regions(self.region))
-            case Scope():
+            case ops.Scope():
                 self.scopes.append(o)
                 self.out.append(o.with_regions(self.region))
                 self.scopes.pop()
             case _:
                 self.out.append(o.with_regions(self.region))
 
-    def branch(self, o: If) -> None:
+    def branch(self, o: ops.If) -> None:
         cond = self.numbers.get(o.cond)
         if cond is not None:
             self.subst.update(zip(o.results, self.inline(o.then if cond else o.orelse)))
@@ -271,22 +261,22 @@ class _Forward:
         scalars = all(isinstance(r.type, ScalarType) for r in o.results)
         if scalars and _is_bare(then) and _is_bare(orelse):
             for r, a, b in zip(o.results, self.inline(then), self.inline(orelse)):
-                self.scalar(Select(o.cond, a, b, results=(r,), loc=o.loc))
+                self.scalar(ops.Select(o.cond, a, b, results=(r,), loc=o.loc))
             return
-        pairs = list(zip(o.results, yielded(then), yielded(orelse)))
+        pairs = list(zip(o.results, ops.yielded(then), ops.yielded(orelse)))
         for r, a, b in pairs:
             if a is b:
                 self.subst[r] = a
         keep = [n for n, (_, a, b) in enumerate(pairs) if a is not b]
         self.out.append(keep_results(updated(o, then=then, orelse=orelse), keep))
 
-    def joined(self, o: If) -> If:
+    def joined(self, o: ops.If) -> ops.If:
         """`o` with the branches of the `if` on the same condition right before it: loads in both
         are under way together. Where threads exchange something between them they stay two, with
         room for a barrier."""
         for n in reversed(range(len(self.out))):
             last = self.out[n]
-            if isinstance(last, If) and last.cond is o.cond and not last.results:
+            if isinstance(last, ops.If) and last.cond is o.cond and not last.results:
                 if _exchange(last, o):
                     break
                 del self.out[n]
@@ -297,7 +287,7 @@ class _Forward:
                 break
         return o
 
-    def loop(self, o: For) -> None:
+    def loop(self, o: ops.For) -> None:
         index, *args = o.body.args
         indices = o.indices(self.numbers.get)
         if indices is not None and len(indices) <= 1:
@@ -307,10 +297,10 @@ class _Forward:
                 left = self.inline(o.body)
             self.subst.update(zip(o.results, left))
             return
-        keep = self.varying(o.inits, yielded(o.body), tuple(args), o.results)
+        keep = self.varying(o.inits, ops.yielded(o.body), tuple(args), o.results)
         self.out.append(keep_results(o.with_regions(self.region), keep))
 
-    def parallel(self, o: Parallel) -> Parallel:
+    def parallel(self, o: ops.Parallel) -> ops.Parallel:
         """The loop without dimensions of one iteration, which say nothing of where it runs."""
         kept = [d for d, e in enumerate(o.extents) if e != 1] or [len(o.extents) - 1]
         if len(kept) == len(o.extents) or o.layout is not None or o.wanted is not None:
@@ -321,11 +311,11 @@ class _Forward:
         extents = tuple(o.extents[d] for d in kept)
         return replace(o, extents=extents, body=replace(o.body, args=args))
 
-    def while_(self, o: While) -> None:
-        keep = self.varying(o.inits, yielded(o.body), o.body.args, o.results, o.cond.args)
+    def while_(self, o: ops.While) -> None:
+        keep = self.varying(o.inits, ops.yielded(o.body), o.body.args, o.results, o.cond.args)
         done = o.with_regions(self.region)
-        never = [self.numbers.get(v) for v in yielded(done.cond)] == [0]
-        if never and all(x.pure or isinstance(x, Yield) for x in done.cond.ops):
+        never = [self.numbers.get(v) for v in ops.yielded(done.cond)] == [0]
+        if never and all(x.pure or isinstance(x, ops.Yield) for x in done.cond.ops):
             self.subst.update(zip(o.results, o.inits))
             return
         self.out.append(keep_results(done, keep))
@@ -344,7 +334,7 @@ class _Forward:
         return keep
 
 
-def _exchange(first: If, second: If) -> bool:
+def _exchange(first: ops.If, second: ops.If) -> bool:
     """Whether a thread's own statements in one of them write memory of all threads that those in
     the other touch."""
 
@@ -352,13 +342,13 @@ def _exchange(first: If, second: If) -> bool:
         [
             x
             for x in _in_order(o)
-            if isinstance(x, ElementAccess) and x.buffer.buffer.space != "local"
+            if isinstance(x, ops.ElementAccess) and x.buffer.buffer.space != "local"
         ]
         for o in (first, second)
     ]
-    wrote = [{x.buffer for x in side if not isinstance(x, Load)} for side in own]
+    wrote = [{x.buffer for x in side if not isinstance(x, ops.Load)} for side in own]
     used = [
-        {x.buffer for x in side if isinstance(x, Load) or x.buffer.buffer.space == "shared"}
+        {x.buffer for x in side if isinstance(x, ops.Load) or x.buffer.buffer.space == "shared"}
         for side in own
     ]
     return not wrote[0].isdisjoint(used[1]) or not wrote[1].isdisjoint(used[0])
@@ -368,7 +358,7 @@ def _in_order(o: Op) -> Iterator[Op]:
     """What stands in an op and a thread does one after the other."""
     for x in (x for region in o.regions for x in region.ops):
         yield x
-        if not isinstance(x, Parallel):
+        if not isinstance(x, ops.Parallel):
             yield from _in_order(x)
 
 
@@ -379,4 +369,4 @@ def _after(first: Block, second: Block) -> Block:
 
 def _is_bare(block: Block) -> bool:
     """Whether the region computes nothing (constants aside)."""
-    return all(isinstance(o, Yield | Const) for o in block.ops)
+    return all(isinstance(o, ops.Yield | ops.Const) for o in block.ops)

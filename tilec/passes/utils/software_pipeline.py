@@ -16,21 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Substitution, Value, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.effects import acting
-from tilec.ir.ops import (
-    Alloc,
-    For,
-    Gemm,
-    OrderedArrive,
-    OrderedWait,
-    RingStage,
-    Warp,
-    WgmmaWait,
-    Yield,
-)
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.consumer_groups import FIRST_ORDERED
 from tilec.passes.utils.rings import Position, Ring, is_brought
@@ -41,23 +31,23 @@ ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
 
 def give_first_turn(b: Builder, warpgroups: int) -> None:
     """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
-    with b.when(b.compare("ge", b.value(Warp), b.const(4 * (warpgroups - 1)))) as arrive:
-        arrive.emit(OrderedArrive, ORDERED, warpgroups)
+    with b.when(b.compare("ge", b.value(ops.Warp), b.const(4 * (warpgroups - 1)))) as arrive:
+        arrive.emit(ops.OrderedArrive, ORDERED, warpgroups)
 
 
-def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
+def held_in_flight(products: list[ops.Gemm]) -> tuple[Value, ...]:
     """The fragments that products use while they are in flight."""
     inputs = dict.fromkeys(r.buffer for o in products for r in (o.a, o.b))
     return (*(o.c for o in products), *(v for v in inputs if v.buffer.space == "fragment"))
 
 
 def free_running(
-    loop: For, ringed: Iterable[Value], versions: Collection[Value] = ()
-) -> list[Gemm]:
+    loop: ops.For, ringed: Iterable[Value], versions: Collection[Value] = ()
+) -> list[ops.Gemm]:
     """The wgmma products of the loop, if nothing else in the loop touches their fragments, or the
     shared memory that they read beside the buffers of its rings; [] otherwise. `versions`: the
     fragments that each iteration has for itself."""
-    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
+    products = [o for o in loop.body.ops if isinstance(o, ops.Gemm) and o.is_asynchronous]
     accumulators = {o.c for o in products}
     if len(accumulators) != len(products) or any(o.clear for o in products):
         return []
@@ -71,11 +61,11 @@ def free_running(
     return products
 
 
-def filled(loop: For) -> list[Value]:
+def filled(loop: ops.For) -> list[Value]:
     """The fragments that each iteration of a loop fills whole before its products read them, and
     nothing touches behind."""
-    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
-    own = {o.result for o in loop.body.every(Alloc)}
+    products = [o for o in loop.body.ops if isinstance(o, ops.Gemm) and o.is_asynchronous]
+    own = {o.result for o in loop.body.every(ops.Alloc)}
     found = []
     for v in held_in_flight(products)[len(products) :]:
         uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o, covered))]
@@ -93,7 +83,7 @@ class _Iteration:
 
     b: Builder
     subst: dict[int, Substitution]
-    flying: list[tuple[Gemm, list[Ring]]] = field(default_factory=list)
+    flying: list[tuple[ops.Gemm, list[Ring]]] = field(default_factory=list)
     held: dict[Ring, tuple[Value, Value]] = field(default_factory=dict)
     first: Value | None = None  # whether this is the first warpgroup, which waits for all
 
@@ -102,7 +92,7 @@ class SoftwarePipeline:
     """A loop with `order` and `stage`, whose statements read rings at these positions, in a scope
     of so many `warpgroups`."""
 
-    def __init__(self, loop: For, positions: Mapping[Ring, Position], warpgroups: int) -> None:
+    def __init__(self, loop: ops.For, positions: Mapping[Ring, Position], warpgroups: int) -> None:
         self.loop = loop
         self.positions = positions
         self.warpgroups = warpgroups
@@ -116,7 +106,7 @@ class SoftwarePipeline:
                 used = (v for v in o.uses if v in rings)
                 self.stage[o] = loop.stage[n]
                 self.reads[o] = list(dict.fromkeys(rings[v] for v in used))
-        products = [o for o in self.stage if isinstance(o, Gemm)]
+        products = [o for o in self.stage if isinstance(o, ops.Gemm)]
         self.turn = (products[0], products[-1]) if loop.turns else None
         self.uses = {o: modref(o, covered) for o in self.stage}
         self.last = {r: o for o, read in self.reads.items() for r in read}
@@ -131,23 +121,23 @@ class SoftwarePipeline:
         used = {v for o in late for v in o.uses}
         return not used.isdisjoint(ring.buffers)
 
-    def ops(self, between: Sequence[Op] = ()) -> list[Op]:
+    def expanded(self, between: Sequence[Op] = ()) -> list[Op]:
         """What the loop becomes; `between` is what is done when no iteration has anything of the
         first stage left to do: before the epilogue, if there is one."""
         loop, b = self.loop, Builder(self.loop.loc)
-        b.ops += [o for o in loop.body.ops if isinstance(o, Alloc) and o.type.space != "shared"]
+        b.ops += [o for o in loop.body.ops if isinstance(o, ops.Alloc) and o.type.space != "shared"]
         index = loop.body.args[0]
         if len(self.parts) == 1:
             body = Builder(loop.loc)
             self._iteration(body, {s: index for s in self.parts}, self.turn)
-            body.emit(Yield)
+            body.emit(ops.Yield)
             return [*b.ops, replace(loop, body=body.block(loop.body.args)), *between]
         first, steady, last = (Builder(loop.loc) for _ in range(3))
         self._iteration(first, {0: loop.lo})
         second = first.fold("add", loop.lo, loop.step)
         before = steady.fold("sub", index, loop.step)
         self._iteration(steady, {0: index, 1: before}, self.turn)
-        steady.emit(Yield)
+        steady.emit(ops.Yield)
         trips = last.fold(
             "floordiv", last.fold("sub", last.fold("sub", loop.hi, loop.lo), 1), loop.step
         )
@@ -159,13 +149,16 @@ class SoftwarePipeline:
         return b.ops
 
     def _iteration(
-        self, b: Builder, indices: Mapping[int, Value], turn: tuple[Gemm, Gemm] | None = None
+        self,
+        b: Builder,
+        indices: Mapping[int, Value],
+        turn: tuple[ops.Gemm, ops.Gemm] | None = None,
     ) -> None:
         """At `b` the statements of these stages, of the iterations with these indices; the products
         from one to another in `turn`."""
         at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
         if turn is not None:
-            one = b.fold("floordiv", b.value(Warp), 4)
+            one = b.fold("floordiv", b.value(ops.Warp), 4)
             at.first = b.compare("eq", one, b.const(0))
         for o, s in self.stage.items():
             if s in indices:
@@ -180,10 +173,10 @@ class SoftwarePipeline:
         return subst
 
     def _statement(
-        self, at: _Iteration, o: Op, subst: Substitution, turn: tuple[Gemm, Gemm] | None
+        self, at: _Iteration, o: Op, subst: Substitution, turn: tuple[ops.Gemm, ops.Gemm] | None
     ) -> None:
         b = at.b
-        chained = isinstance(o, Gemm)
+        chained = isinstance(o, ops.Gemm)
         for i in reversed(range(len(at.flying))):
             if disturbs(self.uses[o], self.uses[at.flying[i][0]], chained):
                 self._wait(at, i + 1)
@@ -193,17 +186,17 @@ class SoftwarePipeline:
                 position = self.positions[r]
                 phase = position.get_phase(b)
                 # (What threads read, in front of their turn perhaps, all of them wait for.)
-                only = at.first if isinstance(o, Gemm) else None
+                only = at.first if isinstance(o, ops.Gemm) else None
                 stage = r.wait_full(b, position, only)
                 at.held[r] = stage, phase
-                subst.update((v, b.value(RingStage, v, stage, name=v.name)) for v in r.buffers)
+                subst.update((v, b.value(ops.RingStage, v, stage, name=v.name)) for v in r.buffers)
         freed = [r for r in self.reads[o] if self.last[r] is o]
-        if isinstance(o, Gemm):
+        if isinstance(o, ops.Gemm):
             if turn is not None and o is turn[0]:
-                b.emit(OrderedWait, ORDERED, self.warpgroups)
+                b.emit(ops.OrderedWait, ORDERED, self.warpgroups)
             b.ops.append(replace(o, asynchronous=True).clone(subst))
             if turn is not None and o is turn[1]:
-                b.emit(OrderedArrive, ORDERED, self.warpgroups)
+                b.emit(ops.OrderedArrive, ORDERED, self.warpgroups)
                 at.first = None
             at.flying.append((o, freed))
         else:
@@ -215,7 +208,7 @@ class SoftwarePipeline:
         if not count:
             return
         ended, at.flying = at.flying[:count], at.flying[count:]
-        at.b.emit(WgmmaWait, len(at.flying), held_in_flight([o for o, _ in ended]))
+        at.b.emit(ops.WgmmaWait, len(at.flying), held_in_flight([o for o, _ in ended]))
         for _, freed in ended:
             self._free(at, freed)
 
