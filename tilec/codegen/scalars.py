@@ -11,15 +11,8 @@ from __future__ import annotations
 
 import math
 
+from tilec.codegen import divisions
 from tilec.codegen.casts import Casts
-from tilec.codegen.divisions import (
-    DIVISIONS,
-    by_reciprocal,
-    divide,
-    float_quotient,
-    float_remainder,
-    shift,
-)
 from tilec.codegen.lanes import convert, intrinsic, like, literal_of
 from tilec.codegen.ranges import WIDTH, Ranges, limits
 from tilec.ir.errors import CompileError
@@ -80,7 +73,7 @@ class Scalars(Casts):
         match kind:
             case "add" | "sub" | "mul":
                 return self._sum(kind, a, b, signed)
-            case _ if kind in DIVISIONS:
+            case _ if kind in divisions.DIVISIONS:
                 made = self._division(kind, a, b, signed, nonzero)
             case "min" | "max":
                 keep = self.int_compare("lt" if kind == "min" else "gt", a, b, signed)
@@ -93,7 +86,7 @@ class Scalars(Casts):
                 low, high = self.ranges.get(b)
                 inside = low >= 0 and high < WIDTH[elem_of(b.type)]
                 opcode = "shl" if kind == "shl" else "ashr" if signed else "lshr"
-                made = shift(f, opcode, a, b, inside=inside)
+                made = divisions.shift(f, opcode, a, b, inside=inside)
             case "pow":
                 return self.int_pow(a, b, signed)
             case _:
@@ -152,7 +145,7 @@ class Scalars(Casts):
 
     def by_reciprocal(self, kind: str, a: Val, b: Val, reciprocal: Val) -> Val:
         """A division that `ops.Binary` has a reciprocal for."""
-        made = by_reciprocal(self.f, kind, a, b, reciprocal)
+        made = divisions.by_reciprocal(self.f, kind, a, b, reciprocal)
         found = self.ranges.result(kind, a, b)
         return made if found is None else self.ranges.set(made, *found)
 
@@ -172,7 +165,7 @@ class Scalars(Casts):
             return f.binary("and", a, (d or 1) - 1)
         by_zero = not nonzero and least <= 0 <= most
         wraps = not nonzero and signed and low == limits(a.type)[0] and least <= -1 <= most
-        return divide(f, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
+        return divisions.divide(f, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
 
     def int_pow(self, a: Val, b: Val, signed: bool) -> Val:
         """a ** b of scalars by squaring; a negative exponent gives 1."""
@@ -210,10 +203,10 @@ class Scalars(Casts):
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
         if kind in ("floordiv", "truncdiv"):
-            return float_quotient(f, kind, a, b)
+            return divisions.float_quotient(f, kind, a, b)
         if kind in ("mod", "truncmod"):
             rest = self.float_rest(self.call("fabs", a), self.call("fabs", b))
-            return float_remainder(f, kind, a, b, rest)
+            return divisions.float_remainder(f, kind, a, b, rest)
         return self.maths2(kind, a, b, dtype)
 
     def float_rest(self, a: Val, b: Val) -> Val:

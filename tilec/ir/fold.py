@@ -14,19 +14,9 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from tilec.ir import semantics
 from tilec.ir.core import Op, Value
 from tilec.ir.ops import Binary, Bitcast, Cast, Compare, Const, Select, Unary
-from tilec.ir.semantics import (
-    COMPARISONS,
-    EXACT,
-    INTEGERS,
-    OF_BITS,
-    Array,
-    array,
-    literal,
-    np,
-    wrap,
-)
 from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType, ScalarType
 
 Number = bool | int | float
@@ -41,11 +31,11 @@ def normal(value: Number, dtype: DType) -> Number | None:
     """A constant's normal value, None where it has none here. Bools are 0 and 1."""
     if dtype.is_int:
         given = bool(value) if dtype == BOOL else value
-        return None if isinstance(value, float) else wrap(int(given), dtype)
+        return None if isinstance(value, float) else semantics.wrap(int(given), dtype)
     if not _is_certain(dtype):
         return None
-    with np.errstate(all="ignore"):
-        return _number(literal(value, dtype), dtype)
+    with semantics.np.errstate(all="ignore"):
+        return _number(semantics.literal(value, dtype), dtype)
 
 
 def fold(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
@@ -56,19 +46,21 @@ def fold(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
         case Select(cond=cond, on_true=on_true, on_false=on_false):
             c = known(cond) if isinstance(cond.type, ScalarType) else None
             return None if c is None else known(on_true if c else on_false)
-        case Binary(kind=kind, lhs=lhs, rhs=rhs) if kind in INTEGERS and _is_integer(lhs):
+        case Binary(kind=kind, lhs=lhs, rhs=rhs) if kind in semantics.INTEGERS and _is_integer(lhs):
             x, y = known(lhs), known(rhs)
             if x is None or y is None:
                 return None
             if kind in ("floordiv", "mod") and y <= 0:
                 return _evaluated(o, known)
-            return wrap(INTEGERS[kind](int(x), int(y)), lhs.dtype)
+            return semantics.wrap(semantics.INTEGERS[kind](int(x), int(y)), lhs.dtype)
         case Compare(kind=kind, lhs=lhs, rhs=rhs) if _is_integer(lhs):
             x, y = known(lhs), known(rhs)
-            return None if x is None or y is None else int(COMPARISONS[kind](int(x), int(y)))
+            return (
+                None if x is None or y is None else int(semantics.COMPARISONS[kind](int(x), int(y)))
+            )
         case Cast(operand=source) if _is_integer(source) and _is_integer(o.result):
             x = known(source)
-            return None if x is None else wrap(int(x), o.dtype)
+            return None if x is None else semantics.wrap(int(x), o.dtype)
         case Binary() | Compare() | Unary() | Cast() | Bitcast():
             return _evaluated(o, known)
     return None
@@ -87,8 +79,8 @@ def _evaluated(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
         found.append(value)
     if not _folds(o, found):
         return None
-    with np.errstate(all="ignore"):
-        arrays = (array(x, v.dtype) for x, v in zip(found, operands))
+    with semantics.np.errstate(all="ignore"):
+        arrays = (semantics.array(x, v.dtype) for x, v in zip(found, operands))
         got = o.evaluate(**dict(zip(o.operand_fields, arrays)))
         (t,) = o.infer()
         assert isinstance(t, ScalarType)
@@ -102,7 +94,7 @@ def _is_certain(dtype: DType) -> bool:
     return dtype.is_int or dtype in _FORMATS
 
 
-def _number(x: Array, dtype: DType) -> Number:
+def _number(x: semantics.Array, dtype: DType) -> Number:
     return float(x) if dtype.is_float else int(x)
 
 
@@ -122,9 +114,9 @@ def _folds(o: Op, values: Sequence[Number]) -> bool:
         case Binary(kind=kind):
             return kind in _BITWISE if is_bool else kind not in _UNCERTAIN
         case Unary(kind=kind) if dtype.is_float:
-            return kind in EXACT
+            return kind in semantics.EXACT
         case Unary(kind=kind):
-            return kind == "not" or (not is_bool and kind in ("neg", "abs", *OF_BITS))
+            return kind == "not" or (not is_bool and kind in ("neg", "abs", *semantics.OF_BITS))
         case Cast() | Bitcast():
             nan = any(v != v for v in values)
             return _is_certain(o.dtype) and not (nan and isinstance(o, Bitcast))

@@ -9,14 +9,7 @@ from tilec import language as T
 from tilec.frontend.builtins.table import Call, builtin, dtype_at
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Address, Scalar, describe, is_literal
-from tilec.ir.inline_asm import (
-    IMMEDIATES,
-    REGISTERS,
-    Constraints,
-    Wrong,
-    llvm_template,
-    read_constraints,
-)
+from tilec.ir import inline_asm
 from tilec.ir.ops import Asm, AsmEffect, Meaning
 from tilec.ir.types import INT32, DType
 
@@ -26,13 +19,13 @@ def asm(t: Expressions, c: Call) -> object:
     hint = 'write T.asm("add.s32 %0, %1, %2;", "=r,r,r", a, b, dtype="int32")'
     for name in ("template", "constraints"):
         c.text(name, hint)
-    target = c.choice("target", tuple(REGISTERS))
+    target = c.choice("target", tuple(inline_asm.REGISTERS))
     place = c.place("constraints")
     try:
-        read = read_constraints(c["constraints"], target)
+        read = inline_asm.read_constraints(c["constraints"], target)
         place = c.place("template")
-        template = llvm_template(c["template"], len(read.outputs) + len(read.inputs))
-    except Wrong as wrong:
+        template = inline_asm.llvm_template(c["template"], len(read.outputs) + len(read.inputs))
+    except inline_asm.Wrong as wrong:
         message, hint = wrong.args
         raise t.error(f"T.asm: {message}", hint, place) from None
     types = _types(t, c, read, target)
@@ -66,7 +59,7 @@ def meaning(t: Expressions, c: Call) -> Meaning | None:
     return None if function is None else Meaning(function)
 
 
-def _types(t: Expressions, c: Call, read: Constraints, target: str) -> tuple[DType, ...]:
+def _types(t: Expressions, c: Call, read: inline_asm.Constraints, target: str) -> tuple[DType, ...]:
     listed = () if c["dtype"] is None else c.several("dtype")
     place = c.place("dtype")
     types = tuple(dtype_at(t, d, place) for d in listed)
@@ -85,16 +78,16 @@ def _types(t: Expressions, c: Call, read: Constraints, target: str) -> tuple[DTy
 def _check_register(
     t: Expressions, dtype: DType, letter: str, target: str, what: str, place: ast.AST
 ) -> None:
-    taken = REGISTERS[target][letter]
+    taken = inline_asm.REGISTERS[target][letter]
     if dtype not in taken:
-        fitting = [k for k, dtypes in REGISTERS[target].items() if dtype in dtypes]
+        fitting = [k for k, dtypes in inline_asm.REGISTERS[target].items() if dtype in dtypes]
         hint = f'write "{fitting[0]}"' if fitting else f"cast it: T.{taken[0].name}(x)"
         names = ", ".join(d.name for d in taken)
         raise t.error(f'T.asm: {what} in a register "{letter}", which takes {names}', hint, place)
 
 
 def _arguments(
-    t: Expressions, c: Call, read: Constraints, types: Sequence[DType], target: str
+    t: Expressions, c: Call, read: inline_asm.Constraints, types: Sequence[DType], target: str
 ) -> list[Scalar]:
     given = c["args"]
     if len(given) != len(read.inputs):
@@ -106,7 +99,7 @@ def _arguments(
     found = []
     for n, (value, held) in enumerate(zip(given, read.inputs)):
         place = c.node.args[2 + n] if 2 + n < len(c.node.args) else c.node
-        if held in (*IMMEDIATES,):
+        if held in (*inline_asm.IMMEDIATES,):
             if not isinstance(value, int):
                 message = f'T.asm: {describe(value)} for "{held}", a literal'
                 raise t.error(message, 'write an int, or "r"', place)
@@ -119,7 +112,7 @@ def _arguments(
         with t.at(place):
             number = t.number(value, "an argument of T.asm")
             if is_literal(number):
-                taken = REGISTERS[target][letter]
+                taken = inline_asm.REGISTERS[target][letter]
                 like = types[held : held + 1] if isinstance(held, int) else types
                 dtype = next((d for d in like if d in taken), taken[0])
                 found.append(t.constant(number, dtype))

@@ -13,23 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir import types
 from tilec.ir.errors import InternalError
 from tilec.ir.instr.semantics import Semantics
 from tilec.ir.layout import Layout
-from tilec.ir.types import (
-    BFLOAT16,
-    DTYPES,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT32,
-    TFLOAT32,
-    UINT8,
-    DType,
-)
 
 Array = NDArray[Any]
 
@@ -66,8 +53,9 @@ class Intrinsic:
 
 
 PTX_TYPES = {
-    FLOAT16: "f16", BFLOAT16: "bf16", FLOAT32: "f32", FLOAT64: "f64", TFLOAT32: "tf32",
-    FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2", INT8: "s8", UINT8: "u8", INT32: "s32",
+    types.FLOAT16: "f16", types.BFLOAT16: "bf16", types.FLOAT32: "f32", types.FLOAT64: "f64",
+    types.TFLOAT32: "tf32", types.FLOAT8_E4M3: "e4m3", types.FLOAT8_E5M2: "e5m2",
+    types.INT8: "s8", types.UINT8: "u8", types.INT32: "s32",
 }  # fmt: skip
 """PTX's names of the dtypes that matrix instructions take."""
 
@@ -171,9 +159,9 @@ def spelled(
     return x.asm(text, semantics, memory=memory)
 
 
-def register_kind(dtype: DType) -> str:
+def register_kind(dtype: types.DType) -> str:
     """The class of the registers that hold elements of `dtype` for a matrix instruction."""
-    return {FLOAT32: "f", FLOAT64: "d"}.get(dtype, "r")
+    return {types.FLOAT32: "f", types.FLOAT64: "d"}.get(dtype, "r")
 
 
 def register_list(registers: list[str]) -> str:
@@ -181,10 +169,10 @@ def register_list(registers: list[str]) -> str:
     return "{" + ", ".join(registers) + "}"
 
 
-def instruction_name(stem: str, a: DType, b: DType, c: DType) -> str:
+def instruction_name(stem: str, a: types.DType, b: types.DType, c: types.DType) -> str:
     """`stem.a` where both inputs are of one dtype, else `stem.axb`; the accumulator is named unless
     it is the widest of its kind (i32, f64 for f64, else f32)."""
-    usual = INT32 if a.is_int else FLOAT64 if a == FLOAT64 else FLOAT32
+    usual = types.INT32 if a.is_int else types.FLOAT64 if a == types.FLOAT64 else types.FLOAT32
     inputs = a.short if a == b else f"{a.short}x{b.short}"
     return f"{stem}.{inputs}" + ("" if c == usual else f".{c.short}")
 
@@ -210,9 +198,9 @@ class MatrixInstruction:
     m: int
     n: int
     k: int
-    a_dtype: DType
-    b_dtype: DType
-    c_dtype: DType
+    a_dtype: types.DType
+    b_dtype: types.DType
+    c_dtype: types.DType
     a: Layout
     b: Layout
     c: Layout
@@ -248,12 +236,12 @@ class MatrixInstruction:
     def semantics(self, a: Array, b: Array, c: Array) -> Array:
         """c + a @ b as the instruction computes it, up to the order and the precision of its sum;
         arrays (m, k), (k, n), (m, n). TF32 ignores the low 13 bits of its inputs."""
-        if self.a_dtype == TFLOAT32:
+        if self.a_dtype == types.TFLOAT32:
             a, b = (_tf32(x) for x in (a, b))
         if self.c_dtype.is_int:  # sums of int8 products are exact in float64, and BLAS has those
             exact = _product(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
             return (exact + c.astype(np.int64)).astype(c.dtype)
-        wide = np.float64 if self.c_dtype == FLOAT64 else np.float32
+        wide = np.float64 if self.c_dtype == types.FLOAT64 else np.float32
         product: Array = _product(a.astype(wide), b.astype(wide)) + c.astype(wide)
         return product.astype(c.dtype)
 
@@ -309,7 +297,7 @@ class SimtInstruction(MatrixInstruction):
 _ONE = Layout((1, 1), ())
 
 
-def _simt(t: DType) -> SimtInstruction:
+def _simt(t: types.DType) -> SimtInstruction:
     return SimtInstruction(
         f"simt.fma.{t.short}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature=""
     )
@@ -317,5 +305,5 @@ def _simt(t: DType) -> SimtInstruction:
 
 _DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 SIMT_INSTRUCTIONS: tuple[MatrixInstruction, ...] = tuple(
-    _simt(DTYPES[name]) for name in _DTYPES.split()
+    _simt(types.DTYPES[name]) for name in _DTYPES.split()
 )

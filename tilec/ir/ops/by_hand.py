@@ -8,19 +8,8 @@ from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
 from tilec.ir.op_classes import op
+from tilec.ir.ops import schedule
 from tilec.ir.ops.peers import ClusterCopy
-from tilec.ir.ops.schedule import (
-    Barrier,
-    ClusterBarrier,
-    CpAsyncCommit,
-    CpAsyncWait,
-    GridSync,
-    MbarrierInit,
-    Scope,
-    TmaStoreWait,
-    WgmmaWait,
-    check_barrier,
-)
 from tilec.ir.ops.tile import Gemm
 
 __all__ = ["TmaCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand"]
@@ -48,9 +37,9 @@ class TmaCopy(Op):
     rank: Value | None = None
 
     def verify(self) -> None:
-        check_barrier(self, self.barrier)
+        schedule.check_barrier(self, self.barrier)
         if self.gate is not None:
-            check_barrier(self, self.gate)
+            schedule.check_barrier(self, self.gate)
         if (self.mask > 0) != (self.gate is not None and self.rank is not None):
             raise InternalError(f"a copy for the blocks {self.mask:#b}", self.loc)
         if self.source.shape != self.dest.shape:
@@ -76,7 +65,7 @@ class MbarrierExpectTx(Op):
     bytes: int
 
     def verify(self) -> None:
-        check_barrier(self, self.barrier)
+        schedule.check_barrier(self, self.barrier)
 
 
 @op("set_registers", effects=ORDER)
@@ -98,8 +87,9 @@ class BarrierArrive(Op):
 
 
 _ORDERED = (
-    BarrierArrive, ClusterBarrier, ClusterCopy, CpAsyncCommit, CpAsyncWait, GridSync, MbarrierInit,
-    Scope, SetRegisters, TmaCopy, TmaStoreWait, WgmmaWait,
+    BarrierArrive, ClusterCopy, SetRegisters, TmaCopy, schedule.ClusterBarrier,
+    schedule.CpAsyncCommit, schedule.CpAsyncWait, schedule.GridSync, schedule.MbarrierInit,
+    schedule.Scope, schedule.TmaStoreWait, schedule.WgmmaWait,
 )  # fmt: skip
 
 
@@ -109,7 +99,7 @@ def is_by_hand(body: Block) -> bool:
     return any(
         isinstance(o, _ORDERED)
         or (isinstance(o, Gemm) and o.asynchronous)
-        or (isinstance(o, Barrier) and o.number is not None)
+        or (isinstance(o, schedule.Barrier) and o.number is not None)
         or (not o.region_fields and any(e.engine != "threads" for e in o.effects()))
         for o in walk(body)
     )
