@@ -6,11 +6,12 @@ content is random."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.cli.options import heed_progress
 from tilec.cli.usage import UsageError
 from tilec.frontend import bind_constants
 from tilec.ir.errors import did_you_mean
@@ -57,18 +59,35 @@ class Arguments:
     keywords: Mapping[str, Any]
 
 
-def read_words(
-    arrays: Sequence[str], sizes: Sequence[str], values: Sequence[str], seed: int
-) -> Words:
-    """The words of `--arg`, `--dim`, `--set` and `--seed`. Raises UsageError."""
-    if seed < 0:
-        raise UsageError(f"--seed {seed}: expected a number from 0", hint="write --seed 1")
-    return Words(
-        tuple(_array_word(a) for a in arrays),
-        {name: _size(name, text) for name, text in (_pair("--dim", w, "M=256") for w in sizes)},
-        {name: _value(text) for name, text in (_pair("--set", w, "BM=64") for w in values)},
-        seed,
+def read_call(
+    options: argparse.Namespace, command: str
+) -> tuple[str, Words, tuple[int, ...] | None]:
+    """The kernel's place, what is said of its arguments, and `--grid`. From here on progress is
+    written where the options ask for it. Raises UsageError."""
+    heed_progress(options)
+    if options.kernel is None:
+        hint = f"write python -m tilec {command} FILE.py:kernel"
+        raise UsageError("which kernel is it?", hint=hint)
+    if options.seed < 0:
+        raise UsageError(f"--seed {options.seed}: expected a number from 0", hint="write --seed 1")
+    sizes = (_pair("--dim", w, "M=256") for w in options.dim)
+    values = (_pair("--set", w, "BM=64") for w in options.set)
+    words = Words(
+        tuple(map(_array_word, options.arg)),
+        {name: _size(name, text) for name, text in sizes},
+        {name: _value(text) for name, text in values},
+        options.seed,
     )
+    return options.kernel, words, _grid(getattr(options, "grid", None))
+
+
+def _grid(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if not 1 <= len(parts) <= 3 or not all(p.strip().isdecimal() for p in parts):
+        raise UsageError(f"--grid {text}: a grid is one to three sizes", hint="write --grid 4,2")
+    return tuple(map(int, parts))
 
 
 def _array_word(word: str) -> tuple[str, str]:

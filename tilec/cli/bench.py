@@ -17,16 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.bench import Timing, do_bench
-from tilec.cli.arguments import make_arguments, read_words
+from tilec.cli.arguments import make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import (
-    add_call_options,
-    check_writable,
-    heed_progress,
-    read_grid,
-    required,
-    write_text,
-)
+from tilec.cli.options import add_call_options, check_writable, write_text
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TilecError
 from tilec.kernel import Kernel
@@ -95,10 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Time; the exit status."""
-    heed_progress(options)
-    where = required(options.kernel, "bench")
-    words = read_words(options.arg, options.dim, options.set, options.seed)
-    grid = read_grid(options.grid)
+    where, words, grid = read_call(options, "bench")
     if not 0 < options.seconds <= 3600:
         raise UsageError(f"--seconds {options.seconds}: expected more than 0", hint="write 1")
     if options.json is not None:

@@ -9,17 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilec.cli.arguments import Words, make_arguments, read_words
+from tilec.cli.arguments import Words, make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import (
-    add_call_options,
-    add_target,
-    check_writable,
-    heed_progress,
-    make_folder,
-    required,
-    write_text,
-)
+from tilec.cli.options import add_call_options, add_target, check_writable, make_folder, write_text
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TilecError, did_you_mean
 from tilec.jit.compiled import CompiledKernel
@@ -48,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Compile; the exit status."""
-    heed_progress(options)
-    place = required(options.kernel, "compile")
-    words = read_words(options.arg, options.dim, options.set, options.seed)
+    place, words, _ = read_call(options, "compile")
     targets = [named_target(name) for name in dict.fromkeys(options.target or [""])]
     several = len(targets) > 1
     for option, file in (("--save", options.save), ("--export-c", options.export_c)):
@@ -66,15 +56,16 @@ def main(options: argparse.Namespace) -> int:
             progress.clear()
             for number, compiled in enumerate(made):
                 only = not several and len(made) == 1
+                name = part_name(compiled.name, target, number)
                 _check_stages(compiled, options.stage)
                 _tell(compiled, options)
                 if out is not None:
-                    folder = out if only else make_folder("--out", out / _name(compiled, number))
+                    folder = out if only else make_folder("--out", out / name)
                     _write(compiled, folder, options.stage)
                 if options.save is not None:
-                    compiled.save(_several(options.save, compiled, number, only))
+                    compiled.save(part_file(options.save, name, only))
                 if options.export_c is not None:
-                    compiled.export_c(_several(options.export_c, compiled, number, only))
+                    compiled.export_c(part_file(options.export_c, name, only))
     return 0
 
 
@@ -129,11 +120,12 @@ def _write(compiled: CompiledKernel, folder: Path, wanted: Sequence[str]) -> Non
             write_text("--out", folder / f"{number:02d}-{name}.txt", text)
 
 
-def _name(compiled: CompiledKernel, number: int) -> str:
+def part_name(kernel: str, target: str, number: int) -> str:
+    """What files about the T.Kernel of this number are called."""
     part = f"-{number}" if number else ""
-    return re.sub(r"[^\w.-]", "-", f"{compiled.name}-{compiled.target}{part}")
+    return re.sub(r"[^\w.-]", "-", f"{kernel}-{target}{part}")
 
 
-def _several(file: Path, compiled: CompiledKernel, number: int, only: bool) -> Path:
-    """A file's name where several kernels would have it."""
-    return file if only else file.with_stem(f"{file.stem}-{_name(compiled, number)}")
+def part_file(file: Path, name: str, only: bool) -> Path:
+    """A file of that name; where there are several, this one's."""
+    return file if only else file.with_stem(f"{file.stem}-{name}")

@@ -6,23 +6,14 @@ sectors by line, counted by the simulator; what the plan was chosen from. No GPU
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.arguments import make_arguments, read_words
-from tilec.cli.compile import named_target
+from tilec.cli.arguments import make_arguments, read_call
+from tilec.cli.compile import named_target, part_file, part_name
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import (
-    add_call_options,
-    add_target,
-    check_writable,
-    heed_progress,
-    read_grid,
-    required,
-    write_text,
-)
+from tilec.cli.options import add_call_options, add_target, check_writable, write_text
 from tilec.cli.usage import UsageError
 from tilec.explain.facts import Facts, gather
 from tilec.explain.page import page
@@ -50,10 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Write the pages; the exit status."""
-    heed_progress(options)
-    place = required(options.kernel, "explain")
-    words = read_words(options.arg, options.dim, options.set, options.seed)
-    grid = read_grid(options.grid)
+    place, words, grid = read_call(options, "explain")
     if options.blocks < 0:
         raise UsageError(f"--blocks {options.blocks}: expected a number from 0", hint="write 1")
     if options.out is not None:
@@ -102,8 +90,5 @@ def write(facts: Facts, file: Path) -> None:
 
 
 def _file(out: Path | None, facts: Facts, number: int, only: bool) -> Path:
-    part = f"-{number}" if number else ""
-    name = re.sub(r"[^\w.-]", "-", f"{facts.kernel}-{facts.target.name}{part}")
-    if out is None:
-        return Path(f"{name}.html")
-    return out if only else out.with_stem(f"{out.stem}-{name}")
+    name = part_name(facts.kernel, facts.target.name, number)
+    return Path(f"{name}.html") if out is None else part_file(out, name, only)

@@ -72,24 +72,6 @@ def heed_progress(options: argparse.Namespace) -> None:
         os.environ[ENVIRONMENT] = "1"
 
 
-def required(kernel: str | None, command: str) -> str:
-    """The kernel's place. Raises UsageError where none is given."""
-    if kernel is None:
-        hint = f"write python -m tilec {command} FILE.py:kernel"
-        raise UsageError("which kernel is it?", hint=hint)
-    return kernel
-
-
-def read_grid(text: str | None) -> tuple[int, ...] | None:
-    """`--grid 4,2`. Raises UsageError."""
-    if text is None:
-        return None
-    parts = text.replace("x", ",").split(",")
-    if not 1 <= len(parts) <= 3 or not all(p.strip().isdecimal() for p in parts):
-        raise UsageError(f"--grid {text}: a grid is one to three sizes", hint="write --grid 4,2")
-    return tuple(map(int, parts))
-
-
 def check_writable(option: str, file: Path) -> None:
     """Raise UsageError at once if a file cannot be written, not after long work."""
     there = file if file.exists() else file.parent

@@ -10,16 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.arguments import Words, make_arguments, read_words
+from tilec.cli.arguments import Words, make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import (
-    add_call_options,
-    add_target,
-    check_writable,
-    heed_progress,
-    read_grid,
-    required,
-)
+from tilec.cli.options import add_call_options, add_target, check_writable
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TargetError, TilecError
 from tilec.jit.simulate import GPU_TARGETS, simulate, simulated_target
@@ -49,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run; the exit status."""
-    heed_progress(options)
     try:
         return _show(options) if options.show is not None else _simulate(options)
     except TilecError as e:
@@ -71,10 +63,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    place = required(options.kernel, "simulate")
+    place, words, grid = read_call(options, "simulate")
     targets = [_target(name) for name in dict.fromkeys(options.target or [DEFAULT_TARGET])]
-    words = read_words(options.arg, options.dim, options.set, options.seed)
-    grid, blocks = read_grid(options.grid), _blocks(options.blocks)
+    blocks = _blocks(options.blocks)
     files = _files(options.save, targets)
     kernel = find_kernel(place)
     reports = list[Report]()
