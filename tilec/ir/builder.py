@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tilec.ir.core import Block, Op
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.op_classes import OPS
-from tilec.ir.types import INT32, DType
-from tilec.ir.values import Value
+from tilec.ir.types import INT32, DType, ScalarType
+from tilec.ir.values import Region, Value
 
 
 class Builder:
@@ -73,6 +73,11 @@ class Builder:
         """`value` as `dtype`; no op where it is."""
         return value if value.dtype == dtype else self.value(OPS["cast"], value, dtype)
 
+    def whole(self, v: Value) -> Region:
+        """All of an on-chip buffer."""
+        shape = v.buffer.static_shape
+        return Region(v, tuple(self.const(0) for _ in shape), shape)
+
     def zero(self, dtype: DType) -> Value:
         """The number 0 of a dtype."""
         return self.const(0.0 if dtype.is_float else 0, dtype)
@@ -103,6 +108,38 @@ class Builder:
         inner = Builder(self.loc)
         yield inner
         self.branch(cond, inner.ops)
+
+    @contextmanager
+    def counted(
+        self, count: Value | int, name: str, kind: str = "unroll"
+    ) -> Iterator[tuple[Value, Builder]]:
+        """A loop of `count` iterations: its index, and the builder of its body."""
+        index, inner = Value(ScalarType(INT32), name), Builder(self.loc)
+        yield index, inner
+        inner.emit(OPS["yield"])
+        end = (self.const(0), self.const(count) if isinstance(count, int) else count)
+        self.emit(OPS["for"], kind, *end, self.const(1), (), inner.block([index]))
+
+    @contextmanager
+    def each_element(
+        self, extents: Sequence[int], **how: Any
+    ) -> Iterator[tuple[Builder, tuple[Value, ...]]]:
+        """A loop over elements: the builder of its body, and its indices. `how`: attributes."""
+        at = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
+        inner = Builder(self.loc)
+        yield inner, at
+        self.emit(OPS["parallel"], tuple(extents), inner.block(at), **how)
+
+    def carried(
+        self, begin: Value, end: Value, first: Value, step: Callable[[Builder, Value, Value], Value]
+    ) -> Value:
+        """What a serial loop makes of `first`: `step` gives the next value for an index and the
+        value so far."""
+        index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
+        inner = Builder(self.loc)
+        inner.emit(OPS["yield"], (step(inner, index, so_far),))
+        body = inner.block((index, so_far))
+        return self.value(OPS["for"], "serial", begin, end, self.const(1), (first,), body)
 
     def block(self, args: Iterable[Value] = ()) -> Block:
         return Block(tuple(args), tuple(self.ops))

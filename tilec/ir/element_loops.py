@@ -7,8 +7,7 @@ loop once layouts are decided, in the layout of the fragment that takes part or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilec.ir.builder import Builder
@@ -101,33 +100,6 @@ def loop_of(o: Op, layout: Layout | None = None, engine: str = "", width: int = 
     ELEMENTWISE[type(o)](Iteration(b, args), o)
     cache = o.eviction_policy if isinstance(o, Copy) else ""
     return Parallel(extents, b.block(args), width, layout, engine, cache=cache, loc=o.loc)
-
-
-@contextmanager
-def each_element(
-    b: Builder, extents: Sequence[int], **how: Any
-) -> Iterator[tuple[Builder, tuple[Value, ...]]]:
-    """A loop over elements at `b`: the builder of its body, and its indices. `how`: attributes."""
-    at = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
-    inner = Builder(b.loc)
-    yield inner, at
-    b.emit(Parallel, tuple(extents), inner.block(at), **how)
-
-
-def carried(
-    b: Builder,
-    begin: Value,
-    end: Value,
-    first: Value,
-    step: Callable[[Builder, Value, Value], Value],
-) -> Value:
-    """What a serial loop at `b` makes of `first`: `step` gives the next value for an index and the
-    value so far."""
-    index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
-    inner = Builder(b.loc)
-    inner.emit(Yield, (step(inner, index, so_far),))
-    one = b.const(1)
-    return b.value(For, "serial", begin, end, one, (first,), inner.block((index, so_far)))
 
 
 def in_turn(loop: Parallel) -> list[Op]:

@@ -24,12 +24,10 @@ from math import prod
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream, walk
 from tilec.ir.effects import effects_in
-from tilec.ir.element_loops import each_element
 from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel
 from tilec.ir.semantics import neutral
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.ir.uniformity import asks_for_threads
-from tilec.passes.utils.building import whole
 from tilec.target import Target
 
 LEAST = 256  # iterations
@@ -197,7 +195,7 @@ class _Scopes:
         then = Builder(o.loc)
         for tensor, (found, _) in bins.items():
             nothing = then.const(_nothing(found.kind, tensor.dtype), tensor.dtype)
-            then.emit(Fill, whole(then, own[tensor]), nothing)
+            then.emit(Fill, then.whole(own[tensor]), nothing)
         then.ops += self.redirected(o, bins, own)
         for tensor, (found, shape) in bins.items():
             self.handed_on(then, found, shape, own[tensor])
@@ -232,7 +230,7 @@ class _Scopes:
     def handed_on(self, b: Builder, found: _Bins, shape: Sequence[int], own: Value) -> None:
         """The atomics of the tensor, for what has come together: those of neighbouring places are
         neighbours', as memory takes them together."""
-        with each_element(b, shape, coalesced_width=1) as (inner, at):
+        with b.each_element(shape, coalesced_width=1) as (inner, at):
             value, left = inner.value(Load, own, at), iter(at)
             nothing = inner.const(_nothing(found.kind, own.dtype), own.dtype)
             with inner.when(inner.compare("ne", value, nothing)) as some:

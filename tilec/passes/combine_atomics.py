@@ -36,13 +36,11 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
 from tilec.ir.effects import effects_in, is_clonable, written_tensors
-from tilec.ir.element_loops import each_element
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, UINT32, BufferType, DType
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.mem2reg import mem2reg
-from tilec.passes.utils.building import counted, whole
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.target import Target
 
@@ -310,7 +308,7 @@ class _Scopes:
             if g.sure and len(g.atomics) == 1 and tuple(shape) == loop.extents:
                 plain.update(g.atomics)
             else:
-                b.emit(ops.Fill, whole(b, shares), g.nothing(b))
+                b.emit(ops.Fill, b.whole(shares), g.nothing(b))
             self.reduced(behind, g, loop, shares)
 
         def visit(x: Op) -> list[Op] | None:
@@ -333,9 +331,9 @@ class _Scopes:
                 ops.Alloc, BufferType(kept, g.held, "fragment"), name=f"{g.dest.name}_rest"
             )
             name = _REDUCTIONS.get(g.kind, g.kind)
-            b.emit(ops.Reduce, whole(b, shares), whole(b, rest), at, name)
+            b.emit(ops.Reduce, b.whole(shares), b.whole(rest), at, name)
             shares = rest
-        with each_element(b, shares.buffer.static_shape) as (inner, places):
+        with b.each_element(shares.buffer.static_shape) as (inner, places):
             value = inner.value(ops.Load, shares, places)
             g.once(inner, value, {loop.body.args[d]: v for d, v in zip(left, places)})
 
@@ -357,7 +355,7 @@ def _in_pieces(o: ops.Parallel, shape: Sequence[int], args: tuple[Value, ...]) -
         inner = b
         for old, arg, extent, size in zip(o.body.args, args, o.extents, shape):
             if size < extent:
-                one = counted(inner, extent // size, "piece", "serial")
+                one = inner.counted(extent // size, "piece", "serial")
                 piece, inner = loops.enter_context(one)
                 subst[old] = body.binary("add", inner.binary("mul", piece, size), arg)
         body.ops += o.body.substituted(subst).ops

@@ -14,7 +14,6 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op
 from tilec.ir.layout import conversion, padded
 from tilec.ir.ops import Alloc, Copy
-from tilec.passes.utils.building import whole
 from tilec.target import Target
 
 
@@ -34,7 +33,7 @@ def convert_fragments(func: Func, target: Target) -> Func:
         shape = d.static_shape
         skip = 128 // d.dtype.bits
         t = replace(d, space="shared", layout=padded(shape, shape[-1], skip))
-        between = whole(b, b.value(Alloc, t, name=f"{o.dest.buffer.name}_scratch"))
+        between = b.whole(b.value(Alloc, t, name=f"{o.dest.buffer.name}_scratch"))
         b.emit(Copy, o.source, between, engine="threads", vector=1)
         b.emit(Copy, between, o.dest, engine="threads", vector=1)
         return b.ops

@@ -33,7 +33,6 @@ from tilec.ir.clusters import parts_of, split_of
 from tilec.ir.core import Func, Op, Param, Substitution, Value
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
-from tilec.passes.utils.building import counted
 from tilec.passes.utils.rings import elected, meeting
 from tilec.target import Target
 
@@ -145,7 +144,7 @@ class _Parts(_Vectors):
         registers: a batch at a time, so that what it loads is on its way all at once."""
         batches, rest = divmod(self.full, BATCH)
         if batches:
-            with counted(b, batches, "batch") as (batch, inner):
+            with b.counted(batches, "batch") as (batch, inner):
                 first = inner.binary("mul", batch, BATCH)
                 vectors = [inner.binary("add", first, i) for i in range(BATCH)]
                 do(inner, vectors, self.lanes)

@@ -28,7 +28,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import copy_whole, whole
+from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile
 from tilec.passes.utils.rings import Position, meeting, ring_copies
@@ -285,7 +285,7 @@ class _Waiting:
             self.realigner.load(into, found, self.held)
 
         def to_fragment(o: ops.Copy) -> Op:
-            fragment = whole(into, self.staged[o.dest.buffer])
+            fragment = into.whole(self.staged[o.dest.buffer])
             return replace(o, dest=fragment, ahead=False, engine="threads")
 
         if self.aligned:

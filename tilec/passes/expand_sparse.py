@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.element_loops import each_element, shifted
+from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Gemm, Load, Store
 from tilec.ir.sparse import PATTERN_BITS, covered, group_size
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.select_gemm import sparse_instructions
-from tilec.passes.utils.building import beside, whole
+from tilec.passes.utils.building import beside
 from tilec.target import Target
 
 
@@ -47,7 +47,7 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
     m, _, k = o.shape
     made = b.value(Alloc, BufferType((m, k), kept.dtype, "shared"), name=f"{o.a.buffer.name}_dense")
     size = group_size(kept.dtype.bits)
-    with each_element(b, (m, k)) as (inner, (row, column)):
+    with b.each_element((m, k)) as (inner, (row, column)):
         op = inner.binary
 
         def element(x: Region, along: Value, transposed: bool) -> Value:
@@ -76,4 +76,4 @@ def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
         for at, own in found:
             value = inner.select(inner.compare("eq", place, at), own, value)
         inner.emit(Store, made, (row, column), value)
-    return whole(b, made)
+    return b.whole(made)

@@ -32,7 +32,7 @@ from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
-from tilec.passes.utils.building import part, whole
+from tilec.passes.utils.building import part
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
 from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.passes.utils.registers import budget
@@ -217,7 +217,7 @@ class _Slice:
         if key not in self.tiles:
             hoisted = self.loop.boxes[o]
             self.tiles[key] = tile = self.fragment(hoisted, o.source.dtype)
-            self.before.emit(Copy, self.box(hoisted), whole(self.before, tile))
+            self.before.emit(Copy, self.box(hoisted), self.before.whole(tile))
         return self.tiles[key]
 
     def result(self, o: Store) -> Value:
@@ -225,7 +225,7 @@ class _Slice:
         hoisted = self.loop.boxes[o]
         tile = self.fragment(hoisted, self.loop.result_dtype(o))
         dest = self.box(hoisted)
-        self.after.emit(Copy, whole(self.before, tile), dest)
+        self.after.emit(Copy, self.before.whole(tile), dest)
         return tile
 
     def fragment(self, hoisted: Walked, dtype: DType) -> Value:
@@ -251,7 +251,7 @@ class _Slice:
 
     def rename(self, b: Builder, v: Value, own_part: Value, along: int, out: bool) -> None:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
-        own, all_of_it = whole(self.before, own_part), whole(self.before, v)
+        own, all_of_it = self.before.whole(own_part), self.before.whole(v)
         held = part(self.before, all_of_it, along, self.start, own.extents[along])
         sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, engine="registers", vector=1)

@@ -36,7 +36,7 @@ from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import whole, with_types
+from tilec.passes.utils.building import with_types
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
@@ -137,7 +137,7 @@ def _staged(loop: For, engines: CopyEngines) -> list[Op]:
                 t = BufferType(f.buffer.static_shape, o.source.dtype, "shared")
                 tile = Value(t, f"{f.name}_brought")
                 body.loc = o.loc
-                brought = replace(o, dest=whole(body, tile))
+                brought = replace(o, dest=body.whole(tile))
                 if engines.tma_may_load(brought, t.dtype):
                     b.ops.append(Alloc(t, results=(tile,), loc=o.loc))
                     body.ops += [brought, replace(o, source=brought.dest)]

@@ -24,7 +24,7 @@ from tilec.ir.layout import Exchange, Layout, MatrixAccess, exchange, matrix_acc
 from tilec.ir.uniformity import Uniformity, uniformity_of
 from tilec.passes.recognise_gathers import with_places
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted, read_packed
+from tilec.passes.utils.building import read_packed
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
 from tilec.target import Target
@@ -109,7 +109,7 @@ def exchange_registers(o: ops.Copy) -> list[Op]:
     }
     reader = _reader(b, lane, plan)
     count = len(plan.sources)
-    with counted(b, count, "group") as (g, inner):
+    with b.counted(count, "group") as (g, inner):
         values = []
         for m in range(len(plan.sources[0])):
             tables = [tuple(group[m][e] for group in plan.sources) for e in range(plan.pack)]
@@ -156,7 +156,7 @@ def rename_registers(o: ops.Copy, facts: Facts) -> list[Op]:
     ):
         raise InternalError(f"{s} and {d} do not share their registers", o.loc)
     b = Builder(o.loc)
-    with counted(b, len(pairs), "register") as (g, inner):
+    with b.counted(len(pairs), "register") as (g, inner):
         source, dest = (inner.value(ops.Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
         value = inner.value(ops.RegRead, o.source.buffer, source)
         inner.emit(ops.RegWrite, o.dest.buffer, dest, value)
@@ -243,7 +243,7 @@ def _groups(
     b = Builder(o.loc)
     place = Place(b)
     place.make(access.rows)
-    with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
+    with b.counted(layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
         row = inner.binary("mul", g, 8)
         coords = [*tile.offsets[: -layout.rank], *coordinates(inner, access.rows, place, row)]
         offset = shared_offset(inner, t.laid_out, coords)

@@ -25,7 +25,7 @@ from tilec.ir.layout import has_runs
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.check_registers import fragment_registers
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted, load_registers
+from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
 from tilec.passes.utils.registers import OTHER_REGISTERS, at_launch
@@ -67,7 +67,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
 
 def _clear(b: Builder, c: Value) -> None:
     layout = c.buffer.laid_out
-    with counted(b, layout.size("reg"), "r") as (r, inner):
+    with b.counted(layout.size("reg"), "r") as (r, inner):
         inner.emit(ops.RegWrite, c, r, inner.zero(c.dtype))
 
 
@@ -179,7 +179,7 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
             x.buffer if x.buffer in held else _Step(o, which, place, facts).load(b, inner, step)
             for which, x in (("a", o.a), ("b", o.b))
         )
-        with counted(inner, m_atoms, "i") as (i, rows), counted(rows, n_atoms, "j") as (j, columns):
+        with inner.counted(m_atoms, "i") as (i, rows), rows.counted(n_atoms, "j") as (j, columns):
             a_index = columns.fold("mul", i, a_size * (steps if a in held else 1))
             if a in held:
                 a_index = columns.fold("add", a_index, columns.fold("mul", step, a_size))
@@ -192,11 +192,11 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
             columns.emit(ops.Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
 
     if instr.metadata is None:
-        with counted(b, steps, "k", kind) as (step, inner):
+        with b.counted(steps, "k", kind) as (step, inner):
             multiply(inner, step)
         return
     metadata = Metadata(o, instr, place, facts)
-    with counted(b, steps // metadata.served, "k", kind) as (group, inner):
+    with b.counted(steps // metadata.served, "k", kind) as (group, inner):
         words = metadata.alloc(b, 1)
         metadata.load(inner, words, group)
         for selector in range(metadata.served):
@@ -250,7 +250,7 @@ class _Step:
             raw = replace(self.type, dtype=own)
             loaded = b.value(ops.Alloc, raw, packed=self.pack, name=f"{self.name}_raw")
             self._matrices(inner, loaded, k0)
-            with counted(inner, self.layout.size("reg"), "r") as (r, each):
+            with inner.counted(self.layout.size("reg"), "r") as (r, each):
                 value = each.cast(each.value(ops.RegRead, loaded, r), fragment.dtype)
                 each.emit(ops.RegWrite, fragment, r, value)
         return fragment
@@ -312,7 +312,7 @@ class _Step:
         elif atoms % per:
             per, count, mn_at = 1, 2, b.const(0)
         base = b.fold("mul", at, self.share)
-        with counted(b, atoms // per, "i") as (i, inner):
+        with b.counted(atoms // per, "i") as (i, inner):
             start = inner.fold("add", base, inner.fold("mul", i, width * per))
             mn = inner.fold("add", start, inner.fold("mul", mn_at, 8))
             chunk = CHUNK_BITS // fragment.dtype.bits
@@ -333,7 +333,7 @@ class _Step:
         v, pack = self.region.buffer, self.pack
         runs = (w for w in (pack, CHUNK_BITS // v.dtype.bits) if pack % w == 0)
         width = 1 if self.region.mn_major else next(filter(self._adjacent, runs), 1)
-        with counted(b, self.layout.size("reg") // pack, "r") as (r, inner):
+        with b.counted(self.layout.size("reg") // pack, "r") as (r, inner):
             first = inner.fold("mul", r, pack)
             for e in range(0, pack, width):
                 register = inner.fold("add", first, e)

@@ -12,7 +12,6 @@ import dataclasses
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value
-from tilec.ir.element_loops import each_element
 from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
@@ -32,7 +31,7 @@ def lower_prints(func: Func, target: Target) -> Func:
         if o.buffer.buffer.space == "global":
             return _tensor(o, o.buffer, tensors, target)
         b = Builder(o.loc)
-        with each_element(b, o.buffer.buffer.static_shape) as (inner, at):
+        with b.each_element(o.buffer.buffer.static_shape) as (inner, at):
             _element(inner, o, o.buffer, at)
         return b.ops
 

@@ -15,7 +15,6 @@ from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Lookup, Reduce, RegRead, RegWrite, ShuffleXor
-from tilec.passes.utils.building import counted
 from tilec.passes.utils.reductions import combine, taken
 from tilec.target import Target
 
@@ -30,7 +29,7 @@ def _lowered(o: Reduce) -> list[Op]:
     source, dest = o.source.type.laid_out, o.dest.type.laid_out
     b = Builder(o.loc)
     registers = _registers(o, source, dest)
-    with counted(b, len(registers), "row") as (row, inner):
+    with b.counted(len(registers), "row") as (row, inner):
         chains: list[Value] = []
         for n, column in enumerate(zip(*registers)):
             read = inner.value(RegRead, o.source.buffer, inner.value(Lookup, column, row))

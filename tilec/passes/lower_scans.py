@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.element_loops import carried, each_element, shifted
+from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import beside, whole
+from tilec.passes.utils.building import beside
 from tilec.target import Target
 
 SHORT = 16  # a row of so many elements is not cut
@@ -68,17 +68,17 @@ class _Rows:
         o, dim = self.o, self.o.dim
         shape = tuple(self.pieces if d == dim else e for d, e in enumerate(o.source.extents))
         if self.pieces == 1:
-            with each_element(self.b, shape) as (inner, at):
+            with self.b.each_element(shape) as (inner, at):
                 self._run(inner, at, None)
             return
         made = BufferType(shape, o.accumulator, "shared")
         totals = self.b.value(Alloc, made, name=f"{o.source.buffer.name}_totals")
-        with each_element(self.b, shape) as (inner, at):
+        with self.b.each_element(shape) as (inner, at):
             self._total(inner, at, totals)
-        of_totals = whole(self.b, totals)
+        of_totals = self.b.whole(totals)
         again = replace(o, source=of_totals, dest=of_totals, reverse=False)
         _Rows(self.b, again, of_totals, of_totals).loops()
-        with each_element(self.b, shape) as (inner, at):
+        with self.b.each_element(shape) as (inner, at):
             self._run(inner, at, totals)
 
     def _total(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
@@ -90,7 +90,7 @@ class _Rows:
 
         first = self._element(b, at, begin)
         after = b.binary("add", begin, 1)
-        b.emit(Store, totals, tuple(at), carried(b, after, end, first, step))
+        b.emit(Store, totals, tuple(at), b.carried(after, end, first, step))
 
     def _run(self, b: Builder, at: Sequence[Value], totals: Value | None) -> None:
         """The running values of a piece."""
@@ -113,7 +113,7 @@ class _Rows:
             return value
 
         after = b.binary("add", begin, 1)
-        carried(b, after, end, first, step)
+        b.carried(after, end, first, step)
 
     def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
         """The first element of a piece, and the one behind its last: no piece is empty."""

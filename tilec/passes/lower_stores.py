@@ -23,7 +23,7 @@ from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.types import DType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import Place, combined, narrow, shared_offset
-from tilec.passes.utils.building import counted, read_packed
+from tilec.passes.utils.building import read_packed
 from tilec.passes.utils.rings import TensorMaps, elected
 from tilec.target import Target
 
@@ -137,7 +137,7 @@ def _store(o: ops.Copy, maps: TensorMaps, target: Target) -> list[Op]:
         row, column = _part(b, layout, "lane", lane)
     row = b.fold("add", own_rows, row)
     count = len(found.origins)
-    with counted(b, count, "chunk") as (c, inner):
+    with b.counted(count, "chunk") as (c, inner):
         inner.emit(ops.TmaStoreWait, 0, True)
         inner.emit(ops.WarpSync)
         for access, (at_row, at_column) in enumerate(found.places):

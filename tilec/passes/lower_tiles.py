@@ -14,8 +14,6 @@ from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import (
     ELEMENTWISE,
     boxes,
-    carried,
-    each_element,
     element_indices,
     in_turn,
     is_private,
@@ -27,7 +25,6 @@ from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Reduce, Store
 from tilec.ir.types import FLOAT32, FLOAT64, TFLOAT32, BufferType, DType
 from tilec.ir.uniformity import asks_for_threads, uniformity_of
 from tilec.passes.utils.accesses import is_by_each_thread
-from tilec.passes.utils.building import whole
 from tilec.passes.utils.reductions import combine, taken
 from tilec.target import Target
 
@@ -81,10 +78,10 @@ def _gemm(b: Builder, o: Gemm) -> None:
     a, right, transposed = o.a, o.b, o.transpose_a
     if tf32 or a.dtype != dtype or a.type.space == "global":
         packed = _packed(b, a, transposed, (m, k), dtype, tf32)
-        a, transposed = whole(b, packed), False
+        a, transposed = b.whole(packed), False
     if tf32 or right.dtype != dtype or right.type.space == "global" or o.transpose_b:
         packed = _packed(b, right, o.transpose_b, (k, n), dtype, tf32)
-        right = whole(b, packed)
+        right = b.whole(packed)
     c = o.c
     if c.dtype != dtype:
         c = b.value(Alloc, BufferType((m, n), dtype, "fragment"))
@@ -102,7 +99,7 @@ def _packed(
     `transposed`.
     """
     made = b.value(Alloc, BufferType(shape, dtype, "shared"))
-    with each_element(b, shape) as (inner, at):
+    with b.each_element(shape) as (inner, at):
         row, column = at[::-1] if transposed else at
         *outer, i, j = source.offsets
         where = (*outer, shifted(inner, i, row), shifted(inner, j, column))
@@ -114,7 +111,7 @@ def _packed(
 
 
 def _convert(b: Builder, source: Value, dest: Value) -> None:
-    b.ops.append(loop_of(Copy(whole(b, source), whole(b, dest), loc=b.loc)))
+    b.ops.append(loop_of(Copy(b.whole(source), b.whole(dest), loc=b.loc)))
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -135,10 +132,10 @@ def reduction_loops(o: Reduce) -> list[Op]:
     if chained:
         made = BufferType((*kept, lanes), o.accumulator, "fragment")
         partial = b.value(Alloc, made)
-        with each_element(b, (*kept, lanes)) as (inner, at):
+        with b.each_element((*kept, lanes)) as (inner, at):
             value = _chain(inner, o, at[:-1], at[-1], count // lanes, lanes)
             inner.emit(Store, partial, at, value)
-    with each_element(b, kept or (1,)) as (inner, at):
+    with b.each_element(kept or (1,)) as (inner, at):
         args = at[: len(kept)]
         if partial is None:
             value = _chain(inner, o, args, inner.const(0), count, 1)
@@ -171,7 +168,7 @@ def _chain(
 
     first = _element(b, o, args, start)
     one, end = b.const(1), b.const(count)
-    return carried(b, one, end, first, more)
+    return b.carried(one, end, first, more)
 
 
 def _element(b: Builder, o: Reduce, args: Sequence[Value], at: Value) -> Value:

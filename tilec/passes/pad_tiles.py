@@ -38,7 +38,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Region, Value, walk
 from tilec.ir.effects import buffers_written, effects_in, is_clonable, written_tensors
-from tilec.ir.element_loops import ELEMENTWISE, boxes, each_element, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
@@ -47,7 +47,7 @@ from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
 from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
-from tilec.passes.utils.building import whole, with_types
+from tilec.passes.utils.building import with_types
 from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
@@ -346,7 +346,7 @@ class _Padding:
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
         nothing = b.zero(v.dtype)
-        b.emit(ops.Fill, self._grown(whole(b, v)), nothing)
+        b.emit(ops.Fill, self._grown(b.whole(v)), nothing)
         return b.ops
 
     def _gemm(self, o: ops.Gemm) -> Op:
@@ -448,11 +448,11 @@ class _Padding:
             v, source = source.buffer, self._grown(source)
             made = BufferType(source.extents, v.dtype, "fragment")
             held = b.value(ops.Alloc, made, name=f"{v.name}_filled")
-            with each_element(b, source.extents) as (inner, at):
+            with b.each_element(source.extents) as (inner, at):
                 inside = inner.all_of(*_inside(inner, at, o.source.extents, source.extents))
                 own, other = inner.value(ops.Load, v, at), neutral(inner, o, v.dtype)
                 inner.emit(ops.Store, held, at, inner.select(inside, own, other))
-            source = whole(b, held)
+            source = b.whole(held)
         if dest.buffer in self.shapes:
             dest = self._grown(dest)
         b.ops.append(replace(o, source=source, dest=dest))

@@ -30,7 +30,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.types import DTYPES, BufferType, DType, Extent, contiguous_strides
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.addressing import Tensors
-from tilec.passes.utils.building import or_zero, whole
+from tilec.passes.utils.building import or_zero
 from tilec.passes.utils.reductions import in_steps
 from tilec.passes.utils.warp_matrices import by_elements
 
@@ -420,7 +420,7 @@ class _Views:
             own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
             made = before.value(ops.Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
-            mine = whole(before, made)
+            mine = before.whole(made)
             if any(e.reads for e in own):
                 before.emit(ops.Copy, theirs, mine)
             if any(e.writes for e in own):
@@ -431,7 +431,7 @@ class _Views:
         done = with_boxes(o, lambda r: boxes.get(r, r))
         copies: Substitution = {}
         for v in dict.fromkeys(x for x in done.operands if x in self.source):
-            copies[v] = copy(whole(before, v)).buffer
+            copies[v] = copy(before.whole(v)).buffer
         return self.visited([*before.ops, done.with_operands(copies), *behind.ops], subst)
 
 

@@ -30,7 +30,6 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, upstream
 from tilec.ir.fold import Number
 from tilec.ir.types import FLOAT32, BufferType, DType, ScalarType
-from tilec.passes.utils.building import counted
 from tilec.target import Target
 
 LEAST_DIVISIONS = 8
@@ -107,7 +106,7 @@ class _Divisions:
         for at in every:
             b.emit(ops.Store, squares, (at,), first[0])
             b.emit(ops.Store, least, (at,), first[1])
-        with counted(b, self.trips, "r") as (index, inner):
+        with b.counted(self.trips, "r") as (index, inner):
             subst: Substitution = {self.loop.body.args[0]: index}
             defs = self.loop.body.makers
             for o in upstream((d.lhs for d in self.divisions), defs):

@@ -23,7 +23,6 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value
 from tilec.ir.effects import buffers_written, effects_in
-from tilec.ir.element_loops import each_element
 from tilec.ir.types import FLOAT32
 from tilec.passes.utils.rough import Rough
 from tilec.target import Target
@@ -199,6 +198,6 @@ def _difference(o: ops.Binary, element: Value, rows: Value, by: float) -> list[O
 
 def _scale_rows(b: Builder, raw: Value, s: _Scaled) -> None:
     """The maxima as the author has them."""
-    with each_element(b, raw.buffer.static_shape) as (inner, at):
+    with b.each_element(raw.buffer.static_shape) as (inner, at):
         made = inner.binary("mul", inner.value(ops.Load, raw, at), s.scale)
         inner.emit(ops.Store, s.end.most, at, made)

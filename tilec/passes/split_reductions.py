@@ -19,7 +19,6 @@ from tilec.ir.core import Func, Op, Region
 from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Copy, Reduce
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import whole
 from tilec.passes.utils.reductions import combined_layout, few_each, part_layout, warps_along
 from tilec.target import Target
 
@@ -34,7 +33,7 @@ def split_reductions(func: Func, target: Target) -> Func:
 
         def buffer(what: str, space: str, layout: Layout) -> Region:
             t = BufferType(layout.shape, o.accumulator, space, layout=layout)
-            return whole(b, b.value(Alloc, t, name=f"{name}_{what}"))
+            return b.whole(b.value(Alloc, t, name=f"{name}_{what}"))
 
         def met(own: Region, layout: Layout) -> Region:
             """What threads have, as others are to have it."""

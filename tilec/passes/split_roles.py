@@ -41,7 +41,7 @@ from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import columns, counted, whole
+from tilec.passes.utils.building import columns
 from tilec.passes.utils.column_parts import ColumnPart
 from tilec.passes.utils.late_scalars import load_in_scopes
 from tilec.passes.utils.operands import part_of_sum
@@ -183,10 +183,10 @@ class _Roles(Cut):
         return b.block()
 
     def _hand_on(self, b: Builder, v: Value, stage: Value) -> None:
-        b.emit(ops.Copy, whole(b, v), self._slot(b, v, stage))
+        b.emit(ops.Copy, b.whole(v), self._slot(b, v, stage))
 
     def _slot(self, b: Builder, v: Value, stage: Value) -> Region:
-        return whole(b, v).within(self.ring[v], stage)
+        return b.whole(v).within(self.ring[v], stage)
 
     def _last(self, part: int) -> Block:
         b = Builder(self.loop.loc)
@@ -224,7 +224,7 @@ class _Roles(Cut):
             self._wait(b, "ready", at)
             for v in vectors:
                 if any(v in self.uses[o] for o in self.late):
-                    b.emit(ops.Copy, self._slot(b, v, at[0]), whole(b, vectors[v]))
+                    b.emit(ops.Copy, self._slot(b, v, at[0]), b.whole(vectors[v]))
             gated = False
             for o in self.late:
                 b.loc = o.loc
@@ -244,13 +244,13 @@ class _Roles(Cut):
                 self._wait(more, "free", at)
                 self._bring(more, part, later, at[0], scalars)
 
-        with counted(b, ahead, "t", "serial") as (first, inner):
+        with b.counted(ahead, "t", "serial") as (first, inner):
             begin(inner, first)
         at = self._count(b, body)
         if vectors:
             self._wait(b, "ready", at)
             for v, x in vectors.items():
-                b.emit(ops.Copy, self._slot(b, v, at[0]), whole(b, x))
+                b.emit(ops.Copy, self._slot(b, v, at[0]), b.whole(x))
         for o in self.after:
             if self.is_late(o):
                 by_tma = isinstance(o, ops.Copy) and self.engines.tma_may_store(o)
@@ -329,7 +329,7 @@ class _Roles(Cut):
             width = v.buffer.static_shape[-1] // len(held)
             for part, lo, hi in self.promoted[v].parts():
                 slot, at = self._slot(b, held[lo // width], last), lo % width
-                b.emit(ops.Copy, columns(b, slot, at, hi - lo), whole(b, part))
+                b.emit(ops.Copy, columns(b, slot, at, hi - lo), b.whole(part))
         if self.lent:
             self._arrive(b, "taken", none)
 
@@ -353,7 +353,7 @@ class _Roles(Cut):
                 piece = replace(piece, a=promoted.piece(b, lo, hi))
             if parts is not None:
                 n = lo // (k // LAST_GROUPS)
-                tile, shift = whole(b, parts[n]), n * k // LAST_GROUPS
+                tile, shift = b.whole(parts[n]), n * k // LAST_GROUPS
                 piece = replace(piece, b=columns(b, tile, lo - shift, hi - lo))
             clear = o.clear and lo == 0
             piece = replace(piece, clear=clear, policy="square", asynchronous=True)

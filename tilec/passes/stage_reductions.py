@@ -13,7 +13,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Region
 from tilec.ir.ops import Copy, Fill, Reduce
-from tilec.passes.utils.building import beside, counted, part
+from tilec.passes.utils.building import beside, part
 from tilec.passes.utils.reductions import neutral
 from tilec.target import Target
 
@@ -65,7 +65,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
     else:
         b.emit(Copy, o.dest, so_far)
     count = o.source.extents[o.dim] // length
-    with counted(b, count, "slice", "serial") as (number, inner):
+    with b.counted(count, "slice", "serial") as (number, inner):
         first = inner.binary("mul", number, length)
         piece = part(inner, o.source, o.dim, first, length)
         held = beside(inner, piece, "fragment", "held")

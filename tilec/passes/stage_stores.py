@@ -21,7 +21,7 @@ from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_
 from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, AtomicTile, Copy, For, Parallel, Scope, While
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import copy_whole, whole
+from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.distribution import along_rows
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
@@ -116,7 +116,7 @@ class _Stager:
         t = _rows(o)
         o = _in_layout(b, o, _in_words(o.source.type.laid_out, t.dtype.bits))
         rows = b.value(Alloc, t, name=f"{o.dest.buffer.name}_rows")
-        tile = whole(b, rows)
+        tile = b.whole(rows)
         b.emit(Copy, o.source, tile, engine="threads", vector=1)
         return [*b.ops, replace(o, source=tile)]
 
@@ -136,7 +136,7 @@ def _in_layout(b: Builder, o: Copy, layout: Layout | None) -> Copy:
     t = BufferType(f.shape, o.dest.dtype, "fragment", layout=layout)
     words = b.value(Alloc, t, name=f"{o.source.buffer.name}_words")
     copy_whole(b, o.source.buffer, words)
-    return replace(o, source=whole(b, words))
+    return replace(o, source=b.whole(words))
 
 
 def _in_words(layout: Layout, bits: int) -> Layout:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op
-from tilec.ir.element_loops import each_element
 from tilec.ir.instr import instructions_of
 from tilec.ir.ops import Alloc, Gemm, Load, Store
 from tilec.ir.types import BufferType
@@ -51,6 +50,6 @@ def _add(b: Builder, o: Gemm) -> None:
     t = BufferType(shape, o.c.dtype, "fragment")
     part = b.value(Alloc, t, name=f"{o.c.name}_part")
     b.ops.append(replace(o, c=part, clear=True))
-    with each_element(b, shape) as (inner, at):
+    with b.each_element(shape) as (inner, at):
         total = inner.binary("add", inner.value(Load, o.c, at), inner.value(Load, part, at))
         inner.emit(Store, o.c, at, total)

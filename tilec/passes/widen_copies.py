@@ -17,7 +17,7 @@ from tilec.ir.core import Func, Op
 from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Copy
 from tilec.ir.types import BufferType
-from tilec.passes.utils.building import copy_whole, whole
+from tilec.passes.utils.building import copy_whole
 from tilec.target import Target
 
 
@@ -50,9 +50,9 @@ def _widen(o: Copy) -> list[Op] | None:
     wide = b.value(Alloc, t, name=f"{side.buffer.name}_wide")
     if side is o.source:
         copy_whole(b, side.buffer, wide)
-        b.ops.append(replace(o, source=whole(b, wide)))
+        b.ops.append(replace(o, source=b.whole(wide)))
     else:
-        b.ops.append(replace(o, dest=whole(b, wide)))
+        b.ops.append(replace(o, dest=b.whole(wide)))
         copy_whole(b, wide, side.buffer)
     return b.ops
 

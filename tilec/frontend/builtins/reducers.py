@@ -22,7 +22,6 @@ from tilec.ir import core
 from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.effects import effects_in
-from tilec.ir.element_loops import each_element
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Parallel, Reduce, Store
 from tilec.ir.ops.tile import COMBINED
@@ -250,7 +249,7 @@ def _combine(
         rest = b.value(Alloc, BufferType(kept, shares.dtype, "fragment"))
         b.emit(Reduce, whole(shares), whole(rest), place, kind)
         shares = rest
-    with each_element(b, shape) as (inner, args):
+    with b.each_element(shape) as (inner, args):
         zero = inner.const(0)
         of_share = {d: arg for arg, (d, _) in zip(args, dims) if d is not None}
         share = inner.value(Load, shares, tuple(of_share[d] for d in left) or (zero,))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -22,7 +21,7 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.types import INT32, BufferType, DType, ScalarType
+from tilec.ir.types import BufferType, DType
 
 
 def is_shared(o: Op) -> TypeGuard[Alloc]:
@@ -30,16 +29,10 @@ def is_shared(o: Op) -> TypeGuard[Alloc]:
     return isinstance(o, Alloc) and o.type.space == "shared"
 
 
-def whole(b: Builder, v: Value) -> Region:
-    """All of an on-chip buffer."""
-    shape = v.buffer.static_shape
-    return Region(v, tuple(b.const(0) for _ in shape), shape)
-
-
 def beside(b: Builder, r: Region, space: str, name: str, dtype: DType | None = None) -> Region:
     """All of a new buffer with the extents of a region, named after its buffer."""
     made = BufferType(r.extents, dtype or r.dtype, space)
-    return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_{name}"))
+    return b.whole(b.value(Alloc, made, name=f"{r.buffer.name}_{name}"))
 
 
 def part(b: Builder, r: Region, dim: int, start: Value | int, size: int) -> Region:
@@ -57,7 +50,7 @@ def columns(b: Builder, r: Region, start: Value | int, size: int) -> Region:
 
 def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
     """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
-    b.emit(Copy, whole(b, source), whole(b, dest), **how)
+    b.emit(Copy, b.whole(source), b.whole(dest), **how)
 
 
 def under(cond: Value, statements: Sequence[Op]) -> Op:
@@ -85,18 +78,6 @@ def or_zero(cond: Value, o: Op) -> Op:
     orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
     types = tuple(r.type for r in results)
     return If(cond, then, orelse, types, results=o.results, loc=o.loc)
-
-
-@contextmanager
-def counted(
-    b: Builder, count: Value | int, name: str, kind: str = "unroll"
-) -> Iterator[tuple[Value, Builder]]:
-    """A loop of `count` iterations at `b`: its index, and the builder of its body."""
-    index, inner = Value(ScalarType(INT32), name), Builder(b.loc)
-    yield index, inner
-    inner.emit(Yield)
-    bounds = (b.const(0), b.const(count) if isinstance(count, int) else count, b.const(1))
-    b.emit(For, kind, *bounds, (), inner.block([index]))
 
 
 def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op], tuple[Value, ...]]:

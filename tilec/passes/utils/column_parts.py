@@ -14,7 +14,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Region, Substitution, Value
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Copy, ElementAccess, Fill, Gemm, If, Load, Parallel, Store
-from tilec.passes.utils.building import columns, whole
+from tilec.passes.utils.building import columns
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class ColumnPart:
             return
         match o:
             case Fill() if o.dest.is_whole:
-                b.ops.append(replace(o, dest=whole(b, self.own[o.dest.buffer])))
+                b.ops.append(replace(o, dest=b.whole(self.own[o.dest.buffer])))
             case Gemm() if o.c in self.own and o.metadata is None:
                 b.ops.append(replace(o, b=self._columns_of_b(o), c=self.own[o.c]))
             case Copy() if o.source.buffer in self.own and o.source.is_whole:
-                source = whole(b, self.own[o.source.buffer])
+                source = b.whole(self.own[o.source.buffer])
                 b.ops.append(replace(o, source=source, dest=self._columns(b, o, o.dest)))
             case Copy() if o.dest.buffer in self.own and o.dest.is_whole:
-                dest = whole(b, self.own[o.dest.buffer])
+                dest = b.whole(self.own[o.dest.buffer])
                 b.ops.append(replace(o, dest=dest, source=self._columns(b, o, o.source)))
             case Parallel():
                 b.ops.append(self._parallel(o))

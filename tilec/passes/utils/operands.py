@@ -21,7 +21,7 @@ from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import narrow, shared_offset
-from tilec.passes.utils.building import part, whole
+from tilec.passes.utils.building import part
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
 SWIZZLE_ROWS = 8  # after which every swizzle begins anew
@@ -182,6 +182,6 @@ def _held(b: Builder, o: Gemm, which: str, dtype: DType) -> Gemm:
     fragment = b.value(
         Alloc, BufferType(shape, dtype, "fragment"), name=f"{source.buffer.name}_held"
     )
-    held = whole(b, fragment)
+    held = b.whole(fragment)
     b.emit(Copy, source, held)
     return replace(o, a=held) if which == "a" else replace(o, b=held, operands_swapped=True)

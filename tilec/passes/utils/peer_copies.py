@@ -19,7 +19,6 @@ from tilec.ir.layout import has_runs, tma_box
 from tilec.ir.ops import ClusterCopy, ClusterStore, MbarrierArrive, MbarrierExpect, MemLoad
 from tilec.ir.ops import ClusterSend as Send
 from tilec.passes.utils.addressing import Place, narrow, shared_offset
-from tilec.passes.utils.building import counted
 from tilec.passes.utils.rings import elected
 
 PIECE = 16  # bytes: what a bulk copy moves, and where it begins, are multiples of it
@@ -157,7 +156,7 @@ def store(o: ClusterCopy, warps: int) -> list[Op]:
     vectors, threads = prod(shape) // lanes, warps * WARP
     place = Place(b)
     thread = b.fold("add", b.fold("mul", place.warp, WARP), place.lane)
-    with counted(b, -(-vectors // threads), "part") as (round, inner):
+    with b.counted(-(-vectors // threads), "part") as (round, inner):
         number = inner.fold("add", inner.fold("mul", round, threads), thread)
         some = inner.compare("lt", number, inner.const(vectors)) if vectors % threads else None
         with inner.when(some) as work:

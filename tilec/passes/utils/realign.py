@@ -27,7 +27,7 @@ from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import INT64, UINT32, BufferType
 from tilec.passes.utils.addressing import Place, Tensors, coordinates, narrow, unique_replica
-from tilec.passes.utils.building import copy_whole, counted
+from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
 from tilec.target import Target
 
@@ -287,7 +287,7 @@ class Realigner:
         loads, stores = Builder(b.loc), Builder(b.loc)
         some: Value | None = None
         most = max(tile.parts for tile in found.tiles)
-        with counted(b, most, "part", "serial") as (number, body):
+        with b.counted(most, "part", "serial") as (number, body):
             for o, tile in zip(found.copies, found.tiles):
                 layout, per = tile.elements.laid_out, _per_piece(o)
                 register = body.binary("mul", number, per)

@@ -15,7 +15,6 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Digit, Layout, blocked
 from tilec.ir.ops import Alloc, Reduce, Unary, View
 from tilec.ir.types import BufferType, DType
-from tilec.passes.utils.building import whole
 
 MANY = 32
 """Elements that a thread reads of others' parts, for which it is worth to meet once more."""
@@ -126,14 +125,14 @@ def in_steps(o: Reduce, root: Value) -> list[Op] | None:
     else:
         return None
     b = Builder(o.loc)
-    source = whole(b, root)
+    source = b.whole(root)
     for dim in reversed(range(kept, t.rank)):
         space = "fragment" if dim > kept else "shared"  # whose rows others read
         rest = BufferType(shape[:dim], o.accumulator, space)
         made = b.value(Alloc, rest, name=f"{root.name}_rows")
-        b.emit(Reduce, source, whole(b, made), dim, o.kind, propagate_nan=o.propagate_nan)
-        source = whole(b, made)
+        b.emit(Reduce, source, b.whole(made), dim, o.kind, propagate_nan=o.propagate_nan)
+        source = b.whole(made)
     few = BufferType((*view.static_shape[:last], rows), o.accumulator, "shared")
     found = b.value(View, source.buffer, few, name=f"{root.name}_rows")
-    b.emit(Reduce, whole(b, found), o.dest, last, o.kind, o.clear, o.propagate_nan)
+    b.emit(Reduce, b.whole(found), o.dest, last, o.kind, o.clear, o.propagate_nan)
     return b.ops

@@ -17,7 +17,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.building import columns, whole
+from tilec.passes.utils.building import columns
 from tilec.passes.utils.plans import pipelined
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
@@ -309,13 +309,13 @@ class Promoted:
     def piece(self, b: Builder, lo: int, hi: int) -> Region:
         """Columns from one of the cuts to another at most."""
         n = next(i for i, at in enumerate(self.cuts) if lo < at) - 1
-        return columns(b, whole(b, self.buffers[n]), lo - self.cuts[n], hi - lo)
+        return columns(b, b.whole(self.buffers[n]), lo - self.cuts[n], hi - lo)
 
     def filled(self, o: Copy) -> list[Op]:
         """The copies that fill the parts, instead of the one that filled the tile."""
         b = Builder(o.loc)
         for v, lo, hi in self.parts():
-            b.emit(Copy, columns(b, o.source, lo, hi - lo), whole(b, v))
+            b.emit(Copy, columns(b, o.source, lo, hi - lo), b.whole(v))
         return b.ops
 
 

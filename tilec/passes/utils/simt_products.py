@@ -19,7 +19,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted, load_registers
+from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.operands import Operand, operand
 
 _LOAD_BITS = 128
@@ -33,7 +33,7 @@ def simt_product(b: Builder, o: ops.Gemm, facts: Facts, room: int) -> None:
     lines = [_Line(operand(o, which, facts), layout, dim) for dim, which in enumerate("ab")]
     depth = next(d for d in (4, 2, 1) if d == 1 or _pays(lines, o, d, room))
     held = [line.alloc(b, c, depth) for line in lines]
-    with counted(b, o.shape[2] // depth, "k", "serial") as (n, step):
+    with b.counted(o.shape[2] // depth, "k", "serial") as (n, step):
         first = step.fold("mul", n, depth)
         for line, fragment in zip(lines, held):
             if not line.x.mn_major:
@@ -50,7 +50,7 @@ def _add(
 ) -> None:
     """What step `q` of those at hand adds to each register of C."""
     at = [line.registers(depth, q) for line in lines]
-    with counted(step, len(at[0]), "r") as (r, inner):
+    with step.counted(len(at[0]), "r") as (r, inner):
         x, y = (
             inner.value(ops.RegRead, fragment, inner.value(ops.Lookup, numbers, r))
             for fragment, numbers in zip(held, at)
@@ -133,7 +133,7 @@ class _Line:
         v = self.x.buffer
         width = self.together if self.x.mn_major else depth
         firsts = tuple(self.rows.index(row) for row in self.distinct[:: self.together])
-        with counted(step, len(firsts), "i") as (i, inner):
+        with step.counted(len(firsts), "i") as (i, inner):
             register = inner.value(ops.Lookup, firsts, i)
             mn = coordinates(inner, self.layout, place, register)[self.dim]
             at = self.x.coordinates(inner, mn, k)

@@ -11,7 +11,6 @@ from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import Alloc, Bitcast, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
-from tilec.passes.utils.building import counted
 from tilec.passes.utils.operands import Operand
 
 # Of a word: the low bit of each pattern.
@@ -45,7 +44,7 @@ class Metadata:
         """The words for all `steps` along K."""
         times = steps // self.served
         words = self.alloc(b, times)
-        with counted(b, times, "k") as (group, inner):
+        with b.counted(times, "k") as (group, inner):
             self.load(inner, words, group, times)
         return words
 
@@ -63,7 +62,7 @@ class Metadata:
         group = inner.fold("floordiv", self.place.warp, instr.warps)
         group = inner.fold("mod", group, self.groups)
         first = inner.fold("mul", group, self.share)
-        with counted(inner, self.share // instr.m, "i") as (i, each):
+        with inner.counted(self.share // instr.m, "i") as (i, each):
             top = each.fold("add", first, each.fold("mul", i, instr.m))
             parts = [self._unit(each, each.fold("add", top, row), unit) for row, unit in own]
             word = _joined(each, parts, instr.unit)
