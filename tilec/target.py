@@ -28,8 +28,8 @@ class Speeds:
     bits of its inputs ("wgmma.16"), `fill` bytes into shared memory from the cache, whoever asked
     for them, `outside` bytes of zeros there for what a tile has beyond its tensor, `port` bytes of
     what comes from the cache once for `neighbours` multiprocessors, which blocks that follow one
-    another run on. `latency`: seconds from asking for a tile to having it.
-    `launch`: seconds that an empty kernel takes."""
+    another run on, `store` bytes to the cache while nothing is loaded. `latency`: seconds from
+    asking for a tile to having it. `launch`: seconds that an empty kernel takes."""
 
     clock: float = 2e9
     dram: float = 4e10
@@ -43,6 +43,7 @@ class Speeds:
     outside: float = 25.0
     port: float = math.inf
     neighbours: int = 1
+    store: float = math.inf
     latency: float = 1e-7
     launch: float = 5e-6
 
@@ -77,6 +78,7 @@ _H200 = Speeds(
     outside=25.0,
     port=42.0,
     neighbours=8,
+    store=21.0,
     latency=0.7e-6,
     launch=1.2e-6,
 )  # fmt: skip
