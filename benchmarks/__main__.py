@@ -3,7 +3,8 @@
     python -m benchmarks gemm --quick
     python -m benchmarks gemm llm --only NT --budget 240
     python -m benchmarks --list
-    TILEC_TARGET=cuda:sm_90a python -m benchmarks --stale
+    TILEC_TARGET=cuda:sm_90a python -m benchmarks --stale > stale.txt
+    python -m benchmarks --rows stale.txt
 
 A row is measured again only if the code that tilec emits for it, a peer or the device is another
 one than when it was stored (`--force`: always). Tables go to stdout, progress to stderr, rows to
@@ -35,6 +36,7 @@ from tilec.autotuning.workers import Processes
 from tilec.support.progress import Progress
 
 _AHEAD = 8  # cases that are prepared together
+NEVER = " (never measured)"  # behind the names of such rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def wanted(options: argparse.Namespace) -> dict[str, list[Case]]:
     names = options.operators or operators.names()
-    return {name: select(operators.cases(name), options.only, options.quick) for name in names}
+    found = {name: select(operators.cases(name), options.only, options.quick) for name in names}
+    if options.rows:  # as `tell_stale` names them
+        keys = {line.removesuffix(NEVER) for line in options.rows.read_text().splitlines()}
+        found = {name: [c for c in cases if c.key in keys] for name, cases in found.items()}
+    return {name: cases for name, cases in found.items() if cases or not options.rows}
 
 
 def tell_stale(wanted: dict[str, list[Case]], folder: Path) -> int:
@@ -81,7 +87,7 @@ def tell_stale(wanted: dict[str, list[Case]], folder: Path) -> int:
         if known == identity(ours, config):
             current += 1
         else:
-            print(f"{case.key}{'' if known else ' (never measured)'}")
+            print(f"{case.key}{'' if known else NEVER}")
     print(f"{current} of {len(asked)} rows are current")
     return 0
 
@@ -106,6 +112,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(operators.names())}")
     add("--quick", action="store_true", help="fewer cases, rounds and passes")
     add("--only", default="", metavar="SUBSTRING", help="cases whose name holds this")
+    add("--rows", type=Path, metavar="FILE", help="the cases it names, as --stale does")
     add("--mode", choices=[*MODES, "both"], default="both", help="how to time")
     add("--budget", type=float, default=0.0, metavar="SECONDS", help="stop in time")
     add("--force", action="store_true", help="measure every row again")

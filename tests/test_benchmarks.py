@@ -18,7 +18,7 @@ from bench_fakes import SMALL, Fake, FakeTimer, fake_case, session  # noqa: E402
 
 import tilec  # noqa: E402
 from benchmarks import bench_launch, figures, kernels, operators, peers, products, report  # noqa: E402
-from benchmarks.__main__ import main, run, select, tell_stale  # noqa: E402
+from benchmarks.__main__ import main, read_options, run, select, tell_stale, wanted  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
@@ -272,7 +272,7 @@ def test_whether_rows_are_current_is_asked_of_code_that_was_compiled_ahead(
     assert log[0] == "3 ahead" and "asked" in log
 
 
-def test_rows_whose_code_is_another_are_named(tmp_path, capsys) -> None:
+def test_rows_whose_code_is_another_are_named(tmp_path, capsys, monkeypatch) -> None:
     hashes = {"tilec": "h"}
     same, other, never = (fake_case(hashes, {"tilec": 1.0}, name=n) for n in ("s", "o", "n"))
     results = ResultFile("fake", tmp_path)
@@ -283,6 +283,10 @@ def test_rows_whose_code_is_another_are_named(tmp_path, capsys) -> None:
     assert tell_stale({"fake": [same, other, never]}, tmp_path) == 0
     told = capsys.readouterr().out.splitlines()
     assert told == ["fake: o", "fake: n (never measured)", "1 of 3 rows are current"]
+    (tmp_path / "stale.txt").write_text("\n".join(told))
+    monkeypatch.setattr(operators, "names", lambda: ["fake", "empty"])
+    monkeypatch.setattr(operators, "cases", {"fake": [same, other, never], "empty": []}.get)
+    assert wanted(read_options(["--rows", str(tmp_path / "stale.txt")])) == {"fake": [other, never]}
 
 
 def test_a_figure_of_rows_without_peers(tmp_path) -> None:

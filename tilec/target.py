@@ -28,8 +28,8 @@ class Speeds:
     bits of its inputs ("wgmma.16"), `fill` bytes into shared memory from the cache, whoever asked
     for them, `outside` bytes of zeros there for what a tile has beyond its tensor, `port` bytes of
     what comes from the cache once for `neighbours` multiprocessors, which blocks that follow one
-    another run on. `latency`: seconds from asking for a tile to having it.
-    `launch`: seconds that an empty kernel takes."""
+    another run on, `store` bytes to the cache while nothing is loaded. `latency`: seconds from
+    asking for a tile to having it. `launch`: seconds that an empty kernel takes."""
 
     clock: float = 2e9
     dram: float = 4e10
@@ -43,6 +43,7 @@ class Speeds:
     outside: float = 25.0
     port: float = math.inf
     neighbours: int = 1
+    store: float = math.inf
     latency: float = 1e-7
     launch: float = 5e-6
 
@@ -52,12 +53,6 @@ class Speeds:
         return dict(self.products).get(f"{feature}.{bits}", 2 * self.vector)
 
 
-# NVIDIA H200: 989 TFLOP/s of dense float16 at 1.83 GHz is 4096 a clock; long products run at about
-# 1.45 GHz (power). TMA writes 128 bytes of shared memory a clock, and about 25 of zeros: 16 rows in
-# a tile of 256 (docs/decisions.md, "Bytes outside of a tensor are not free"). A100: 312 TFLOP/s at
-# 1.41 GHz. A40: 150 TFLOP/s at 1.74 GHz. L40S: 362 TFLOP/s at 2.52 GHz. MI250X: 383 TFLOP/s of
-# two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz. RX 7900
-# XTX: 123 TFLOP/s at 2.5 GHz.
 def _tensor_cores(
     mma: float, wgmma: float = 0.0, fp8: bool = True
 ) -> tuple[tuple[str, float], ...]:
@@ -70,9 +65,15 @@ def _tensor_cores(
     return tuple((f"{name}.{bits}", rate) for name, bits, rate in rates)
 
 
+# NVIDIA H200: 989 TFLOP/s of dense float16 at 1.83 GHz is 4096 a clock; long products run at about
+# 1.45 GHz (power). TMA writes 128 bytes of shared memory a clock, and about 25 of zeros: 16 rows in
+# a tile of 256 (docs/decisions.md, "Bytes outside of a tensor are not free"). A100: 312 TFLOP/s at
+# 1.41 GHz. A40: 150 TFLOP/s at 1.74 GHz. L40S: 362 TFLOP/s at 2.52 GHz. MI250X: 383 TFLOP/s of
+# two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz. RX 7900 XTX: 123 TFLOP/s at 2.5 GHz.
 _H200 = Speeds(
     clock=1.45e9, dram=4.1e12, l2_bytes=50e6, l2=84.0, shared=105.0, vector=128.0, special=16.0,
-    products=_tensor_cores(1900.0, 4096.0), port=42.0, neighbours=8, latency=0.7e-6, launch=1.2e-6,
+    products=_tensor_cores(1900.0, 4096.0), port=42.0, neighbours=8, store=21.0,
+    latency=0.7e-6, launch=1.2e-6,
 )  # fmt: skip
 _A100 = Speeds(
     clock=1.3e9, dram=1.4e12, l2_bytes=40e6, l2=40.0, shared=128.0, vector=64.0, special=16.0,

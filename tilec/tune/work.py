@@ -99,15 +99,17 @@ class Numbers:
     first and the last block have. `dram` bytes must cross the memory bus at least once.
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
-    touches, two where rows do not begin at lines. `outside` are, likewise, the bytes of tiles that
-    lie beyond their tensors and are filled instead. `streamed` are those loaded in pipelined loops,
-    `fetched` those behind, by an epilogue: what is loaded before is on its way while nothing else
-    is to be done. `results` is how often a result is stored (`mixed` loops add to theirs
-    without waiting), `sides` the extents of the tensors that have one."""
+    touches, two where rows do not begin at lines; `tiles` are their bytes alone. `outside` are,
+    like `loads`, the bytes of tiles that lie beyond their tensors and are filled instead.
+    `streamed` are those loaded in pipelined loops, `fetched` those behind, by an epilogue: what is
+    loaded before is on its way while nothing else is to be done. `results` is how often a result is
+    stored (`mixed` loops add to theirs without waiting), `sides` the extents of the tensors that
+    have one."""
 
     grid: tuple[int, ...]
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
+    tiles: Mapping[frozenset[int], float]
     outside: Mapping[frozenset[int], float]
     streamed: float
     fetched: float
@@ -143,8 +145,8 @@ class Numbers:
         return own(self.loads), own(self.outside)
 
     def loaded_near(self, group: int, near: int) -> float:
-        """Bytes that each of `near` blocks that follow one another loads, if what several of them
-        need is loaded once. `group` neighbours along dimension 1 follow each other. 0 where
+        """Bytes of tiles that each of `near` blocks that follow one another loads, if what several
+        of them need is loaded once. `group` neighbours along dimension 1 follow each other. 0 where
         that is the same for all groups, as blocks stand in a row, or where nobody knows: a tile
         depends on both of a block's first indices.
         """
@@ -161,7 +163,7 @@ class Numbers:
             sides = (rows if d == 1 else columns if d == 0 else planes for d in along)
             return min(math.prod(sides), near)
 
-        return sum(amount * distinct(along) for along, amount in self.loads.items()) / near
+        return sum(amount * distinct(along) for along, amount in self.tiles.items()) / near
 
 
 @dataclass
@@ -217,6 +219,7 @@ class Work:
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
+        tiles: dict[frozenset[int], float] = {}
         outside: dict[frozenset[int], float] = {}
         stored = streamed = fetched = scattered = mixed_stored = 0.0
         results = 1.0
@@ -235,6 +238,7 @@ class Work:
             else:
                 lines = amount * _lines(t, sizes)
                 loads[t.along] = loads.get(t.along, 0.0) + lines
+                tiles[t.along] = tiles.get(t.along, 0.0) + amount
                 if pipelined & {*t.loops}:
                     streamed += lines
                 elif t.behind:
@@ -254,6 +258,7 @@ class Work:
             tuple(extents),
             tuple((p, times(p.loops)) for p in self.products),
             loads,
+            tiles,
             outside,
             streamed,
             fetched,
