@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import types
 from typing import Any
@@ -27,6 +28,7 @@ from tilec.frontend.values import (
     Region,
     Scalar,
     describe,
+    is_new_variable,
 )
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DType, find_dtype
@@ -128,6 +130,10 @@ class Assignments(ForLoops):
 
     def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
         """Give `value`, which is written at `place`, to a name, an element or several of them."""
+        held = None if is_new_variable(value) else self._held_variable(target)
+        if held is not None:
+            self._store_variable(held, value, place)
+            return
         match target:
             case ast.Name():
                 self.assign_name(target.id, value, place)
@@ -265,6 +271,20 @@ class Assignments(ForLoops):
             hint = "its class does not allow that: make another object"
             raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
 
+    def _held_variable(self, target: ast.expr) -> Buffer | None:
+        """The variable of `T.alloc_var` that an item of a list, tuple or dict is, or an attribute
+        of an object: it is written, the item stays."""
+        owner = target
+        while isinstance(owner, ast.Subscript | ast.Attribute):
+            owner = owner.value
+        found = self.names.get(owner.id) if isinstance(owner, ast.Name) else None
+        if owner is target or not (isinstance(found, list | tuple | dict) or is_object(found)):
+            return None
+        with contextlib.suppress(CompileError):  # a new key
+            held = self.expression(target)
+            return held if isinstance(held, Buffer) and held.variable else None
+        return None
+
     def _store(self, target: ast.Subscript, value: object, place: ast.expr) -> None:
         items = self._container(target)
         if items is not None:
@@ -311,7 +331,10 @@ class Assignments(ForLoops):
         if isinstance(element, Lanes):
             self._store_lanes(element, self._changed_lanes(kind, element, node.value), node.value)
             return
-        items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
+        held = isinstance(element, Buffer) and element.variable  # by a list or an object
+        items = None
+        if isinstance(node.target, ast.Subscript) and not held:
+            items = self._container(node.target)
         if not isinstance(element, Region) or items is not None:
             before = self.number(element, "this operand", node.target)
             changed = self.binary(kind, before, self.number_of(node.value, "this operand"))

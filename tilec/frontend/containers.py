@@ -12,7 +12,7 @@ from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
-from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe
+from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe, kept
 
 Container = TypeVar("Container", bound=Any)
 
@@ -188,7 +188,7 @@ class Containers(Operators):
                 "keep the values in a buffer",
             )
         try:
-            return owner[key]
+            return kept(owner[key], f"item_{key}")
         except (IndexError, KeyError, TypeError) as e:
             if isinstance(owner, dict):
                 hint = f"its keys are {', '.join(map(str, list(owner)[:8]))}"

@@ -29,6 +29,7 @@ from tilec.frontend.values import (
     Undefined,
     describe,
     is_literal,
+    kept,
 )
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
@@ -251,7 +252,7 @@ class Expressions(Containers):
     def _python_attribute(self, owner: object, name: str) -> tuple[bool, object]:
         """(found, value) of an attribute of what is known at compile time."""
         try:
-            value = getattr(owner, name)
+            value = kept(getattr(owner, name), name)
         except AttributeError:
             return False, None
         except Exception as e:

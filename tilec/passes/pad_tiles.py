@@ -195,8 +195,8 @@ def _pads(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> dict[int, in
         spaces = [x.type.space for x in (o.a, o.b)]
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
             return {}
-        held = [x for x in (o.a, o.b) if x.type.space == "fragment" and not x.is_whole]
-        if any(e in pads for x in held for e in x.extents):
+        parts = [x for x in (o.a, o.b) if x.type.space == "fragment" and not x.is_whole]
+        if any(e in pads for x in parts for e in x.extents):
             return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
     operands = {x.buffer for o in gemms for x in o.inputs}
