@@ -9,6 +9,7 @@ from tilec.frontend.builtins_tile import (
     check_dtypes,
     clears_first,
     factor,
+    put_back,
     warp_policy,
 )
 from tilec.frontend.expressions import Expressions
@@ -22,7 +23,8 @@ _COMPRESS = "tilec.sparse.compress makes values and metadata of a matrix"
 
 @builtin(T.gemm_sp, of="tiles")
 def gemm_sp(t: Expressions, c: Call) -> None:
-    a, b, acc = factor(t, c, "A_sparse"), factor(t, c, "B"), accumulator(t, c)
+    a, b = factor(t, c, "A_sparse"), factor(t, c, "B")
+    acc, place = accumulator(t, c)
     dtype = a.buffer.type.dtype
     if dtype not in SPARSE_DTYPES:
         message = f"2:4 products of {dtype.name} are not supported: A_sparse is {t.tile_text(a)}"
@@ -62,6 +64,7 @@ def gemm_sp(t: Expressions, c: Call) -> None:
         policy=policy,
         allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and dtype.name == "float32"),
     )
+    put_back(t, acc, place)
 
 
 def _metadata(t: Expressions, c: Call) -> Tile:
