@@ -100,6 +100,7 @@ import os
         ("x = first\nfor i in T.serial(n):\n    x = x + 1\n    B[i] = x", [1]),
         ("xs = [1, 2]\nxs[0] = first\nB[0] = xs[0]\nB[1] = len(xs)", [2]),
         ("for i in T.Parallel(64):\n    y = A[i] + first\n    B[i] = y", [2]),
+        ("x = 1.0\nfor i in T.Parallel(64):\n    x = A[i] + first\nT.copy(A, B)", [3]),
         ("def f(z):\n    return z + first\nB[0] = f(1.0)", [2, 3]),
         # The same mistake in several places, or as often as it is traced.
         ("B[0] = first\nB[1] = first\nB[2] = first + 1", [1]),

@@ -152,9 +152,12 @@ def private_names(function: ast.FunctionDef | ast.AsyncFunctionDef, loop: ast.Fo
 
 def writes_first(body: list[ast.stmt], name: str) -> bool:
     """Whether the first statement of `body` that names `name` assigns it a value that is computed
-    without it."""
-    for s in body:
+    without it; or is a condition on which the only statements stand that name it, where that
+    holds."""
+    for n, s in enumerate(body):
         if name in names_in(s):
+            if isinstance(s, ast.If) and name not in names_in(s.test, *s.orelse, *body[n + 1 :]):
+                return writes_first(s.body, name)
             plain = isinstance(s, ast.Assign) and len(s.targets) == 1
             target = s.targets[0] if isinstance(s, ast.Assign) and plain else None
             alone = sum(n.id == name for n in name_nodes(s)) == 1
