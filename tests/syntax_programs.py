@@ -213,3 +213,47 @@ halved = lambda x: x / 2  # noqa: E731
 def lambdas_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     for i in T.Parallel(N):
         C[i] = halved(A[i])
+
+
+def of_one_side(x):
+    """Names that only code behind which it goes on gives a value to."""
+    if x < -1:
+        return 0.0
+    elif x > 1:
+        if x > 2:
+            return x
+        scale = 2.0
+    else:
+        scale = 3.0
+    return scale * x
+
+
+def _of_one_side(x: np.ndarray) -> np.ndarray:
+    inside = np.where(x > 2, x, np.where(x > 1, 2 * x, 3 * x))
+    return np.where(x < -1, 0, inside)
+
+
+@program(_of_one_side)
+def names_beside_a_return(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            C[bx * BLOCK + i] = of_one_side(A[bx * BLOCK + i])
+
+
+@program(lambda x: sum(np.where(x > k, x + 2 * k, 0) for k in range(4) if k != 2))
+def names_beside_a_continue(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            total = 0.0
+            for k in T.serial(5):
+                if k == 4:
+                    break
+                elif k == 2:
+                    continue
+                elif x > T.cast(k, "float32"):
+                    twice = k * 2
+                else:
+                    continue
+                total += x + T.cast(twice, "float32")
+            C[bx * BLOCK + i] = total
