@@ -257,3 +257,31 @@ def names_beside_a_continue(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "flo
                     continue
                 total += x + T.cast(twice, "float32")
             C[bx * BLOCK + i] = total
+
+
+def _among(x: np.ndarray) -> np.ndarray:
+    n = np.trunc(x)
+    return (n == 2) + 2 * (n != 1) + 4 * np.isin(n, [1, 3]) + 8 * ~((n >= 0) & (n < 2))
+
+
+@program(_among)
+def what_is_among_numbers(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """Equality of what is known at run time only, within tuples and lists."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            n = T.cast(A[bx * BLOCK + i], "int32")
+            found = 0.0
+            found += 1 if (n, 3) == (2, 3) else 0
+            found += 2 if [bx, n] != [bx, 1] else 0
+            found += 4 if n in (1, 3) and 3 in [n, n + 2] else 0
+            found += 8 if n not in range(2) else 0
+            C[bx * BLOCK + i] = found
+
+
+@program(lambda x: np.maximum(x, 1) * 2 + np.minimum(x, 1))
+def tuples_that_are_chosen(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            most, least = (x, 1) if x > 1 else (1.0, x)
+            C[bx * BLOCK + i] = most * 2 + least

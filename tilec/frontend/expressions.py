@@ -450,7 +450,7 @@ class Expressions(Containers):
         ast.Tuple: lambda self, node: tuple(self.elements(node.elts)),
         ast.List: lambda self, node: self._made(list(self.elements(node.elts))),
         ast.Dict: Containers.dict_display,
-        ast.Set: lambda self, node: self._made(set(self.elements(node.elts))),
+        ast.Set: Containers.set_display,
         ast.ListComp: Containers.comprehension,
         ast.GeneratorExp: Containers.comprehension,
         ast.SetComp: Containers.set_comprehension,
