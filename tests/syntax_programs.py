@@ -3,9 +3,11 @@ that give names in the middle of others; as `python_programs`, of whose test the
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from python_programs import BLOCK, N, program
@@ -285,3 +287,52 @@ def tuples_that_are_chosen(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "floa
             x = A[bx * BLOCK + i]
             most, least = (x, 1) if x > 1 else (1.0, x)
             C[bx * BLOCK + i] = most * 2 + least
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    low: Any
+    high: Any = 1.0
+
+    @property
+    def middle(self):
+        return (self.low + self.high) / 2
+
+
+@program(lambda x: x + 1.5)
+def objects_of_numbers(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """Properties, and copies with another field."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            one = Span(A[bx * BLOCK + i])
+            two = dataclasses.replace(one, high=2.0)
+            C[bx * BLOCK + i] = one.middle + two.middle
+
+
+@dataclasses.dataclass
+class Total:
+    so_far: Any
+
+
+@program(lambda x: x + 1 + 10 * x)
+def objects_of_elements(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """What an object keeps of an element is changed in the object."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            total = Total(A[bx * BLOCK + i])
+            total.so_far += 1
+            C[bx * BLOCK + i] = total.so_far + A[bx * BLOCK + i] * 10
+
+
+@program(lambda x: 3 * x + 12)
+def lists_by_several_names(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """`+=` changes the list, or the item of one in a dict."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            terms = [x]
+            same = terms
+            same += [x, 2]
+            held = {"terms": [terms, [10.0]]}
+            held["terms"][1][0] += x
+            C[bx * BLOCK + i] = sum(terms) + held["terms"][1][0]

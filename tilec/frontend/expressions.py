@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import inspect
 import numbers
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -250,7 +251,12 @@ class Expressions(Containers):
         raise error
 
     def _python_attribute(self, owner: object, name: str) -> tuple[bool, object]:
-        """(found, value) of an attribute of what is known at compile time."""
+        """(found, value) of an attribute of what is known at compile time, or of an object that
+        holds run-time values, whose properties are functions of these."""
+        word = inspect.getattr_static(type(owner), name, None)
+        if isinstance(word, property) and isinstance(word.fget, types.FunctionType):
+            if at_run_time(owner):
+                return True, self.trace_function(word.fget, [owner], {})
         try:
             value = kept(getattr(owner, name), name)
         except AttributeError:

@@ -261,7 +261,8 @@ class Functions(Expressions):
             return self.expression(placed(written, node))
         if isinstance(getattr(function, "__self__", None), list | dict | tuple):
             return self._run_python(shown, function, args, kwargs)
-        if isinstance(function, type) and keeps_what_it_is_given(function):
+        made = type(args[0]) if function is dataclasses.replace and args else function
+        if isinstance(made, type) and keeps_what_it_is_given(made):
             return self._run_python(shown, function, args, kwargs)
         if traceable and not is_library(function):
             return self.trace_function(function, args, kwargs)
@@ -322,10 +323,14 @@ class Functions(Expressions):
             return result
         return self.captured(f"{shown}(…)", result)
 
+    def is_changeable(self, container: object) -> bool:
+        """Whether a list or dict was made by code that runs as often as this."""
+        return self.made.get(id(container), (None, None))[1] is self.builder
+
     def check_changeable(self, container: object, shown: str) -> None:
         """Refuse to change a list or dict where that would happen more or less often than it is
         made: one from outside of the kernel, or of the code around a loop or condition."""
-        if self.made.get(id(container), (None, None))[1] is not self.builder:
+        if not self.is_changeable(container):
             raise self.error(
                 f"{shown} changes what was made outside of the kernel, or of this loop or "
                 "condition",
