@@ -144,6 +144,18 @@ def test_long_programs_are_not_traced_for_ever(
     assert len(errors_of(f"{text}B[0] = first\nB[1] = second")) == 1
 
 
+def test_a_mistake_in_what_a_trace_makes(
+    errors_of: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loops that a T.Parallel with a run-time extent becomes are made anew in each trace."""
+    tried = []
+    left_out = recovery._leave_out
+    monkeypatch.setattr(recovery, "_leave_out", lambda *a: tried.append(a) or left_out(*a))
+    (error,) = errors_of("for i, j in T.Parallel(n, T):\n    B[i] = A[i]")
+    assert error.message.startswith("an extent of T.Parallel is the module")
+    assert len(tried) == 1
+
+
 SEVERAL = {"run-time tile", "gemm into integers"}  # mistakes that several lines would have to mend
 SINGLE = [m for m in (*FRONTEND, *LAYOUT, *MORE) if not m.imports and m.name not in SEVERAL]
 

@@ -142,6 +142,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
         except (Unread, Uncertain, RecursionError):
             break
         except CompileError as e:
+            if (e.message, e.loc) == (last.message, last.loc):
+                break  # its statement was made while it was traced, as that of a tile's loop
             found.setdefault(e.cause or e.message, e)  # the same again is the same mistake
             last = e
     first.others = tuple(e.with_traceback(None) for e in found.values() if e is not first)

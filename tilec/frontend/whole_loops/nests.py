@@ -396,7 +396,7 @@ class _Straight(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         match node.iter:
-            case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
+            case ast.Call(func, args, []) if self.named(func) in _COUNTING and 0 < len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
                     numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
