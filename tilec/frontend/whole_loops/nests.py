@@ -312,7 +312,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
         return {"rows": rows}
     elements = every(ast.Subscript, *nest.body)
-    last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
+    last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple) and n.slice.elts]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
     loops = tuple(e for e in inner if e is not None)
     return {"loops": loops, "columns": nest.extents[-1:] if columns else ()}
