@@ -3,9 +3,11 @@ that give names in the middle of others; as `python_programs`, of whose test the
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from python_programs import BLOCK, N, program
@@ -213,3 +215,124 @@ halved = lambda x: x / 2  # noqa: E731
 def lambdas_in_whole_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     for i in T.Parallel(N):
         C[i] = halved(A[i])
+
+
+def of_one_side(x):
+    """Names that only code behind which it goes on gives a value to."""
+    if x < -1:
+        return 0.0
+    elif x > 1:
+        if x > 2:
+            return x
+        scale = 2.0
+    else:
+        scale = 3.0
+    return scale * x
+
+
+def _of_one_side(x: np.ndarray) -> np.ndarray:
+    inside = np.where(x > 2, x, np.where(x > 1, 2 * x, 3 * x))
+    return np.where(x < -1, 0, inside)
+
+
+@program(_of_one_side)
+def names_beside_a_return(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            C[bx * BLOCK + i] = of_one_side(A[bx * BLOCK + i])
+
+
+@program(lambda x: sum(np.where(x > k, x + 2 * k, 0) for k in range(4) if k != 2))
+def names_beside_a_continue(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            total = 0.0
+            for k in T.serial(5):
+                if k == 4:
+                    break
+                elif k == 2:
+                    continue
+                elif x > T.cast(k, "float32"):
+                    twice = k * 2
+                else:
+                    continue
+                total += x + T.cast(twice, "float32")
+            C[bx * BLOCK + i] = total
+
+
+def _among(x: np.ndarray) -> np.ndarray:
+    n = np.trunc(x)
+    return (n == 2) + 2 * (n != 1) + 4 * np.isin(n, [1, 3]) + 8 * ~((n >= 0) & (n < 2))
+
+
+@program(_among)
+def what_is_among_numbers(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """Equality of what is known at run time only, within tuples and lists."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            n = T.cast(A[bx * BLOCK + i], "int32")
+            found = 0.0
+            found += 1 if (n, 3) == (2, 3) else 0
+            found += 2 if [bx, n] != [bx, 1] else 0
+            found += 4 if n in (1, 3) and 3 in [n, n + 2] else 0
+            found += 8 if n not in range(2) else 0
+            C[bx * BLOCK + i] = found
+
+
+@program(lambda x: np.maximum(x, 1) * 2 + np.minimum(x, 1))
+def tuples_that_are_chosen(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            most, least = (x, 1) if x > 1 else (1.0, x)
+            C[bx * BLOCK + i] = most * 2 + least
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    low: Any
+    high: Any = 1.0
+
+    @property
+    def middle(self):
+        return (self.low + self.high) / 2
+
+
+@program(lambda x: x + 1.5)
+def objects_of_numbers(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """Properties, and copies with another field."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            one = Span(A[bx * BLOCK + i])
+            two = dataclasses.replace(one, high=2.0)
+            C[bx * BLOCK + i] = one.middle + two.middle
+
+
+@dataclasses.dataclass
+class Total:
+    so_far: Any
+
+
+@program(lambda x: x + 1 + 10 * x)
+def objects_of_elements(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """What an object keeps of an element is changed in the object."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            total = Total(A[bx * BLOCK + i])
+            total.so_far += 1
+            C[bx * BLOCK + i] = total.so_far + A[bx * BLOCK + i] * 10
+
+
+@program(lambda x: 3 * x + 12)
+def lists_by_several_names(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """`+=` changes the list, or the item of one in a dict."""
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            terms = [x]
+            same = terms
+            same += [x, 2]
+            held = {"terms": [terms, [10.0]]}
+            held["terms"][1][0] += x
+            C[bx * BLOCK + i] = sum(terms) + held["terms"][1][0]

@@ -525,6 +525,17 @@ CASES: dict[str, tuple[str, str, str]] = {
         "cannot choose its elements at run time",
         "for loop",
     ),
+    "run-time number in a set": ("g = {n, 1}  #!", "a run-time int32 cannot be a key", "a string"),
+    "number sought among run-time ones": (
+        "g = [n, 1].index(1)  #!",
+        "[n, 1].index of a run-time value",
+        "one by one",
+    ),
+    "run-time number sought in a dict": (
+        "g = {1: 2}.get(n, 3)  #!",
+        "{1: 2}.get of a run-time value",
+        "one by one",
+    ),
     "run-time key": ("g = {n: 1}  #!", "a run-time int32 cannot be a key", "a string"),
     "return in a loop": (
         "for i in range(n):\n    if i > 3:\n        return  #!\nv += 1",

@@ -69,7 +69,27 @@ def in_two_launches(A: T.Tensor((N,), "float32")):
     return made
 
 
-KERNELS = (made_by_a_comprehension, written_out, with_names, of_names, in_two_launches)
+@tilec.kernel
+def with_a_star(A: T.Tensor((N,), "float32")):
+    made = [T.empty((N,), "float32") for _ in range(1)]
+    last = T.empty((N,), "float32")
+    for i in T.Parallel(N):
+        made[0][i], last[i] = A[i], A[i] * 2
+    return *made, last
+
+
+@tilec.kernel
+def as_a_tuple(A: T.Tensor((N,), "float32")):
+    made = [T.empty((N,), "float32") for _ in range(2)]
+    for i in T.Parallel(N):
+        made[0][i], made[1][i] = A[i], A[i] * 2
+    return tuple(made)
+
+
+KERNELS = (
+    made_by_a_comprehension, written_out, with_names, of_names, in_two_launches, with_a_star,
+    as_a_tuple,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -100,6 +120,18 @@ def test_a_list_that_has_changed() -> None:
         kernel(np.zeros(N, np.float32))
     assert e.value.loc is not None
     assert "return made" in str(e.value)
+
+
+def test_what_is_no_list_of_tensors() -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((N,), "float32")):
+        made = T.empty((N,), "float32")
+        for i in T.Parallel(N):
+            made[i] = A[i]
+        return *made, A
+
+    with pytest.raises(CompileError, match=r"a kernel returns tensors, not \*made"):
+        kernel(np.zeros(N, np.float32))
 
 
 def test_as_many_as_an_argument_says() -> None:

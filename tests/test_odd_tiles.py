@@ -177,6 +177,63 @@ def test_what_a_fragment_has_more_is_not_read(target: str, rng: np.random.Genera
     assert [line.split()[1].partition("[")[0] for line in copied] == ["%acc", "%less"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("shape", [(16, 8, 16), (24, 16, 16)], ids=str)
+def test_operands_in_fragments_have_zeros_beyond(
+    shape: tuple[int, int, int], dtype: str, rng: np.random.Generator
+) -> None:
+    """What a product reads of them beyond their own extents, nobody has copied."""
+    m, n, k = shape
+    total = "float32" if dtype == "float16" else dtype
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((m, k), dtype), B: T.Tensor((k, n), dtype), C: T.Tensor((m, n), total)):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_fragment((m, k), dtype)
+            b = T.alloc_fragment((k, n), dtype)
+            acc = T.alloc_fragment((m, n), total)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, acc, clear_accum=True)
+            T.copy(acc, C)
+
+    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    c = np.full((m, n), 77, total)
+    report = tilec.simulate(kernel, a, b, c, target="hip:gfx942")
+    assert report.ok, str(report)
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64), atol=1e-5)
+    padded = kernel.compile(a, b, c, target="hip:gfx942").stages["pad_tiles"]
+    grown, other = ("%a", "%b") if m % 16 else ("%b", "%a")
+    assert f"fill {grown}[" in padded and f"fill {other}[" not in padded
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_product_of_a_part_of_a_fragment(target: str, rng: np.random.Generator) -> None:
+    """Behind the part lies no room for the rows that the product would have more."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((48, 16), "float16"),
+        B: T.Tensor((16, 32), "float16"),
+        C: T.Tensor((24, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_fragment((48, 16), "float16")
+            b = T.alloc_shared((16, 32), "float16")
+            acc = T.alloc_fragment((24, 32), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a[24:48, :], b, acc, clear_accum=True)
+            T.copy(acc, C)
+
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((48, 16), (16, 32)))
+    c = np.full((24, 32), 77, np.float32)
+    report = tilec.simulate(kernel, a, b, c, target=target)
+    assert report.ok, str(report)
+    np.testing.assert_allclose(c, a[24:].astype(np.float64) @ b.astype(np.float64), atol=1e-5)
+    assert "fragment<32x32" not in kernel.compile(a, b, c, target=target).stages["pad_tiles"]
+
+
 def test_even_tiles_stay() -> None:
     @tilec.kernel
     def kernel(A: T.Tensor((96, 80), "float32"), C: T.Tensor((96, 80), "float32")):

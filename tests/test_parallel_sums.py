@@ -184,6 +184,86 @@ def test_spelled_out_and_long(target: str, rng: np.random.Generator) -> None:
     assert all(f"reduce %{name}_shares" in text for name in ("s", "most", "bits"))
 
 
+@tilec.kernel
+def at_any_index(
+    X: T.Tensor((32, 64), "float32"), N: T.Tensor((32, 64), "int32"),
+    Sum: T.Tensor((95,), "float32"), Most: T.Tensor((4, 32), "float32"),
+    Bits: T.Tensor((64,), "int32"),
+):  # fmt: skip
+    """Diagonals, the largest of groups, and indices that are folded."""
+    with T.Kernel(1, threads=96):
+        s, most = T.alloc_fragment((95,), "float32"), T.alloc_fragment((4, 32), "float32")
+        bits = T.alloc_fragment((64,), "int32")
+        T.fill(s, 1.0)
+        T.fill(most, 0.5)
+        T.clear(bits)
+        for i, j in T.Parallel(32, 64):
+            s[i + j] += X[i, j]
+            if X[i, j] > 0:
+                most[i % 4, j // 2] = T.max(most[i % 4, j // 2], X[i, j])
+            bits[i % 16 * 4 + j % 4] |= N[i, j]
+        T.copy(s, Sum)
+        T.copy(most, Most)
+        T.copy(bits, Bits)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_elements_at_any_index(target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 9, (32, 64)).astype(np.float32)
+    n = (1 << rng.integers(0, 30, (32, 64))).astype(np.int32)
+    s, most, bits = np.zeros(95, np.float32), np.zeros((4, 32), np.float32), np.zeros(64, np.int32)
+    run(at_any_index, target, x, n, s, most, bits)
+    i, j = np.indices(x.shape)
+    sums, largest, ors = np.ones(95), np.full((4, 32), 0.5), np.zeros(64, np.int32)
+    np.add.at(sums, i + j, x)
+    np.maximum.at(largest, (i % 4, j // 2), x)
+    np.bitwise_or.at(ors, i % 16 * 4 + j % 4, n)
+    for got, want in ((s, sums), (most, largest), (bits, ors)):
+        np.testing.assert_array_equal(got, want)
+    text = at_any_index.compile(x, n, s, most, bits, target="cpu").stages["tile"]
+    assert "%s_shares = alloc shared<95xf32>" in text and "atomic %s_shares" in text
+
+
+@tilec.kernel
+def more_than_threads_hold(
+    X: T.Tensor((520, 500), "float32"), Sum: T.Tensor((1,), "float32"),
+    Columns: T.Tensor((500,), "float32"), Rows: T.Tensor((520,), "float32"),
+):  # fmt: skip
+    with T.Kernel(1, threads=128):
+        s, columns = T.alloc_fragment((1,), "float32"), T.alloc_fragment((500,), "float32")
+        rows = T.alloc_fragment((520,), "float32")
+        T.clear(s)
+        T.clear(columns)
+        T.fill(rows, 0.0)
+        for i, j in T.Parallel(520, 500):
+            if X[i, j] > 0:
+                s[0] += X[i, j]
+        for i, j in T.Parallel(520, 500):
+            columns[j] += X[i, j]
+        for i in T.Parallel(520):
+            for j in T.Parallel(500):
+                rows[i] = T.max(rows[i], X[i, j])
+        T.copy(s, Sum)
+        T.copy(columns, Columns)
+        T.copy(rows, Rows)
+
+
+@pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
+@pytest.mark.parametrize("target", TARGETS)
+def test_more_than_threads_hold(target: str, rng: np.random.Generator) -> None:
+    """Loops in tiles, of which what one gives is combined before the next."""
+    x = rng.integers(-9, 9, (520, 500)).astype(np.float32)
+    s, columns, rows = (np.zeros(n, np.float32) for n in (1, 500, 520))
+    run(more_than_threads_hold, target, x, s, columns, rows)
+    assert s[0] == x[x > 0].sum()
+    np.testing.assert_array_equal(columns, x.sum(0))
+    np.testing.assert_array_equal(rows, x.max(1))
+    text = more_than_threads_hold.compile(x, s, columns, rows, target="cpu").stages["tile"]
+    assert "%s_shares = alloc fragment<2x128x4xf32>" in text
+    assert "%columns_shares = alloc fragment<1x2x500xf32>" in text
+    assert "%rows_shares = alloc fragment<520x1xf32>" in text
+
+
 def wrong(body: str, behind: str = "T.copy(acc, Y)", iterations: int = 32) -> str:
     """What is said of a loop with this body, and of what stands behind it."""
     lines = "\n            ".join(body.split("\n"))
@@ -192,9 +272,8 @@ def wrong(body: str, behind: str = "T.copy(acc, Y)", iterations: int = 32) -> st
 def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
     with T.Kernel(32, threads=128) as bx:
         acc = T.alloc_fragment((32,), "float32")
-        long, wide = T.alloc_fragment((64,), "float32"), T.alloc_fragment((32, 32), "float32")
+        wide, byte = T.alloc_fragment((32, 32), "float32"), T.alloc_fragment((64,), "float8_e5m2")
         T.clear(acc)
-        Y[bx % 8 * 4] = 0
         for i, j in T.Parallel({iterations}, 32):
             {lines}
         {behind}
@@ -220,9 +299,7 @@ def kernel(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
         ("acc[i] = acc[i] - X[i, j]", "write the same element of acc"),
         ("acc[i] = wide[i, j] = T.max(acc[i], X[i, j])", "write the same element of acc"),
         ("acc[i] = X[i, j]", "write the same element of acc"),
-        ("long[i + j] += X[i, j]", "write the same element of long"),
-        # With numbers that the block holds already, for the index of Y.
-        ("long[i % 8 * 4 + j % 4] += X[i, j]", "write the same element of long"),
+        ("byte[i + j] = T.max(byte[i + j], T.float8_e5m2(X[i, j]))", "same element of byte"),
     ],
 )
 def test_what_is_no_sum(body: str, said: str) -> None:

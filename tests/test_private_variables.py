@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frontend_help import traced
+from simulated import run
 
 import tilec
 import tilec.language as T
@@ -57,6 +58,33 @@ def test_the_variable_is_made_in_the_loop() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles(target: str) -> None:
     assert digits.compile(tilec.spec((100,), "int32"), target=target).asm
+
+
+@tilec.kernel
+def of_open_loops(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        v = T.alloc_var("float32")
+        w = T.alloc_var("float32")
+        for i in T.Parallel(N):
+            v = X[i] * 2
+            v += 1
+            Y[i] = v
+        for i in T.Parallel(N):
+            if Y[i] > 3:
+                w = Y[i]
+                w = w * w
+                Y[i] = w
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_loops_over_tiles_and_conditions(target: str, rng: np.random.Generator) -> None:
+    """The first statement of a tile's loop is a condition that its iteration is inside."""
+    x, y = rng.standard_normal(100).astype(np.float32), np.zeros(100, np.float32)
+    run(of_open_loops, target, x, y)
+    want = x * 2 + 1
+    np.testing.assert_allclose(y, np.where(want > 3, want * want, want), rtol=1e-5)
+    func = traced(of_open_loops.function, {"X": x, "Y": y})
+    assert all(len([*o.body.every(Alloc)]) == 1 for o in func.body.every(Parallel))
 
 
 def test_print_runs_while_the_kernel_is_traced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,7 @@ import os
         ("x = first\nfor i in T.serial(n):\n    x = x + 1\n    B[i] = x", [1]),
         ("xs = [1, 2]\nxs[0] = first\nB[0] = xs[0]\nB[1] = len(xs)", [2]),
         ("for i in T.Parallel(64):\n    y = A[i] + first\n    B[i] = y", [2]),
+        ("x = 1.0\nfor i in T.Parallel(64):\n    x = A[i] + first\nT.copy(A, B)", [3]),
         ("def f(z):\n    return z + first\nB[0] = f(1.0)", [2, 3]),
         # The same mistake in several places, or as often as it is traced.
         ("B[0] = first\nB[1] = first\nB[2] = first + 1", [1]),
@@ -141,6 +142,18 @@ def test_long_programs_are_not_traced_for_ever(
     monkeypatch.setattr(recovery, "MOST_STATEMENTS", 10)
     text = "".join(f"x{n} = {n}\n" for n in range(12))
     assert len(errors_of(f"{text}B[0] = first\nB[1] = second")) == 1
+
+
+def test_a_mistake_in_what_a_trace_makes(
+    errors_of: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loops that a T.Parallel with a run-time extent becomes are made anew in each trace."""
+    tried = []
+    left_out = recovery._leave_out
+    monkeypatch.setattr(recovery, "_leave_out", lambda *a: tried.append(a) or left_out(*a))
+    (error,) = errors_of("for i, j in T.Parallel(n, T):\n    B[i] = A[i]")
+    assert error.message.startswith("an extent of T.Parallel is the module")
+    assert len(tried) == 1
 
 
 SEVERAL = {"run-time tile", "gemm into integers"}  # mistakes that several lines would have to mend

@@ -169,3 +169,21 @@ def test_what_was_written_is_restored() -> None:
     storage.scatter(np.array([69_990]), np.full((1, 8), 7, np.uint8))
     storage.restore()
     assert (data == before).all()
+
+
+@tilec.kernel
+def next_and_own(P: T.Tensor((5,), "int32")):
+    with T.Kernel(4, threads=32) as b:
+        total = P[b + 1] + P[b]
+        if T.get_thread_binding() == 0:
+            P[b] = total
+
+
+def test_who_reads_along_does_not_hide_who_read_before() -> None:
+    """All lanes of the block that writes an element have read it, after another block has."""
+    report = tilec.simulate(next_and_own, np.arange(5, dtype=np.int32), target="cuda:sm_80")
+    (finding,) = report.findings
+    assert finding.kind == "data race" and "another block read it" in finding.message
+    assert [loc.source_line().strip() for loc in finding.locations] == [
+        "P[b] = total", "total = P[b + 1] + P[b]",
+    ]  # fmt: skip

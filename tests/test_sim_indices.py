@@ -120,3 +120,28 @@ def test_the_check_is_no_code(target: str) -> None:
 
     specs = [tilec.spec((512,), "float32")] * 2
     assert "within" not in proved.compile(*specs, target=target).stages["llvm"]
+
+
+@tilec.kernel
+def behind(Y: T.Tensor((64,), "float32"), i: T.int32):
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        s, t = T.alloc_shared((7,), "float32"), T.alloc_shared((7,), "float32")
+        s[tx % 7] = 1.0
+        t[tx % 7] = 2.0
+        T.sync_threads()
+        if tx == 0:
+            s[i] = 5.0
+        T.sync_threads()
+        Y[tx] = s[tx % 7] + t[tx % 7]
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_lies_between_buffers_is_nobodys(target: str) -> None:
+    """Buffers begin at multiples of more bytes than the one before has."""
+    for i in (6, 7, 20, 31, 32):
+        y = np.zeros(64, np.float32)
+        report = tilec.simulate(behind, y, i, target=target)
+        assert {*y} == ({3, 7} if i < 7 else {3})
+        said = [f.message for f in report.findings]
+        assert said == ([] if i < 7 else [f"s[{i}]; s has the shape (7,)"])

@@ -433,3 +433,28 @@ def test_threads_that_the_launch_asks_for(threads: int, target: str) -> None:
         else:
             assert tilec.simulate(kernel, a, b, target=target, threads=threads).ok
         np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_element_without_indices() -> None:
+    @tilec.kernel
+    def kernel(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+        for i, j in T.Parallel(M, N):
+            T.atomic_add(Y[()], X[i, j])
+
+    with pytest.raises(tilec.CompileError) as caught:
+        kernel.compile(*[tilec.spec((4, 4), "float32")] * 2, target="cpu")
+    assert not isinstance(caught.value, tilec.ir.errors.InternalError)
+    assert "T.atomic_add(Y[()], X[i, j])" in str(caught.value)
+
+
+def test_a_range_without_bounds() -> None:
+    @tilec.kernel
+    def kernel(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+        for i in T.Parallel(M):
+            for j in range():
+                Y[i, j] = X[i, j]
+
+    with pytest.raises(tilec.CompileError, match=r"range\(\)|at least 1|takes") as caught:
+        kernel.compile(*[tilec.spec((4, 4), "float32")] * 2, target="cpu")
+    assert not isinstance(caught.value, tilec.ir.errors.InternalError)
+    assert "for j in range():" in str(caught.value)

@@ -247,8 +247,9 @@ def gemm(
     """C += A @ B on tiles, with `clear_accum` C = A @ B.
 
     A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; both are
-    shared or fragment tiles. C is an (M, N) fragment of the accumulator's dtype. `policy` is a
-    preference: where it does not divide the tile, the nearest legal partition is used.
+    shared or fragment tiles. C is an (M, N) fragment of the accumulator's dtype, or a part of one
+    (`acc[e, :, :]`), which is a fragment of its own meanwhile. `policy` is a preference: where it
+    does not divide the tile, the nearest legal partition is used.
 
     Inputs and sums: float16 (float32 or float16), bfloat16 and float32 (float32), float64
     (float64), float8_e4m3 and float8_e5m2 in any mixture (float32 or float16), int8 and uint8 in

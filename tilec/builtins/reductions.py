@@ -152,9 +152,10 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
 def reducer_update(target: Any, value: Any) -> None:
     """In T.Parallel: combine `value` of this iteration, once, with the reducer's element `target`.
 
-    `target` is `acc[i]`: each index is one of the loop's own, which runs over all of that
-    dimension, or the same for all iterations. It may stand under a condition or in a serial loop of
-    the iteration. The order of combination is fixed: repeated runs agree in every bit.
+    It may stand under a condition or in a serial loop of the iteration. The order of combination
+    is fixed, and repeated runs agree in every bit, where each index of `target`, `acc[i]`, is one
+    of the loop's own that runs over all of its dimension, the same for all iterations, or of at
+    most 16 elements. Other contributions meet in shared memory, by atomics.
     """
 
 

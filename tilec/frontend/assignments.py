@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import operator
 import types
 from typing import Any
 
@@ -27,6 +29,7 @@ from tilec.frontend.values import (
     Region,
     Scalar,
     describe,
+    is_new_variable,
 )
 from tilec.ir.errors import CompileError
 from tilec.ir.types import DType, find_dtype
@@ -128,6 +131,10 @@ class Assignments(ForLoops):
 
     def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
         """Give `value`, which is written at `place`, to a name, an element or several of them."""
+        held = None if is_new_variable(value) else self._held_variable(target)
+        if held is not None:
+            self._store_variable(held, value, place)
+            return
         match target:
             case ast.Name():
                 self.assign_name(target.id, value, place)
@@ -233,12 +240,17 @@ class Assignments(ForLoops):
 
     def _container(self, node: ast.Subscript) -> list[object] | dict[Any, object] | None:
         """The list or dict that `node` is an item of, where it may be changed."""
-        if isinstance(node.value, ast.Name) and isinstance(
-            found := self.names.get(node.value.id), list | dict
-        ):
-            self.check_changeable(found, ast.unparse(node))
-            return found
+        if isinstance(self._root(node), list | tuple | dict) or is_object(self._root(node)):
+            if isinstance(found := self.expression(node.value), list | dict):
+                self.check_changeable(found, ast.unparse(node))
+                return found
         return None
+
+    def _root(self, node: ast.expr) -> object:
+        """What the name at the beginning of an item, or of an attribute, stands for."""
+        while isinstance(node, ast.Subscript | ast.Attribute):
+            node = node.value
+        return self.names.get(node.id) if isinstance(node, ast.Name) else None
 
     def _set_item(self, items: Any, node: ast.Subscript, value: object) -> None:
         """`items[key] = value` of a list or dict known at compile time."""
@@ -264,6 +276,18 @@ class Assignments(ForLoops):
         except Exception as e:
             hint = "its class does not allow that: make another object"
             raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
+
+    def _held_variable(self, target: ast.expr) -> Buffer | None:
+        """The variable of `T.alloc_var` that an item of a list, tuple or dict is, or an attribute
+        of an object: it is written, the item stays."""
+        found = self._root(target)
+        held = isinstance(found, list | tuple | dict) or is_object(found)
+        if not held or not isinstance(target, ast.Subscript | ast.Attribute):
+            return None
+        with contextlib.suppress(CompileError):  # a new key
+            item = self.expression(target)
+            return item if isinstance(item, Buffer) and item.variable else None
+        return None
 
     def _store(self, target: ast.Subscript, value: object, place: ast.expr) -> None:
         items = self._container(target)
@@ -299,7 +323,10 @@ class Assignments(ForLoops):
             old = self.expression(load)
             changed: object
             if isinstance(old, CONTAINERS):
-                changed = self.of_containers(kind, old, self.expression(node.value))
+                value = self.expression(node.value)
+                changed = self.of_containers(kind, old, value)
+                if isinstance(old, list | dict | set) and self.is_changeable(old):
+                    changed = getattr(operator, f"i{kind}")(old, value)  # by its other names, too
             elif isinstance(old, Lanes):
                 changed = self._changed_lanes(kind, old, node.value)
             else:
@@ -311,8 +338,12 @@ class Assignments(ForLoops):
         if isinstance(element, Lanes):
             self._store_lanes(element, self._changed_lanes(kind, element, node.value), node.value)
             return
-        items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
-        if not isinstance(element, Region) or items is not None:
+        held = isinstance(element, Buffer) and element.variable  # by a list or an object
+        items = None
+        if isinstance(node.target, ast.Subscript) and not held:
+            items = self._container(node.target)
+        kept = items is not None or isinstance(node.target, ast.Attribute)
+        if not isinstance(element, Region) or kept:
             before = self.number(element, "this operand", node.target)
             changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_to(node.target, changed, node.value)

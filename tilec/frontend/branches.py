@@ -55,9 +55,11 @@ def same_value(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _of_no_account(value: object, other: object) -> object:
-    """`value`, or some number like `other` where it does not count."""
-    if value is not NOT_RETURNED or not is_number(other):
+def _of_no_account(value: object, other: object, ended: bool) -> object:
+    """`value`, or some number like `other` where it does not count: nothing was returned yet, or
+    the code that has no value `ended` there."""
+    lost = ended and isinstance(value, Undefined) and not isinstance(value, Unknown)
+    if (value is not NOT_RETURNED and not lost) or not is_number(other):
         return value
     is_bool = other.dtype is BOOL if isinstance(other, Scalar) else isinstance(other, bool)
     return False if is_bool else 0
@@ -93,10 +95,12 @@ class Branches(Calls):
         merged: list[str] = []
         pairs: list[tuple[Scalar, Scalar]] = []
         joined: dict[str, object] = {}
+        ends = self._has_ended(names_true), self._has_ended(names_false, cond)
         for name in dict.fromkeys((*names_true, *names_false)):
             unsaid = _UNSAID.get(name, _MISSING)
             a, b = names_true.get(name, unsaid), names_false.get(name, unsaid)
-            a, b = _of_no_account(a, b), _of_no_account(b, a)
+            own = name.isidentifier()
+            a, b = _of_no_account(a, b, own and ends[0]), _of_no_account(b, a, own and ends[1])
             if same_value(a, b):
                 joined[name] = a
             elif isinstance(a, Unknown) or isinstance(b, Unknown):
@@ -118,6 +122,14 @@ class Branches(Calls):
             result.name = name if name.isidentifier() else ""
             joined[name] = self.scalar(result)
         self.frame.names = joined
+
+    def _has_ended(self, names: dict[str, object], run: Scalar | None = None) -> bool:
+        """Whether a `return`, `break` or `continue` stands at the end of a branch; or it is what
+        stays undone where `run` does not hold, as one was met before."""
+        loops = self.frame.loops
+        running = names.get(loops[-1].run if loops else RETURN, True)
+        met = run is not None and isinstance(running, Scalar) and running.value is run.value
+        return running is False or met
 
     def _reason(self, a: object, b: object) -> str:
         where = f"the condition on line {self.loc.line}"
@@ -152,9 +164,12 @@ def private_names(function: ast.FunctionDef | ast.AsyncFunctionDef, loop: ast.Fo
 
 def writes_first(body: list[ast.stmt], name: str) -> bool:
     """Whether the first statement of `body` that names `name` assigns it a value that is computed
-    without it."""
-    for s in body:
+    without it; or is a condition on which the only statements stand that name it, where that
+    holds."""
+    for n, s in enumerate(body):
         if name in names_in(s):
+            if isinstance(s, ast.If) and name not in names_in(s.test, *s.orelse, *body[n + 1 :]):
+                return writes_first(s.body, name)
             plain = isinstance(s, ast.Assign) and len(s.targets) == 1
             target = s.targets[0] if isinstance(s, ast.Assign) and plain else None
             alone = sum(n.id == name for n in name_nodes(s)) == 1

@@ -12,7 +12,7 @@ from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
-from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe
+from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe, kept
 
 Container = TypeVar("Container", bound=Any)
 
@@ -80,10 +80,15 @@ class Containers(Operators):
     def _key(self, node: ast.expr) -> Any:
         """A key of a dict, which must be known at compile time."""
         key = self.expression(node)
-        if isinstance(key, Scalar | list | dict | set):
+        if isinstance(key, Scalar | Region | list | dict | set):
             hint = "use an int, a string, a tuple or a buffer"
             raise self.error(f"{describe(key)} cannot be a key", hint, node)
         return key
+
+    def set_display(self, node: ast.Set) -> set[object]:
+        starred = (n for n in node.elts if isinstance(n, ast.Starred))
+        plain = (n for n in node.elts if not isinstance(n, ast.Starred))
+        return self._made({*map(self._key, plain), *self.elements(starred)})
 
     def comprehension(self, node: ast.ListComp | ast.GeneratorExp) -> list[object]:
         return self._made(self._items(lambda: self.expression(node.elt), node.generators))
@@ -188,7 +193,7 @@ class Containers(Operators):
                 "keep the values in a buffer",
             )
         try:
-            return owner[key]
+            return kept(owner[key], f"item_{key}")
         except (IndexError, KeyError, TypeError) as e:
             if isinstance(owner, dict):
                 hint = f"its keys are {', '.join(map(str, list(owner)[:8]))}"

@@ -64,7 +64,7 @@ class ParallelScope:
     emits, in front of the loop, what is known when its body is traced. `drawing`: how its
     iterations draw random numbers from a generator of threads. `updates`: the statements that
     change an element by what it was, by where they stand; `combined`: the fragments that take what
-    all iterations give, and how."""
+    all iterations give, and how; `named`: the indices that tell their elements apart."""
 
     line: int
     variables: list[Buffer] = field(default_factory=list)
@@ -76,6 +76,7 @@ class ParallelScope:
     drawing: Any = None
     updates: dict[Loc, ast.stmt] = field(default_factory=dict)
     combined: dict[Value, str] = field(default_factory=dict)
+    named: set[int] = field(default_factory=set)
 
 
 class Stream(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import inspect
 import numbers
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from tilec.frontend.values import (
     Undefined,
     describe,
     is_literal,
+    kept,
 )
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Fragment, Layout, LayoutRequest
@@ -249,9 +251,14 @@ class Expressions(Containers):
         raise error
 
     def _python_attribute(self, owner: object, name: str) -> tuple[bool, object]:
-        """(found, value) of an attribute of what is known at compile time."""
+        """(found, value) of an attribute of what is known at compile time, or of an object that
+        holds run-time values, whose properties are functions of these."""
+        word = inspect.getattr_static(type(owner), name, None)
+        if isinstance(word, property) and isinstance(word.fget, types.FunctionType):
+            if at_run_time(owner):
+                return True, self.trace_function(word.fget, [owner], {})
         try:
-            value = getattr(owner, name)
+            value = kept(getattr(owner, name), name)
         except AttributeError:
             return False, None
         except Exception as e:
@@ -449,7 +456,7 @@ class Expressions(Containers):
         ast.Tuple: lambda self, node: tuple(self.elements(node.elts)),
         ast.List: lambda self, node: self._made(list(self.elements(node.elts))),
         ast.Dict: Containers.dict_display,
-        ast.Set: lambda self, node: self._made(set(self.elements(node.elts))),
+        ast.Set: Containers.set_display,
         ast.ListComp: Containers.comprehension,
         ast.GeneratorExp: Containers.comprehension,
         ast.SetComp: Containers.set_comprehension,

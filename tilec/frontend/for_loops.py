@@ -10,7 +10,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.body import grid_syncs
 from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
-from tilec.frontend.builtins.reducers import check_combined
+from tilec.frontend.builtins.reducers import check_combined, too_many_shares
 from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.builtins.tile import new_variable
 from tilec.frontend.context import ParallelScope
@@ -19,7 +19,7 @@ from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import ADD_UP, find_race, find_shared_update
-from tilec.frontend.recovery import AddUp, check_known
+from tilec.frontend.recovery import AddUp, InTiles, check_known
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
     Buffer,
@@ -286,9 +286,11 @@ class ForLoops(Loops):
                     self.block([piece])
             return
         given: Any = header.arguments["extents"]
-        if self.parallel is None and any(map(is_open, given)):
+        tiled = self.left_out.in_tiles.get(node.iter, ())
+        opened = [d for d, e in enumerate(given) if d in tiled or is_open(e)]
+        if self.parallel is None and opened:
             targets = self._targets(node, "T.Parallel", len(given))
-            self.for_loop(loop_over_tiles(self, node, targets, header))
+            self.for_loop(loop_over_tiles(self, node, targets, header, opened))
             return
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
@@ -324,6 +326,9 @@ class ForLoops(Loops):
         assert isinstance(made, Parallel)
         if scope.updates and (update := find_shared_update(made, scope.updates, self.indices)):
             raise AddUp(scope.updates[update])
+        if not isinstance(node.iter, ast.Constant) and wanted is None:  # no tile of one
+            if rest := too_many_shares(self, scope):
+                raise InTiles(node.iter, rest)
         race = find_race(made, self.indices)
         if race is not None:
             hint = "read from another buffer, or split the loop in two"

@@ -9,7 +9,7 @@ import functools
 import inspect
 import traceback
 import types
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilec import language as T
@@ -28,7 +28,7 @@ from tilec.frontend.plain_python import (
     needs_tracing,
 )
 from tilec.frontend.source import Source, as_function, lambda_source, read_source
-from tilec.frontend.values import Buffer, Closure, Region, as_syntax, describe
+from tilec.frontend.values import Buffer, Closure, Region, Scalar, as_syntax, describe
 from tilec.ir.errors import CompileError
 from tilec.support.syntax import own_names, placed
 
@@ -37,6 +37,11 @@ _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items())
 
 # Modules whose functions give something else each time, which no key of a variant can tell.
 _CHANCE = {"random", "secrets", "time", "numpy.random"}
+# Methods that look for what is equal to an argument, among items or keys.
+_SEEKING: dict[type, tuple[str, ...]] = {
+    list: ("index", "count", "remove"), tuple: ("index", "count"),
+    dict: ("get", "pop", "setdefault"),
+}  # fmt: skip
 MOST_DEEP = 32
 """Calls of a traced function inside of itself."""
 
@@ -247,15 +252,17 @@ class Functions(Expressions):
         if isinstance(function, types.FunctionType) and function in BUILTINS:
             message = f"{shown} stands for T.{function.__name__}"
             raise self.error(message, f"write T.{function.__name__}(…) here")
+        self._check_sought(shown, function, args)
         run_time = [*filter(at_run_time, (*args, *kwargs.values()))]
         traceable = isinstance(function, types.FunctionType)
         if not run_time and not (traceable and needs_tracing(function, BUILTINS)):
             return self._run_python(shown, function, args, kwargs)
         if not kwargs and (written := as_operator(function, args)) is not None:
             return self.expression(placed(written, node))
-        if isinstance(getattr(function, "__self__", None), list | dict | tuple | str):
-            return self._container_method(shown, function, args, kwargs)
-        if isinstance(function, type) and keeps_what_it_is_given(function):
+        if isinstance(getattr(function, "__self__", None), list | dict | tuple):
+            return self._run_python(shown, function, args, kwargs)
+        made = type(args[0]) if function is dataclasses.replace and args else function
+        if isinstance(made, type) and keeps_what_it_is_given(made):
             return self._run_python(shown, function, args, kwargs)
         if traceable and not is_library(function):
             return self.trace_function(function, args, kwargs)
@@ -275,15 +282,16 @@ class Functions(Expressions):
             return "give it only what is known at compile time, or use a dataclass"
         return foreign.advice(name) or "it runs as Python, on what is known at compile time"
 
-    def _container_method(
-        self, shown: str, method: Any, args: list[object], kwargs: dict[str, object]
-    ) -> object:
-        """A method of a list, tuple, dict or string, which may hold run-time values."""
-        owner = method.__self__
-        if isinstance(owner, list | dict | tuple) and method.__name__ not in ("index", "count"):
-            return self._run_python(shown, method, args, kwargs)
-        hint = "compare elements one by one: what is equal shows then"
-        raise self.error(f"{shown} of a run-time value", hint)
+    def _check_sought(self, shown: str, method: Any, args: Sequence[object]) -> None:
+        """Raise CompileError for a method of a list, tuple or dict that looks for what is equal,
+        where numbers are known at run time only."""
+        owner: Any = getattr(method, "__self__", None)
+        if getattr(method, "__name__", "") not in _SEEKING.get(type(owner), ()):
+            return
+        sought = args[:1] if isinstance(owner, dict) else (*args, *owner)
+        if any(isinstance(v, Scalar | Region) for v in sought):
+            hint = "compare elements one by one: what is equal shows then"
+            raise self.error(f"{shown} of a run-time value", hint)
 
     def _run_python(
         self, shown: str, function: Any, args: list[object], kwargs: dict[str, object]
@@ -315,10 +323,14 @@ class Functions(Expressions):
             return result
         return self.captured(f"{shown}(…)", result)
 
+    def is_changeable(self, container: object) -> bool:
+        """Whether a list or dict was made by code that runs as often as this."""
+        return self.made.get(id(container), (None, None))[1] is self.builder
+
     def check_changeable(self, container: object, shown: str) -> None:
         """Refuse to change a list or dict where that would happen more or less often than it is
         made: one from outside of the kernel, or of the code around a loop or condition."""
-        if self.made.get(id(container), (None, None))[1] is not self.builder:
+        if not self.is_changeable(container):
             raise self.error(
                 f"{shown} changes what was made outside of the kernel, or of this loop or "
                 "condition",

@@ -7,6 +7,9 @@
                                                     i, j = rows * 16 + y, (tile * 16 + x) * 8 + e
                                                     BODY
 
+So is one over compile-time extents whose iterations give more, to elements that they share, than
+threads hold (`builtins.reducers`): those that do not name an element are cut.
+
 The last two such extents are cut, those before them are loops of their own. A tile has up to eight
 iterations for each thread of the block, no more than about as many as there are (the variant knows
 about how large sizes are that are extents of T.Parallel, and whether eight divides them). Of what
@@ -28,7 +31,7 @@ from tilec.ir.core import Op, Value, makers
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import RUN, next_power_of_2
 
-_USUAL_THREADS = 128
+USUAL_THREADS = 128
 
 
 def is_open(extent: object) -> bool:
@@ -45,15 +48,18 @@ class _Cut(NamedTuple):
 
 
 def loop_over_tiles(
-    t: Memory, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader
+    t: Memory,
+    node: ast.For,
+    targets: Sequence[ast.expr],
+    header: LoopHeader,
+    opened: Sequence[int],
 ) -> ast.For:
-    """The loop that stands for `node`, a T.Parallel."""
+    """The loop that stands for `node`, a T.Parallel whose extents `opened` are to be cut."""
     if header.arguments.get("loop_layout") is not None:
         message = "a T.Parallel with run-time extents has no loop_layout"
         hint = "loop over a compile-time tile, or leave it out"
         raise t.error(message, hint, header.place("loop_layout"))
     extents: Any = header.arguments["extents"]
-    opened = [d for d, e in enumerate(extents) if is_open(e)]
     cuts = _cuts(t, extents, opened)
     outside: list[tuple[ast.expr, LoopHeader]] = []
     inside: list[tuple[ast.expr, Any]] = []
@@ -70,7 +76,8 @@ def loop_over_tiles(
         number, within, element = (
             ast.Name(f".{word}{d}_{id(node)}", ast.Load()) for word in ("number", "inside", "unit")
         )
-        stop = t.to_index(extent)
+        stop = t.to_index(extent) if is_open(extent) else static_int(extent)
+        assert stop is not None
         outside.append((number, header.counted(d, t.binary("ceildiv", stop, size))))
         index: ast.expr = _sum(number, size // unit, within)
         runs = stop if unit == 1 else t.binary("floordiv", stop, unit)
@@ -97,8 +104,8 @@ def _sum(number: ast.expr, size: int, within: ast.expr) -> ast.BinOp:
 def _cuts(t: Memory, extents: Sequence[Any], opened: Sequence[int]) -> Mapping[int, _Cut]:
     """How the last of the open extents, and maybe the one before it, are cut."""
     *outer, last = opened
-    threads = t.threads or _USUAL_THREADS
-    others = math.prod(static_int(e) or 1 for e in extents)
+    threads = t.threads or USUAL_THREADS
+    others = math.prod(static_int(e) or 1 for d, e in enumerate(extents) if d not in opened)
     about, unit = _about(t, extents[last])
     if not about:
         return {last: _Cut(max(1, threads // others))}

@@ -7,14 +7,14 @@ import enum
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tilec import language as T
 from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.plain_python import is_object
+from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.regions import Regions
 from tilec.frontend.values import (
     NOT_RETURNED,
@@ -203,9 +203,12 @@ class Operators(Regions):
                 same = _same if isinstance(right, DType) else operator.is_
                 return same(left, right) == isinstance(op, ast.Is)
             case ast.In() | ast.NotIn():
-                if isinstance(left, Scalar | Region) or not isinstance(right, (*CONTAINERS, range)):
+                if not isinstance(right, (*CONTAINERS, range)):
                     message = f"{describe(left)} in {describe(right)} is not known here"
                     raise self.error(message, "compare with each: x == 1 or x == 2")
+                if not isinstance(right, str) and at_run_time((left, *right)):
+                    holds = self._equal(((left, x) for x in right), False, nodes)
+                    return holds if isinstance(op, ast.In) else self.logical_not(holds)
                 try:
                     return (left in right) == isinstance(op, ast.In)
                 except TypeError:  # a list in a dict, a number in a text
@@ -215,6 +218,11 @@ class Operators(Regions):
         if not any(_at_run_time(v) for v in (left, right)) and not (
             is_literal(left) and is_literal(right)
         ):
+            if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+                if kind in ("eq", "ne") and at_run_time((left, right)):
+                    alike = type(left) is type(right) and len(left) == len(right)
+                    holds = alike and self._equal(zip(left, right), True, nodes)
+                    return holds if kind == "eq" else self.logical_not(holds)
             if isinstance(left, CONTAINERS) and type(left) is type(right):
                 return bool(self.of_containers(kind, left, right))
             if kind not in ("eq", "ne"):
@@ -223,6 +231,19 @@ class Operators(Regions):
             return _same(left, right) == (kind == "eq")
         x, y = (self.number(v, "this operand", n) for v, n in zip((left, right), nodes))
         return self.truth(self.compare(kind, x, y))
+
+    def _equal(
+        self, pairs: Iterable[tuple[object, object]], every: bool, nodes: tuple[ast.expr, ast.expr]
+    ) -> bool | Scalar:
+        """Whether every pair is of two equal values, or any."""
+        found: Number = every
+        for a, b in pairs:
+            same = self._compare_once(ast.Eq(), a, b, nodes)
+            if isinstance(same, Scalar):
+                found = self._selected(same, *((found, False) if every else (True, found)))
+            elif same != every:
+                return same
+        return self.truth(found)
 
     def boolean_operator(self, node: ast.BoolOp, truth: bool = False) -> object:
         """`a and b`, `a or b`: the second is evaluated only where it counts. As in Python, one of
@@ -252,10 +273,19 @@ class Operators(Regions):
         cond = self.condition(node.test)
         if not isinstance(cond, Scalar):
             return self.expression(node.body if cond else node.orelse)
+        sides = node.body, node.orelse
+        if isinstance(sides[0], ast.Tuple) and isinstance(sides[1], ast.Tuple):
+            pairs = [*zip(sides[0].elts, sides[1].elts)]
+            apart = not any(isinstance(n, ast.Starred) for pair in pairs for n in pair)
+            if apart and len(sides[0].elts) == len(sides[1].elts):
+                return tuple(self._chosen(cond, *pair) for pair in pairs)
+        return self._chosen(cond, *sides)
+
+    def _chosen(self, cond: Scalar, body: ast.expr, orelse: ast.expr) -> Number:
         return self.choose(
             cond,
-            lambda: self.number_of(node.body, "this value"),
-            lambda: self.number_of(node.orelse, "this value"),
+            lambda: self.number_of(body, "this value"),
+            lambda: self.number_of(orelse, "this value"),
         )
 
     def choose(

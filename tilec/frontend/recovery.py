@@ -12,7 +12,7 @@ What decides where control goes is never left out: then nobody knows what runs b
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from tilec.frontend.values import Undefined
@@ -56,6 +56,15 @@ class AddUp(BaseException):
         self.node = node
 
 
+class InTiles(BaseException):
+    """The iterations of the T.Parallel over `extents` give more, to elements that they share, than
+    threads hold: it is to be done in tiles along `dims`."""
+
+    def __init__(self, extents: ast.expr, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.extents, self.dims = extents, tuple(dims)
+
+
 Form = tuple[ast.With, dict[str, object]]
 """The kernel with a grid that a loop over whole tensors becomes, and what names of its own stand
 for."""
@@ -63,14 +72,16 @@ for."""
 
 class LeftOut:
     """What earlier traces of a kernel have found: the statements that this one leaves out, the
-    loops that are written out in it, for they look something up by their index, and the statements
-    that add up what the iterations of a loop give; and the `forms` of loops over whole tensors.
+    loops that are written out in it, for they look something up by their index, the statements
+    that add up what the iterations of a loop give, and along which dimensions such a loop is done
+    `in_tiles`; and the `forms` of loops over whole tensors.
     `traced` counts the statements of all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
         self.written_out: set[ast.For] = set()
         self.added_up: set[ast.stmt] = set()
+        self.in_tiles: dict[ast.expr, tuple[int, ...]] = {}
         self.forms: dict[ast.For, Form] = {}
         self.traced = 0
 
@@ -116,6 +127,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
                 left_out.written_out.update(found.loops)
             except AddUp as found:
                 left_out.added_up.add(found.node)
+            except InTiles as found:
+                left_out.in_tiles[found.extents] = found.dims
 
     try:
         return attempt()
@@ -129,6 +142,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
         except (Unread, Uncertain, RecursionError):
             break
         except CompileError as e:
+            if (e.message, e.loc) == (last.message, last.loc):
+                break  # its statement was made while it was traced, as that of a tile's loop
             found.setdefault(e.cause or e.message, e)  # the same again is the same mistake
             last = e
     first.others = tuple(e.with_traceback(None) for e in found.values() if e is not first)

@@ -447,16 +447,28 @@ class _Reader(BodyReader):
                 macro.allocated += macro.made(s)
             self.allocated += macro.allocated
             return macro.returned()
-        parts = last.value.elts if isinstance(last.value, ast.Tuple | ast.List) else [last.value]
         tensors = {n for n, d in self.drafts.items() if isinstance(d.annotation, T.Tensor | type)}
         tensors.update(self.allocated)
-        held = self.lists.get(last.value.id, ()) if isinstance(last.value, ast.Name) else ()
-        if held and tensors.issuperset(held):
-            return held
-        names = []
-        for p in parts:
-            if not isinstance(p, ast.Name) or p.id not in tensors:
+        names: list[str] = []
+        for p in self._parts(last.value):
+            made = p.value if isinstance(p, ast.Starred) else p
+            name = made.id if isinstance(made, ast.Name) else ""
+            held = (name,) if made is p else self.lists.get(name, ())
+            if not held or not tensors.issuperset(held):
                 hint = "return what T.empty made, or a tensor parameter"
                 raise self.error(f"a kernel returns tensors, not {ast.unparse(p)}", hint, at=p)
-            names.append(p.id)
+            names += held
         return tuple(names)
+
+    def _parts(self, returned: ast.expr) -> list[ast.expr]:
+        """What a return gives one after the other; all of a list is `*name`."""
+        match returned:
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return parts
+            case ast.Call(func=ast.Name(id="tuple" | "list"), args=[whole], keywords=[]):
+                pass
+            case ast.Name(id=name) if name in self.lists:
+                whole = returned
+            case _:
+                return [returned]
+        return [ast.copy_location(ast.Starred(whole, ast.Load()), returned)]

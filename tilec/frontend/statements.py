@@ -102,6 +102,7 @@ class Statements(Assignments):
         kept = self.loc
         self.loc = self.frame.loc(node)
         self.left_out.traced += 1
+        scope = self.parallel
         try:
             if node in self.left_out.statements:
                 raise Unread
@@ -114,6 +115,7 @@ class Statements(Assignments):
             hint = "give parts of it names of their own, in lines above"
             raise self.error("this nests too deep to be read", hint, node) from None
         except Unread:
+            self.parallel = scope
             self.left_out.forget(node, self.names)
         except CompileError as e:
             note_place(e, node)

@@ -273,6 +273,18 @@ def is_literal(value: object) -> TypeGuard[Literal]:
     return isinstance(value, bool | int | float) and not isinstance(value, enum.Enum)
 
 
+def is_new_variable(value: object) -> TypeGuard[Buffer]:
+    """Whether `value` is what a T.alloc_var makes that has no name yet."""
+    return isinstance(value, Buffer) and value.variable and not value.value.name
+
+
+def kept(value: object, name: str) -> object:
+    """What a container or an object has as `name`: a variable is its own from now on."""
+    if is_new_variable(value):
+        value.value.name = name
+    return value
+
+
 def is_number(value: object) -> TypeGuard[Number]:
     return isinstance(value, Scalar) or is_literal(value)
 

@@ -14,9 +14,9 @@ it. What is beyond a tile's own extents is never stored:
 So does one of 64x72 elements on a GPU whose instructions have 16 columns at least.
 
 A tile of A or B is copied with the rows behind it, which only reach the part of the product that
-nobody stores; where that cannot be (another block may write them, or threads fill the tile), it is
-cleared first. An extent is padded alike wherever a fragment has it, so that loops over several
-fragments still fit all of them.
+nobody stores; where that cannot be (another block may write them, threads fill the tile, or it is
+a fragment), it is cleared first. An extent is padded alike wherever a fragment has it, so that
+loops over several fragments still fit all of them; a product of a fragment's part stays as it is.
 
 What stands along K counts, so K is padded with zeros alone: where the wide instruction does not
 step through it (heads of 40 or 72 numbers) and every copy ends where the rows of its tensor do,
@@ -195,6 +195,9 @@ def _pads(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> dict[int, in
         spaces = [x.type.space for x in (o.a, o.b)]
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
             return {}
+        parts = [x for x in (o.a, o.b) if x.type.space == "fragment" and not x.is_whole]
+        if any(e in pads for x in parts for e in x.extents):
+            return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
     operands = {x.buffer for o in gemms for x in o.inputs}
     for x in walk(func.body):
@@ -242,7 +245,10 @@ class _Padding:
         complete = self.wide.keys() | self.filled.keys()
         written = [e for o, e in effects_in(func.body) if o not in complete]
         self.cleared = {v for v in buffers_written(written) if v in shared}
+        self.cleared |= self.products & {*self.shapes}
         self.defined = self._defined()
+        held = {x.buffer for o in func.body.every(ops.Gemm) for x in (o.a, o.b)}
+        self.cleared |= (held & {*self.shapes}) - {*shared} - self.defined
 
     def _defined(self) -> set[Value]:
         """Fragments that hold numbers everywhere, also in what they have more: results of products,
@@ -323,9 +329,7 @@ class _Padding:
 
     def _op(self, o: Op) -> None | Op | list[Op]:
         match o:
-            case ops.Alloc() if o.result in self.cleared or o.result in self.products & {
-                *self.shapes
-            }:
+            case ops.Alloc() if o.result in self.cleared:
                 return [o, *self._clear(o.result, o)]
             case ops.Gemm():
                 return self._gemm(o)

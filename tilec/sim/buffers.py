@@ -123,11 +123,13 @@ def shared_buffers(func: Func) -> list[SharedBuffer]:
             continue
         t, stride = o.type, stage_bytes(o.type)
         bits = 8 * MBARRIER_BYTES if t.space == "barrier" else t.dtype.bits
+        count = t.size if t.layout is None else t.layout.span()
+        own = -(-count * bits // 8)  # what is behind it, up to the next copy or buffer, is nobody's
         found.append(
             SharedBuffer(
                 o.result.name,
                 o.address,
-                o.address + stride * t.stages,
+                o.address + stride * (t.stages - 1) + own,
                 bits,
                 t.static_shape,
                 t.stages,

@@ -123,6 +123,8 @@ class GlobalShadow:
         time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
         self.read_.put(at, clocks.party, actors, time, record)
         lost = self.read_.actor.take(at) != actors
+        if kept is not None:
+            lost &= ~kept  # who read before, and is not ordered, says more than who reads along
         if lost.any():
             self.former.put(at[lost], clocks.party, actors[lost], time, record)
 

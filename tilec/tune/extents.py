@@ -34,7 +34,7 @@ def said_to_fit(func: Func, target: Target) -> str:
             high = middle
     if not low:
         return ""
-    tiles = [o.result.name for o in _tiles(func) if extent in o.type.static_shape]
+    tiles = [n for o in _tiles(func) if extent in o.type.static_shape and (n := o.result.name)]
     are = "is" if len(tiles) == 1 else "are"
     return f"or up to {low * STEP} in place of {extent}, as wide as {', '.join(tiles)} {are}"
 

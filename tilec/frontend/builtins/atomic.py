@@ -12,6 +12,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
+from tilec.ir.types import DType
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
 _BITS = ("and", "or", "xor")
@@ -79,12 +80,17 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
     return given
 
 
+def may_be_atomic(dtype: DType) -> bool:
+    """Whether there are atomics on elements of `dtype`."""
+    return dtype.bits >= (16 if dtype.is_float else 8) and dtype.kind != "bool"
+
+
 def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str) -> None:
     dtype = buffer.dtype
     if buffer.type.space not in ("global", "shared"):
         message = f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees"
         raise t.error(message, f"assign to it, or allocate {buffer.name} with T.alloc_shared")
-    if dtype.bits < 8 or dtype.kind == "bool" or (dtype.is_float and dtype.bits < 16):
+    if not may_be_atomic(dtype):
         raise t.error(
             f"there are no atomics on {dtype.name}: {name} of T.{c.builtin} is in "
             f"{describe(buffer)}",

@@ -10,27 +10,25 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.pointers import place_of
 from tilec.frontend.builtins.scalar import index_of_thread
 from tilec.frontend.builtins.table import Call, builtin
+from tilec.frontend.builtins.tile import (
+    accumulator,
+    check_dtypes,
+    clears_first,
+    factor,
+    put_back,
+    warp_policy,
+)
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, Number, Region, describe
-from tilec.ir.ops import LoadMatrices, WarpMma
-from tilec.ir.types import FLOAT32, TFLOAT32
+from tilec.frontend.values import Buffer, Number, Region, Tile, describe
+from tilec.ir.ops import Gemm, LoadMatrices, WarpMma
+from tilec.ir.sparse import METADATA_DTYPES, SPARSE_DTYPES, covered
+from tilec.ir.types import FLOAT32, TFLOAT32, DType
 from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec.ir import instr as instructions
 else:  # loaded by kernels that ask for it
     instructions = Lazy("tilec.ir.instr")
-from tilec.frontend.builtins.tile import (
-    accumulator,
-    check_dtypes,
-    clears_first,
-    factor,
-    warp_policy,
-)
-from tilec.frontend.values import Tile
-from tilec.ir.ops import Gemm
-from tilec.ir.sparse import METADATA_DTYPES, SPARSE_DTYPES, covered
-from tilec.ir.types import DType
 
 _LANES = 32
 
@@ -187,7 +185,8 @@ _COMPRESS = "tilec.sparse.compress makes values and metadata of a matrix"
 
 @builtin(T.gemm_sp, of="tiles")
 def gemm_sp(t: Expressions, c: Call) -> None:
-    a, b, acc = factor(t, c, "A_sparse"), factor(t, c, "B"), accumulator(t, c)
+    a, b = factor(t, c, "A_sparse"), factor(t, c, "B")
+    acc, place = accumulator(t, c)
     dtype = a.buffer.type.dtype
     if dtype not in SPARSE_DTYPES:
         message = f"2:4 products of {dtype.name} are not supported: A_sparse is {t.tile_text(a)}"
@@ -227,6 +226,7 @@ def gemm_sp(t: Expressions, c: Call) -> None:
         policy=policy,
         allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and dtype.name == "float32"),
     )
+    put_back(t, acc, place)
 
 
 def _metadata(t: Expressions, c: Call) -> Tile:

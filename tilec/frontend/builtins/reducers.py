@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of
+from tilec.frontend.builtins.atomic import may_be_atomic
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.open_loops import USUAL_THREADS
 from tilec.frontend.races import ADD_UP
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
@@ -23,7 +25,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Alloc, Binary, Copy, Fill, Load, Parallel, Reduce, Store
+from tilec.ir.ops import Alloc, Atomic, Binary, Copy, Fill, Load, Parallel, Reduce, Store
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, BufferType
@@ -115,6 +117,16 @@ def check_combined(t: Expressions, scope: ParallelScope, loop: Parallel) -> None
             )
 
 
+def too_many_shares(t: Expressions, scope: ParallelScope) -> list[int]:
+    """The dimensions along which a loop's contributions are combined, where those take more
+    registers than a thread has for them."""
+    made = (o.type for o in scope.before.ops if isinstance(o, Alloc))
+    bits = sum(x.size * x.dtype.bits for x in made if scope.behind and x.space == "fragment")
+    if bits <= _MOST_REGISTERS * 32 * (t.threads or USUAL_THREADS):
+        return []
+    return [d for d, e in enumerate(scope.extents) if e > 1 and d not in scope.named]
+
+
 def _races(t: Expressions, buffer: Buffer) -> CompileError:
     return t.error(
         f"iterations of T.Parallel write the same element of {buffer.name}; they run in any order",
@@ -153,6 +165,9 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     dims = _dimensions(t, target, scope)
     dtype = buffer.type.dtype
     given = t.convert(number, dtype)
+    if dims is None:
+        _by_atomics(t, target, given)
+        return
     if None in dims:
         _by_element(t, target, given, dims.index(None))
         return
@@ -168,6 +183,7 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     t.emit(Store, shares, at, t.emit(Binary, KINDS[reducer.kind], old, value).result)
     behind = Builder(t.loc)
     known = [d for d in dims if d is not None]
+    scope.named.update(d for d, _ in known if d is not None)
     _combine(behind, buffer.value, reducer.kind, shares, scope.extents, known)
     scope.behind += behind.ops
 
@@ -183,15 +199,34 @@ def _by_element(t: Expressions, target: Region, value: Scalar, d: int) -> None:
         contribute(t, t.element(target.buffer, (*before, n, *behind), target.loc), share)
 
 
-_MOST_ELEMENTS = 16  # of a dimension that is indexed by any number
+def _by_atomics(t: Expressions, target: Region, value: Scalar) -> None:
+    """Where an index of a reducer is any number of many: contributions meet in shared memory."""
+    buffer, scope = target.buffer, t.parallel
+    assert scope is not None
+    kind, before, behind = KINDS[t.reducers[buffer.value].kind], scope.before, Builder(t.loc)
+    made = BufferType(buffer.type.static_shape, value.dtype, "shared")
+    met = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
+    zeros = tuple(before.const(0) for _ in made.shape)
+    nothing = before.const(neutral(kind, value.dtype), value.dtype)
+    before.emit(Fill, core.Region(met, zeros, made.static_shape), nothing, loc=t.loc)
+    t.emit(Atomic, met, t.indices_at(target), value.value, kind)
+    with behind.each_element(made.static_shape) as (inner, at):
+        old, share = inner.value(Load, buffer.value, at), inner.value(Load, met, at)
+        inner.emit(Store, buffer.value, at, inner.binary(kind, old, share))
+    scope.behind += behind.ops
+
+
+_MOST_REGISTERS = 128  # of a thread for a loop's contributions
+_MOST_ELEMENTS = 16  # of a dimension that is indexed by any number, each added up by itself
 Place = int | Scalar  # of all iterations of a loop
 
 
 def _dimensions(
     t: Expressions, target: Region, scope: ParallelScope
-) -> tuple[tuple[int | None, Place] | None, ...]:
+) -> tuple[tuple[int | None, Place] | None, ...] | None:
     """For each index of the target the dimension of the loop that it is; None where it is the same
-    for all iterations, and then where; None alone where it is neither, of few elements."""
+    for all iterations, and then where; None alone where it is neither, of few elements. None where
+    one is neither, of many."""
     own = [affine_of(i) for i in scope.indices]
     inner = {r for o in t.builder.ops for r in o.results}
     terms = {x for form in own for x in form.terms}
@@ -209,6 +244,8 @@ def _dimensions(
             dims.append((found[0], 0))
         elif size <= _MOST_ELEMENTS:
             dims.append(None)
+        elif may_be_atomic(target.buffer.type.dtype):
+            return None
         else:
             raise t.error(
                 f"index {d} of {describe(target.buffer)} in T.reducer_update is neither an index "

@@ -210,7 +210,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 @builtin(T.gemm, of="tiles")
 def gemm(t: Expressions, c: Call) -> None:
     a, b = factor(t, c, "A"), factor(t, c, "B")
-    acc = accumulator(t, c)
+    acc, place = accumulator(t, c)
     transpose_a, transpose_b = (c.flag("transpose_A"), c.flag("transpose_B"))
     check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
     (m, k), (kb, n) = a.extents[-2:], b.extents[-2:]
@@ -254,6 +254,7 @@ def gemm(t: Expressions, c: Call) -> None:
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )
+    put_back(t, acc, place)
 
 
 def warp_policy(t: Expressions, c: Call) -> str:
@@ -290,10 +291,20 @@ def factor(t: Expressions, c: Call, name: str) -> Tile:
         return tile
 
 
-def accumulator(t: Expressions, c: Call) -> Buffer:
-    """C of a product: a whole fragment of two dimensions."""
+def accumulator(t: Expressions, c: Call) -> tuple[Buffer, Tile | None]:
+    """C of a product, a whole fragment of two dimensions; where a part of one is named, a fragment
+    of what that has, and the part."""
     value = c["C"]
     with t.at(c.place("C")):
+        part = isinstance(value, Region) and not value.is_element and c.builtin != "wgmma_gemm"
+        if part and value.buffer.type.space == "fragment":
+            tile = t.tile(value, f"C of T.{c.builtin}")
+            if len(tile.extents) >= 2 and all(e == 1 for e in tile.extents[:-2]):
+                made = t.allocated(tile.extents[-2:], tile.buffer.dtype, "fragment")
+                made.value.name = f"{tile.buffer.name}_part"
+                if c["clear_accum"] is not True:
+                    t.emit(Copy, t.box(tile), t.box(t.tile(made, "C")))
+                return made, tile
         if not isinstance(value, Buffer):
             message = f"C of T.{c.builtin} is {describe(value)}; it must be a whole fragment"
             raise t.error(message, 'allocate one: C = T.alloc_fragment((m, n), "float32")')
@@ -305,7 +316,13 @@ def accumulator(t: Expressions, c: Call) -> Buffer:
         if value.type.rank != 2:
             message = f"C of T.{c.builtin} is {describe(value)}; it must have two dimensions"
             raise t.error(message, 'allocate one: C = T.alloc_fragment((m, n), "float32")')
-        return value
+        return value, None
+
+
+def put_back(t: Expressions, acc: Buffer, place: Tile | None) -> None:
+    """Give the part of a fragment that is C of a product its result."""
+    if place is not None:
+        t.emit(Copy, t.box(t.tile(acc, "C")), t.box(place))
 
 
 def check_dtypes(t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]) -> None:

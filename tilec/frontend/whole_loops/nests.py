@@ -312,7 +312,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
         return {"rows": rows}
     elements = every(ast.Subscript, *nest.body)
-    last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple)]
+    last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple) and n.slice.elts]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
     loops = tuple(e for e in inner if e is not None)
     return {"loops": loops, "columns": nest.extents[-1:] if columns else ()}
@@ -396,7 +396,7 @@ class _Straight(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         match node.iter:
-            case ast.Call(func, args, []) if self.named(func) in _COUNTING and len(args) < 4:
+            case ast.Call(func, args, []) if self.named(func) in _COUNTING and 0 < len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
                     numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))

@@ -182,6 +182,6 @@ def _plain_indices(body: Sequence[ast.stmt]) -> list[list[str]]:
     for n in (n for s in body for n in ast.walk(s)):
         if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple):
             names = [i.id if isinstance(i, ast.Name) else "" for i in n.slice.elts]
-            if len({*names} - {""}) == sum(map(bool, names)):
+            if names and len({*names} - {""}) == sum(map(bool, names)):
                 found.append(names)
     return found
