@@ -68,6 +68,7 @@ def grouped(sizes: list[int], n: int, k: int, bm: int, bn: int, bk: int, stages:
     return products
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n, k, stages", [(32, 64, 2), (40, 24, 1), (33, 19, 3)])
 def test_products_of_operands_anywhere(target: str, n: int, k: int, stages: int) -> None:
@@ -173,6 +174,7 @@ def elements(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> An
     return doubled
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtype, shape", [("float16", (7, 24)), ("int8", (5, 3)), ("float64", (4, 16)),

@@ -111,6 +111,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 LONG_ROWS = {"softmax": softmax, "rms_norm": norm, "layer_norm": centred_norm}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", LONG_ROWS)
 @pytest.mark.parametrize("shape, parts", [((3, 2048), 4), ((2, 1000), 2), ((1, 513), 2)])
 def test_long_rows(name: str, shape: tuple[int, int], parts: int, rng: np.random.Generator) -> None:

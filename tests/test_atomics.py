@@ -57,6 +57,7 @@ def scattered(kernel: Any, kind: str, dtype: str, target: str, rng: np.random.Ge
     np.testing.assert_array_equal(y.astype(want.dtype), want)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 @pytest.mark.parametrize("kind", ["add", "max"])
@@ -70,6 +71,7 @@ def test_kinds(kind: str, dtype: str, target: str, rng: np.random.Generator) -> 
     scattered(scattering(kind, dtype), kind, dtype, target, rng)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 @pytest.mark.parametrize("target", TARGETS[:3])
 def test_assembles(dtype: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +117,7 @@ def split_k(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T
         T.atomic_add(C[by * 64, bx * 64], acc)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(64, 64, 128), (70, 33, 200)])
 def test_split_k(shape: tuple[int, int, int], target: str, rng: np.random.Generator) -> None:

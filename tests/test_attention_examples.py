@@ -135,6 +135,7 @@ def test_the_transformer_learns(capsys: pytest.CaptureFixture[str]) -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)

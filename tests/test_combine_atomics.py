@@ -139,6 +139,7 @@ def folding(kind: str, dtype: str) -> Any:
     return folded
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "kind, dtype",

@@ -195,6 +195,7 @@ def test_circular_functions_of_huge_numbers(arch: str, rng: np.random.Generator)
         assert ulps(y, num.function(kind)(x.astype(np.float64))) < 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [t.FLOAT64, t.FLOAT16, t.BFLOAT16, t.FLOAT8_E4M3], ids=str)
 def test_functions_of_other_floats(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -214,6 +215,7 @@ def test_functions_of_other_floats(dtype: t.DType, arch: str, rng: np.random.Gen
     check(p.func(), args, (1,), arch, rtol=step, atol=0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [*INTS, *FLOATS], ids=str)
 def test_exact_unary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -235,6 +237,7 @@ def test_exact_unary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) ->
     check(p.func(), args, (1,), arch)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [t.BOOL, *INTS, *FLOATS], ids=str)
 def test_comparisons_selects_and_bits(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:

@@ -51,6 +51,7 @@ def tile_copy(dtype: t.DType, out: t.DType, tile: tuple[int, int], strided: bool
     return p.func()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     "dtype, out",
@@ -241,6 +242,7 @@ def product(
 FLOAT_INPUTS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT8_E4M3, t.FLOAT8_E5M2, t.FLOAT64)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", FLOAT_INPUTS, ids=str)
 def test_products_of_floats(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -283,6 +285,7 @@ def test_transposed_products(
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     "left, right, total",

@@ -253,6 +253,7 @@ def test_the_threads_are_pointed_at(edits: tuple[tuple[str, str], ...], under: s
         assert "the most is 1024" in error.message and carets(error) == under
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS[:3])
 @pytest.mark.parametrize("case", RESOURCES)
 def test_what_fits_is_named_and_fits(case: str, target: str) -> None:

@@ -71,6 +71,7 @@ def scalar_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.(?:b16|u16)\b", ptx))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "dilation", "pad", "depth"),

@@ -110,6 +110,7 @@ def test_functions(target, dtype):
     element_kernel(dtype, dtype, results).compile(target)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", [BOOL, *INTS, *FLOATS], ids=str)
 def test_casts(target, source):

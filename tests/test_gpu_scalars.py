@@ -128,6 +128,7 @@ SOURCES = (t.FLOAT32, t.FLOAT64, t.INT8, t.UINT8, t.INT32, t.UINT32, t.INT64, t.
 DESTS = (t.BOOL, *INTS, t.FLOAT32, t.TFLOAT32, t.FLOAT8_E4M3, t.FLOAT8_E5M2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dest", DESTS, ids=str)
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_cast(rng, source, dest):

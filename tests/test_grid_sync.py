@@ -74,6 +74,7 @@ def wanted(a: np.ndarray, factor: float) -> np.ndarray:
     return x / x.sum()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", [1, 100, 3000])
 def test_numbers(target: str, n: int, rng: np.random.Generator) -> None:

@@ -328,6 +328,7 @@ def test_scaled(steps: int, shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(c, want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 def test_decoded(transposed: bool, target: str) -> None:

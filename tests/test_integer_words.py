@@ -53,6 +53,7 @@ def of_bits(dtype: str) -> Any:
     return words
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", INTS)
 def test_bits(dtype: str, target: str, rng: np.random.Generator) -> None:

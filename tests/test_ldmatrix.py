@@ -108,6 +108,7 @@ def check(case: str, target: str, layout: str, **more: Any) -> str:
     return "" if target in ("cpu", "gpu") else str(kernel.compile(a, b, target=target).asm)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_matrices(case: str, target: str) -> None:

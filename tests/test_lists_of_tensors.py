@@ -72,6 +72,7 @@ def in_two_launches(A: T.Tensor((N,), "float32")):
 KERNELS = (made_by_a_comprehension, written_out, with_names, of_names, in_two_launches)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_numbers(kernel: Any, target: str) -> None:

@@ -84,6 +84,7 @@ def chain(A: T.Tensor((N,), "{dtype}"), C: T.Tensor((N,), "{dtype}")):
     return tilec.kernel(found["chain"])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_long_body_is_written_once_a_vector(target: str, dtype: str) -> None:

@@ -148,6 +148,7 @@ def kinds(func: Func) -> set[type]:
     return {type(o) for o in walk(func.body)}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "plan"), CASES, ids=IDS)
 @pytest.mark.parametrize(
     ("ta", "tb"), [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["NN", "NT", "TN", "TT"]
@@ -213,6 +214,7 @@ def test_tiny_sizes(target, size):
     check_matmul(text, target, 0, *size, 0, 0, np.float16, np.float16, 1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "plan"), CASES, ids=IDS)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_programs_of_every_kind(name, target, plan):

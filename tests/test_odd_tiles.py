@@ -293,6 +293,7 @@ HEADS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize("dim, columns, words, wide", HEADS.values(), ids=HEADS)
 def test_heads_that_the_wide_instruction_does_not_step_through(

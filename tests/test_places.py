@@ -54,6 +54,7 @@ def consumers(func: Func) -> Block:
     return scope.body
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "name", "trips"), WAYS, ids=lambda x: str(x))
 @EACH
 def test_every_schedule_is_right(

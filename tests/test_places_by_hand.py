@@ -46,6 +46,7 @@ def through_words(
                 T.stg256(y[tx * 16], both)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("bits", [32, 64, 128])
 def test_words_of_several_elements(target: str, bits: int) -> None:

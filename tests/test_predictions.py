@@ -90,6 +90,7 @@ def test_measured_kernels_take_what_is_predicted(target: str) -> None:
         assert check(kernel, arrays, {} if name.endswith("sums") else TILE, target)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_takes_what_is_predicted(name: str, target: str) -> None:

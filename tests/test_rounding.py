@@ -83,6 +83,7 @@ def numbers(kind, dtype=np.float32):
         return every.astype(dtype)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def split_k(
                 T.atomic_add(C[by * 64, bx * 64], acc, use_tma=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shared", [True, False])
 def test_split_k(shared: bool, target: str, rng: np.random.Generator) -> None:
@@ -147,6 +148,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shared", [True, False])
 def test_schedules(schedule: dict[str, Any], shared: bool, rng: np.random.Generator) -> None:

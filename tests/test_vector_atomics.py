@@ -54,6 +54,7 @@ def vectors(made: Any) -> set[str]:
     return set(re.findall(r"red\.relaxed\.gpu\.global\.add\S+", made.stages["llvm"]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(64, 32), (130, 64), (50, 30), (1, 1), (70, 33), (64, 96)])
 def test_a_tile_is_added(shape: tuple[int, int], target: str) -> None:

@@ -66,6 +66,7 @@ def lanes(values, lane, chosen):
     return sum(1 << k for k in range(len(values)) if chosen(values[k]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", COUNTS)
 def test_votes_of_a_warp(target, threads):

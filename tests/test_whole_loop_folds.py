@@ -238,6 +238,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:
