@@ -87,6 +87,9 @@ def _names(mark: pytest.Mark) -> tuple[str, ...]:
 
 
 def _value(given: object) -> Hashable:
-    """What tells values of one axis apart: cells share the objects that are no numbers or texts."""
+    """What tells values of one axis apart: cells share the objects that are no numbers or texts, or
+    tuples of these."""
+    if isinstance(given, tuple):
+        return tuple(map(_value, given))
     plain = isinstance(given, int | float | str | None)
     return (type(given), given) if plain else id(given)

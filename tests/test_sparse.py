@@ -163,6 +163,7 @@ FORMS: dict[str, dict[str, Any]] = {
 _WRITTEN_OUT = ("half", "columns", "tf32", "float32", "int8", "e4m3", "no whole atoms")
 
 
+@pytest.mark.covering(1, axes=("form", "target"))
 @pytest.mark.parametrize(
     ("form", "target"),
     [
