@@ -134,6 +134,7 @@ def rows(src: T.Tensor((T.dynamic("G"),), T.ptr), dst: T.ptr, m: T.int32, n: T.i
                 T.atomic_add(S[i, n - 1], 1.0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n", [(3, 5), (1, 1), (4, 16)])
 def test_extents_that_the_call_gives(target: str, m: int, n: int) -> None:

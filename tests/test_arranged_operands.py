@@ -121,6 +121,7 @@ def test_a_warp_reads_in_one_piece() -> None:
     assert "ldmatrix.sync" not in asm and asm.count("ld.shared.v4.b32") == 2 + 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtypes", [("int8", "int8"), ("int4", "uint4")])
 def test_four_bits(target: str, dtypes: tuple[str, str], rng: np.random.Generator) -> None:

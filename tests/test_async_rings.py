@@ -37,6 +37,7 @@ def reversed_tiles(
             T.async_copy(A[row + AHEAD + 1, 0], ring[row % (AHEAD + 1), 0:128])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_a_ring_turns(target: str, rows: int, rng: np.random.Generator) -> None:

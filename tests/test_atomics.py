@@ -65,6 +65,7 @@ def test_dtypes(kind: str, dtype: str, target: str, rng: np.random.Generator) ->
     scattered(scattering(kind, dtype), kind, dtype, target, rng)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind, dtype", [("min", "float32"), *((k, "uint32") for k in UPDATES)])
 def test_kinds(kind: str, dtype: str, target: str, rng: np.random.Generator) -> None:
@@ -307,6 +308,7 @@ def by_each_thread(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32"), threa
             T.atomic_max(B[3], A[3])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 32, 100])
@@ -374,6 +376,7 @@ def test_neighbours_named_by_a_vector(target: str, rng: np.random.Generator) -> 
     np.testing.assert_array_equal(p[:4], [*before[:2], *first])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8", "int8"])
 @pytest.mark.parametrize("kind", ["min", "max"])

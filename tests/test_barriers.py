@@ -106,6 +106,7 @@ def test_a_fence_stands_before_an_arrival_that_hands_a_tile_to_wgmma() -> None:
     assert body.index("tma_copy") < body.index("proxy_fence") < body.index("mbarrier_arrive")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cut", ["", "freed", "arrive", "wait"])
 @pytest.mark.parametrize("shape", [(8, 96), (13, 200), (1, 1)])
 def test_groups_of_two_warps_hand_tiles_on(shape: tuple[int, int], cut: str) -> None:
@@ -126,6 +127,7 @@ def test_groups_of_two_warps_hand_tiles_on(shape: tuple[int, int], cut: str) -> 
 GPUS = (HOPPER, "cuda:sm_80", "hip:gfx942")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "cpu"])
 @pytest.mark.parametrize("size", [(64, 64, 128), (70, 66, 90)], ids=str)
 def test_asynchronous_ops_of_targets_that_have_none(

@@ -269,6 +269,7 @@ def test_the_operands_of_a_product_are_packed() -> None:
     assert not gemm.transpose_b and not any(isinstance(o, (Copy, Fill)) for o in walk(func.body))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("transpose", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [t.FLOAT32, t.FLOAT16], ids=str)
@@ -413,6 +414,7 @@ def thread_program(threads: int) -> Func:
     return p.func()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("threads", [1, 32, 100])
 def test_thread_level_code(threads: int, arch: str, rng: np.random.Generator) -> None:

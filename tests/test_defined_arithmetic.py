@@ -135,6 +135,7 @@ def run_on(where: str, kernel: Any, *arrays: np.ndarray) -> None:
 PLACES = ["cpu", "cuda:sm_90a", "hip:gfx942", pytest.param("device", marks=pytest.mark.gpu)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_integers(dtype: t.DType, where: str) -> None:
@@ -222,6 +223,7 @@ def test_a_shift_by_a_negative_literal() -> None:
     assert "by 2" in str(e.value)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_quotients_and_remainders_of_floats(dtype: t.DType, where: str) -> None:

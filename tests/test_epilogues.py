@@ -318,6 +318,7 @@ def chained(
         T.copy(acc, Y[by * 64, 0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS, ids=str)
 @pytest.mark.parametrize("shape", [(64, 32), (130, 70), (1, 33), (72, 64)])
 def test_a_transpose_through_fragments(shape: tuple[int, int], target: Target) -> None:

@@ -192,6 +192,7 @@ def groups(rng: Rng, sizes: list[int], transposed: bool) -> tuple[Arrays, np.nda
     return {"A": a, "B": given, "offsets": offsets, "C": c}, np.concatenate(parts)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("persistent", [True, False], ids=["walking", "searching"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("sizes", GROUPS)
@@ -225,6 +226,7 @@ def test_many_groups(rng: Rng) -> None:
     close(arrays["C"], want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kernel", [grouped_with_break, grouped_in_while])
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
 def test_loops_that_end_early(kernel: Kernel, target: Target | None, rng: Rng) -> None:

@@ -178,6 +178,7 @@ def norm(rows: int, dtype: str = "float16", times: int = 1) -> Any:
     return scaled
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("rows", "times", "gone"), [(1, 1, True), (4, 1, False), (1, 2, False)], ids=str

@@ -76,6 +76,7 @@ def element_kernel(dtype, out, results):
     return k
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [BOOL, *INTS, *FLOATS], ids=str)
 def test_arithmetic(target, dtype):

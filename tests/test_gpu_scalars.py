@@ -36,6 +36,7 @@ def integers(rng: np.random.Generator, dtype: t.DType, count: int) -> np.ndarray
     return mixed.astype(num.numpy_dtype(dtype))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 @pytest.mark.parametrize("kind", COMMON)
 def test_integers(rng, dtype, kind):

@@ -143,6 +143,7 @@ def turned(a: np.ndarray, n: int) -> np.ndarray:
     return a
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("blocks, n", [(1, 3), (5, 0), (5, 1), (6, 4)])
 def test_in_a_loop(target: str, blocks: int, n: int, rng: np.random.Generator) -> None:

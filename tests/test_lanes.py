@@ -91,6 +91,7 @@ def packing(dtype, vector):
     return packed
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("dtype", "vector"),

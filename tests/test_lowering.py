@@ -181,6 +181,7 @@ def test_wide_tiles_on_warpgroups(shape):
         assert Wgmma in kinds(func)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("policy", ["square", "full_row", "full_col"])
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 def test_policies(target, policy):
@@ -207,6 +208,7 @@ def test_float32_stays_float32(target):
     assert bool(rows) == (target is GFX942)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 @pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 70), (1, 200, 3)])
 def test_tiny_sizes(target, size):

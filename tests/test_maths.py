@@ -168,6 +168,7 @@ SPELLED = {
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FAST)

@@ -66,6 +66,7 @@ def check(a: np.ndarray, b: np.ndarray, d: np.ndarray, c: np.ndarray) -> None:
     np.testing.assert_array_equal(c, np.where(want > 30, 0, want))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize(
     ("tile", "words"),

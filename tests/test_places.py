@@ -197,6 +197,7 @@ def half_filled(A: T.Tensor((M, K), "float16"), C: T.Tensor((M, 64), "float32"))
         T.copy(t, C[bx * 64, 0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize(
     ("kernel", "why"),

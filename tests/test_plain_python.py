@@ -119,6 +119,7 @@ def by_arithmetic(
             B[2 * (bx * 32 + i) + 1, fixed] = size
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", *GPUS])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_sizes_that_only_arithmetic_names(n: int, target: str) -> None:

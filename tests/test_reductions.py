@@ -123,6 +123,7 @@ def test_against_float64(name: str, target: str, rng: np.random.Generator) -> No
     check(b, wanted(a, kind, dim, out, None if clear else 3).reshape(left), out)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", COMBINE)
 def test_every_kind(kind: str, target: str, rng: np.random.Generator) -> None:

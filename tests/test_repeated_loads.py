@@ -61,6 +61,7 @@ def test_scales_of_groups(target: str, group: int, rng: np.random.Generator) -> 
     np.testing.assert_allclose(c, x.astype(float) @ weights.T, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("by", [16, 64, 128, 24, -16, -64, -24])
 @pytest.mark.parametrize("target", TARGETS)
 def test_quotients_of_places(target: str, by: int) -> None:

@@ -82,6 +82,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_transposed_convolutions(target: str, shape: Any, rng: np.random.Generator) -> None:

@@ -159,6 +159,7 @@ def scattered(each: int, width: int, guarded: bool = False) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("each", "width", "found"),
     [(4, 64, "v4"), (2, 64, "v4"), (2, 66, "v2"), (3, 63, ""), (4, 66, "v2")],

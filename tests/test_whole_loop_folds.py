@@ -256,6 +256,7 @@ def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     assert "reduce" in text and "alloc fragment" in text
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "best, at",

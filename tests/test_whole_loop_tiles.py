@@ -219,6 +219,7 @@ def test_forms_for_magnitudes(case: Any, m: int, n: int, rng: np.random.Generato
     _check(case(rng, m, n), "cuda:sm_90a")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", [CASES["largest"], CASES["mean"]], ids=["largest", "mean"])
 def test_blocks_share_tall_columns(case: Any, target: str, rng: np.random.Generator) -> None:
