@@ -21,6 +21,7 @@ import apart
 import numpy as np
 import pytest
 from assembled_once import Once
+from covering import leave_out
 from small_process import ALONE, MODULE, SmallProcess
 
 from tilec.codegen import ptxas
@@ -87,9 +88,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-gpu", action="store_true", help="launch what is simulated, see on_gpu")
+    parser.addoption("--every-cell", action="store_true", help="whole matrices, see covering")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Cells)
     if config.getoption("--on-gpu"):
         import on_gpu
 
@@ -129,6 +132,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(items, "torch", "needs torch")
     if any(item.get_closest_marker("gpu") for item in items) and cuda_devices() == 0:
         _skip(items, "gpu", "needs an NVIDIA GPU")
+
+
+class _Cells:
+    """Behind `-k` and `-m`: of what these choose, each value has its cell."""
+
+    @staticmethod
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+        leave_out(config, items)
 
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:

@@ -68,6 +68,7 @@ def grouped(sizes: list[int], n: int, k: int, bm: int, bn: int, bk: int, stages:
     return products
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n, k, stages", [(32, 64, 2), (40, 24, 1), (33, 19, 3)])
 def test_products_of_operands_anywhere(target: str, n: int, k: int, stages: int) -> None:
@@ -133,6 +134,7 @@ def rows(src: T.Tensor((T.dynamic("G"),), T.ptr), dst: T.ptr, m: T.int32, n: T.i
                 T.atomic_add(S[i, n - 1], 1.0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n", [(3, 5), (1, 1), (4, 16)])
 def test_extents_that_the_call_gives(target: str, m: int, n: int) -> None:
@@ -173,6 +175,7 @@ def elements(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> An
     return doubled
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtype, shape", [("float16", (7, 24)), ("int8", (5, 3)), ("float64", (4, 16)),

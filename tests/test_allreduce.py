@@ -51,6 +51,7 @@ def gemv(N, K, n_partition, reduce_thread, dtype="float16", accum_dtype="float32
     return main
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("parts", [(4, 32), (2, 16), (3, 24), (1, 96), (2, 128), (8, 1)])
 def test_the_paper_s_gemv(target, parts):
@@ -181,6 +182,7 @@ def multiplied(threads, dtype):
     return main
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", [1, 7, 8, 12])
 def test_few_threads_combine_in_halves(target, threads):

@@ -414,6 +414,7 @@ def test_gradients(rng: np.random.Generator) -> None:
 # --- numbers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", [(128, 64), (256, 128), (200, 300), (384, 1)])
 def test_attention(sizes: tuple[int, int], causal: bool, rng: np.random.Generator) -> None:

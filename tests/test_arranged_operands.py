@@ -90,6 +90,7 @@ def product(dtype: str, sums: str, a_kind: int, b_kind: int, packed: int = 1) ->
     return kernel
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kinds", [(0, 0), (1, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("dtype, sums", [("float16", "float32"), ("int8", "int32")])
@@ -120,6 +121,7 @@ def test_a_warp_reads_in_one_piece() -> None:
     assert "ldmatrix.sync" not in asm and asm.count("ld.shared.v4.b32") == 2 + 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtypes", [("int8", "int8"), ("int4", "uint4")])
 def test_four_bits(target: str, dtypes: tuple[str, str], rng: np.random.Generator) -> None:

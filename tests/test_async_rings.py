@@ -37,6 +37,7 @@ def reversed_tiles(
             T.async_copy(A[row + AHEAD + 1, 0], ring[row % (AHEAD + 1), 0:128])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_a_ring_turns(target: str, rows: int, rng: np.random.Generator) -> None:
@@ -111,6 +112,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 LONG_ROWS = {"softmax": softmax, "rms_norm": norm, "layer_norm": centred_norm}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", LONG_ROWS)
 @pytest.mark.parametrize("shape, parts", [((3, 2048), 4), ((2, 1000), 2), ((1, 513), 2)])
 def test_long_rows(name: str, shape: tuple[int, int], parts: int, rng: np.random.Generator) -> None:

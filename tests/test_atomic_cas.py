@@ -46,6 +46,7 @@ def swapping(dtype: str, space: str) -> Any:
     return swapped
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", INTS)
 def test_each_element(dtype: str, target: str, rng: np.random.Generator) -> None:

@@ -57,6 +57,7 @@ def scattered(kernel: Any, kind: str, dtype: str, target: str, rng: np.random.Ge
     np.testing.assert_array_equal(y.astype(want.dtype), want)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 @pytest.mark.parametrize("kind", ["add", "max"])
@@ -64,12 +65,14 @@ def test_dtypes(kind: str, dtype: str, target: str, rng: np.random.Generator) ->
     scattered(scattering(kind, dtype), kind, dtype, target, rng)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind, dtype", [("min", "float32"), *((k, "uint32") for k in UPDATES)])
 def test_kinds(kind: str, dtype: str, target: str, rng: np.random.Generator) -> None:
     scattered(scattering(kind, dtype), kind, dtype, target, rng)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", (*INTS, *FLOATS))
 @pytest.mark.parametrize("target", TARGETS[:3])
 def test_assembles(dtype: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +118,7 @@ def split_k(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T
         T.atomic_add(C[by * 64, bx * 64], acc)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(64, 64, 128), (70, 33, 200)])
 def test_split_k(shape: tuple[int, int, int], target: str, rng: np.random.Generator) -> None:
@@ -304,6 +308,7 @@ def by_each_thread(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32"), threa
             T.atomic_max(B[3], A[3])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 32, 100])
@@ -371,6 +376,7 @@ def test_neighbours_named_by_a_vector(target: str, rng: np.random.Generator) -> 
     np.testing.assert_array_equal(p[:4], [*before[:2], *first])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8", "int8"])
 @pytest.mark.parametrize("kind", ["min", "max"])

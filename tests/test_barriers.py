@@ -33,6 +33,7 @@ def run(kernel: Any, m: int, n: int, k: int, **meta: Any) -> Any:
 SIZES = ((128, 64, 160), (100, 72, 96), (130, 65, 90), (1, 1, 1), (64, 128, 520))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(
     ("name", "meta"),
@@ -105,6 +106,7 @@ def test_a_fence_stands_before_an_arrival_that_hands_a_tile_to_wgmma() -> None:
     assert body.index("tma_copy") < body.index("proxy_fence") < body.index("mbarrier_arrive")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cut", ["", "freed", "arrive", "wait"])
 @pytest.mark.parametrize("shape", [(8, 96), (13, 200), (1, 1)])
 def test_groups_of_two_warps_hand_tiles_on(shape: tuple[int, int], cut: str) -> None:
@@ -125,6 +127,7 @@ def test_groups_of_two_warps_hand_tiles_on(shape: tuple[int, int], cut: str) -> 
 GPUS = (HOPPER, "cuda:sm_80", "hip:gfx942")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "cpu"])
 @pytest.mark.parametrize("size", [(64, 64, 128), (70, 66, 90)], ids=str)
 def test_asynchronous_ops_of_targets_that_have_none(
@@ -139,6 +142,7 @@ def test_asynchronous_ops_of_targets_that_have_none(
     np.testing.assert_allclose(c, want, atol=1e-4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 @pytest.mark.parametrize("size", [(64, 64, 96), (70, 66, 120), (1, 1, 1)], ids=str)
 def test_sums_begin_anew_at_run_time(target: str, size: tuple[int, int, int]) -> None:
@@ -158,6 +162,7 @@ def test_products_stay_in_flight() -> None:
     assert "cp.async.wait_group 2" in ptx
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(32, 64), (17, 36), (17, 33), (1, 1)])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_tiles_leave(target: str, shape: tuple[int, int]) -> None:

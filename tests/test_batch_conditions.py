@@ -78,6 +78,7 @@ def batched(kernel: Any, *arrays: Any, target: str) -> str:
     return str(kernel.compile(*arrays, target=target).stages["batch_conditions"])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "steps, chance", [(0, 1), (1, 1), (5, 0.5), (33, 0.3), (70, 0.1), (64, 1), (40, 0)]
@@ -99,6 +100,7 @@ def test_a_product_over_some_blocks(
     np.testing.assert_array_equal(c, a[:, on].astype(np.float64) @ b[on].astype(np.float64))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("count, first", [(1, 0), (3, 1), (100, 0), (100, 7), (64, 64), (65, 1)])
 def test_a_sum_of_some_rows(count: int, first: int, target: str, rng: np.random.Generator) -> None:

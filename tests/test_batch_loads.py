@@ -49,6 +49,7 @@ def batches(compiled: tilec.CompiledKernel) -> int:
     return sum(number[count] for count in loops)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", ["loop", "tile"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -62,6 +63,7 @@ def test_iterations_that_load_together(form: str, dtype: str, target: str):
         assert max(b.count("ld.global.nc.v4") for b in blocks) == 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [0, 1, 63, 64, 448, 512, 513, 1024, 1311])
 def test_sums_are_in_order(columns: int, target: str):

@@ -403,6 +403,7 @@ def test_list_needs_no_gpu(capsys) -> None:
     assert "no operator 'gem'; there are " in capsys.readouterr().err
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_whole_run_on_the_cpu(kind, dtype, tmp_path, monkeypatch) -> None:

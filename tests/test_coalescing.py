@@ -43,6 +43,7 @@ def layout(kernel: tilec.Kernel, *specs: object, target: str = "cuda:sm_90a") ->
     return set(re.findall(r"blocked\([0-9x]+, \d+, \d+, (\d+)\)", text))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("form", ["loop", "tile"])
 @pytest.mark.parametrize("target", TARGETS)

@@ -123,6 +123,7 @@ def test_a_histogram(target: str, n: int, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(arrays[1], want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n, k", [(0, 3), (1, 0), (1, 1), (3001, 0), (3001, 37), (3001, 9000)])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_as_many_elements_as_there_are(
@@ -142,6 +143,7 @@ def test_as_many_elements_as_there_are(
         assert "compare.le %K, %c" in stage(weights, arrays, target)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [0, 1, 2000])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_other_kinds_over_a_loop(target: str, n: int, rng: np.random.Generator) -> None:

@@ -48,6 +48,7 @@ def frobenius(dtype: str, into: str, rows: int, columns: int) -> Any:
     return squares
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (64, 128), (67, 301)])
 def test_a_norm_is_an_atomic_of_each_block(
@@ -64,6 +65,7 @@ def test_a_norm_is_an_atomic_of_each_block(
     assert text.index("atomic %S") > text.index("parallel (1)")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtype, into", [("bfloat16", "float32"), ("float32", "float64"), ("float16", "float16")]
@@ -85,6 +87,7 @@ def total(rows: int, columns: int, update: Any = T.atomic_add) -> Any:
     return whole
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "rows, columns, pieces", [(3, 4096, 6), (96, 64, 3), (1, 3, 0), (1, 2503, 0), (2, 2, 1)]
@@ -139,6 +142,7 @@ def folding(kind: str, dtype: str) -> Any:
     return folded
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "kind, dtype",
@@ -180,6 +184,7 @@ def bias_gradient(
                     T.atomic_add(S[0], 1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 1), (100, 72), (32, 64)])
 def test_columns_over_a_loop(shape: tuple[int, int], target: str, rng: np.random.Generator) -> None:
@@ -297,6 +302,7 @@ def dot(X: Vector, Y: Vector, S: One, threads: T.constexpr = 128):
             T.atomic_add(S[0], X[i] * Y[i])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("threads", [1, 32, 48, 128])
 @pytest.mark.parametrize("n", [0, 1, 777])
 @pytest.mark.parametrize("target", TARGETS)
@@ -332,6 +338,7 @@ def matches(
                 T.atomic_min(Worst[K - 1 - k], Loss[at])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", [0, 1, 300])
 def test_conditions_of_threads(n: int, target: str, rng: np.random.Generator) -> None:

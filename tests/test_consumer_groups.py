@@ -113,6 +113,7 @@ def test_groups_by_two_teams(plan: Plan, blocks: int, k: int, sizes: str, rng: R
     close(arrays["C"], np.concatenate(parts))
 
 
+@pytest.mark.covering(2)
 @STORES
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("stages", [2, 3])
@@ -149,6 +150,7 @@ def test_products_for_some_tiles(plan: Plan, blocks: int, every: int, rng: Rng) 
     assert kinds.count(OrderedWait) >= 2 <= kinds.count(OrderedArrive) - 1
 
 
+@pytest.mark.covering(1)
 @STORES
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_count_of_the_jobs_that_have_work(plan: Plan, blocks: int, rng: Rng) -> None:

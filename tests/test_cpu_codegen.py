@@ -65,6 +65,7 @@ def edges(rng: np.random.Generator) -> np.ndarray:
     return found[np.isfinite(found)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("source", [*FLOATS, *INTS, t.BOOL, t.TFLOAT32], ids=str)
 def test_casts(source: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -101,6 +102,7 @@ def cast_once(x: np.ndarray, source: t.DType, dest: t.DType) -> np.ndarray:
     return num.cast(np.where(inexact, odd, near), t.FLOAT32, dest)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=str)
 def test_binary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -169,6 +171,7 @@ RANGES = {
 BOUNDS = {"sigmoid": 3.0, "log10": 2.5, "log1p": 3.0, "tanh": 2.0, "exp10": 2.0, "log2": 2.0}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_functions_of_float32_are_accurate(kind: str, arch: str, rng: np.random.Generator) -> None:
@@ -195,6 +198,7 @@ def test_circular_functions_of_huge_numbers(arch: str, rng: np.random.Generator)
         assert ulps(y, num.function(kind)(x.astype(np.float64))) < 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [t.FLOAT64, t.FLOAT16, t.BFLOAT16, t.FLOAT8_E4M3], ids=str)
 def test_functions_of_other_floats(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -214,6 +218,7 @@ def test_functions_of_other_floats(dtype: t.DType, arch: str, rng: np.random.Gen
     check(p.func(), args, (1,), arch, rtol=step, atol=0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [*INTS, *FLOATS], ids=str)
 def test_exact_unary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -235,6 +240,7 @@ def test_exact_unary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) ->
     check(p.func(), args, (1,), arch)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", [t.BOOL, *INTS, *FLOATS], ids=str)
 def test_comparisons_selects_and_bits(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -382,6 +388,7 @@ def private(p: Program, x: Any) -> Any:
     return p.load(table, p.binary("mod", x, 5))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("n", [1, 16, 53])
 @pytest.mark.parametrize("body", [collatz, triangle, nested, private])

@@ -200,6 +200,7 @@ def grid_of(func: Func, args: dict[str, Any]) -> tuple[int, ...]:
     return tuple(int(n) for n in found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ["host", "x86-64-v3", "x86-64"])
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_programs_as_written_and_after_the_passes(

@@ -51,6 +51,7 @@ def tile_copy(dtype: t.DType, out: t.DType, tile: tuple[int, int], strided: bool
     return p.func()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     "dtype, out",
@@ -241,6 +242,7 @@ def product(
 FLOAT_INPUTS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT8_E4M3, t.FLOAT8_E5M2, t.FLOAT64)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", FLOAT_INPUTS, ids=str)
 def test_products_of_floats(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
@@ -267,6 +269,7 @@ def test_the_operands_of_a_product_are_packed() -> None:
     assert not gemm.transpose_b and not any(isinstance(o, (Copy, Fill)) for o in walk(func.body))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("transpose", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [t.FLOAT32, t.FLOAT16], ids=str)
@@ -283,6 +286,7 @@ def test_transposed_products(
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     "left, right, total",
@@ -410,6 +414,7 @@ def thread_program(threads: int) -> Func:
     return p.func()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("threads", [1, 32, 100])
 def test_thread_level_code(threads: int, arch: str, rng: np.random.Generator) -> None:

@@ -135,6 +135,7 @@ def run_on(where: str, kernel: Any, *arrays: np.ndarray) -> None:
 PLACES = ["cpu", "cuda:sm_90a", "hip:gfx942", pytest.param("device", marks=pytest.mark.gpu)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_integers(dtype: t.DType, where: str) -> None:
@@ -159,6 +160,7 @@ def ceildiv_table(dtype: t.DType, last: int) -> Any:
     return table
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_quotients_rounded_up(dtype: t.DType, where: str) -> None:
@@ -221,6 +223,7 @@ def test_a_shift_by_a_negative_literal() -> None:
     assert "by 2" in str(e.value)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_quotients_and_remainders_of_floats(dtype: t.DType, where: str) -> None:
@@ -241,6 +244,7 @@ def test_quotients_and_remainders_of_floats(dtype: t.DType, where: str) -> None:
             assert same.all(), (a[~same], b[~same])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("source", FLOATS, ids=str)
 def test_floats_to_integers(source: t.DType, where: str) -> None:
@@ -278,6 +282,7 @@ def behind(name: str, made: dict[str, str]) -> str:
     return "\n".join(found.values())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("dtype", [t.INT8, t.INT32, t.UINT32, t.INT64], ids=str)
 def test_the_bounds_test_stays(dtype: t.DType, target: str) -> None:

@@ -30,6 +30,7 @@ def random(*shape, dtype="float16"):
     return rng.integers(-4, 5, shape).astype(dtype)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtypes", [("float16", "float16", "float32"), ("float16", "float32", "float32"),
@@ -183,6 +184,7 @@ def atoms(in_dtype, accum, chunk, columns, spare):
     return matmul
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("in_dtype, accum, chunk, columns", ATOMS)
 def test_atoms_of_all_dtypes(target, in_dtype, accum, chunk, columns):

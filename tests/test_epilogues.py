@@ -152,6 +152,7 @@ def wanted(e: Epilogue, arrays: Arrays) -> Arrays:
     return e.want(**exact)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS, ids=str)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, target: Target) -> None:
@@ -176,6 +177,7 @@ def test_epilogues(name: str, target: Target) -> None:
                 assert of(done, Stmatrix)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS, ids=str)
 @pytest.mark.parametrize(
     ("name", "skip", "bytes"),
@@ -204,6 +206,7 @@ def test_rows_further_apart(name: str, skip: int, bytes: int, target: Target) ->
         assert max(widths(done, MemStore, "C")) == bytes
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", [(1, 1, 1), (65, 63, 17), (64, 8, 8)])
 @pytest.mark.parametrize("name", ["relu_bias", "residual", "swiglu", "through_shared"])
 def test_odd_sizes(name: str, size: tuple[int, int, int]) -> None:
@@ -315,6 +318,7 @@ def chained(
         T.copy(acc, Y[by * 64, 0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS, ids=str)
 @pytest.mark.parametrize("shape", [(64, 32), (130, 70), (1, 33), (72, 64)])
 def test_a_transpose_through_fragments(shape: tuple[int, int], target: Target) -> None:

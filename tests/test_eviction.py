@@ -126,6 +126,7 @@ def test_what_threads_move() -> None:
         assert " nt" not in plain.asm
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("shape", [(1, 1), (33, 72), (64, 128)])
 def test_numbers(target: str, shape: tuple[int, int]) -> None:

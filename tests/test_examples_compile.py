@@ -35,8 +35,10 @@ def kernels() -> Iterator[Any]:
                 yield pytest.param(kernel, specs, meta, target, id=f"{name}-{number}-{target}")
 
 
+@pytest.mark.covering(1, axes=("specs", "target"))
 @pytest.mark.parametrize(("kernel", "specs", "meta", "target"), list(kernels()))
 def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], target: str) -> None:
+    """Usually each set of arguments for one target."""
     compiled: tilec.CompiledKernel = kernel.compile(*specs, target=target, **meta)
     resources, ptxas = compiled.resources, find_ptxas()
     assert compiled.binary and resources.threads >= 32

@@ -25,6 +25,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_simulated(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,7 @@ def test_llvm_on_the_cpu(rng):
         check_llvm(given, found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("optimised", (False, True))
 def test_llvm_in_the_simulator(target, optimised, rng):

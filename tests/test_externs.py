@@ -134,8 +134,15 @@ def decoding(name, storage, count):
     return kernel
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    ("target", "storage"),
+    [*zip((*TARGETS, "cpu"), ("uint8", "int8", "int32", "uint8", "int32"))],
+    ids=str,
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_decode_functions(name, rng):
+def test_decode_functions(name, target, storage, rng):
+    """A function's body is the same text for every target, of which each has one usually."""
     scale = (rng.standard_normal((ROWS, 4)) * 2).astype("f2")
     packed = rng.integers(0, 256, (ROWS, 8), dtype=np.uint8)
     zeros = (rng.standard_normal((ROWS, 4)) * 4).astype("f2")
@@ -143,15 +150,14 @@ def test_decode_functions(name, rng):
         zeros = rng.integers(0, 1 << (16 if "offset" in name else 4), (ROWS, 4)).astype("i2")
     offsets = (1, 2, 3) if "quantized" in name else (3,)
     width = 8 if "f16" in name or "to_i4s" in name else 16
-    for target, storage in zip((*TARGETS, "cpu"), ("uint8", "int8", "int32", "uint8", "int32")):
-        for count in (width, 4) if "to_i4s" not in name and "offset" not in name else (width,):
-            C = np.zeros((ROWS, width), "f2" if "f16" in name else "i1")
-            given = [packed.view(storage), scale, zeros, C]
-            run(decoding(name, storage, count), target, *given)
-            for r in range(ROWS):
-                raw = int(zeros[r, 0]) & 0xFFFF if "quantized" in name else 0
-                want = decoded(name, packed[r], scale[r], zeros[r], raw, offsets, count)
-                assert np.array_equal(C[r, : len(want)], want), (name, target, r)
+    for count in (width, 4) if "to_i4s" not in name and "offset" not in name else (width,):
+        C = np.zeros((ROWS, width), "f2" if "f16" in name else "i1")
+        given = [packed.view(storage), scale, zeros, C]
+        run(decoding(name, storage, count), target, *given)
+        for r in range(ROWS):
+            raw = int(zeros[r, 0]) & 0xFFFF if "quantized" in name else 0
+            want = decoded(name, packed[r], scale[r], zeros[r], raw, offsets, count)
+            assert np.array_equal(C[r, : len(want)], want), (name, target, r)
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

@@ -126,11 +126,11 @@ def loops(kernel: Kernel, options: Mapping[str, Any]) -> Iterator[Callable[[Size
                                 yield lambda given, size=size, by=by: -(-given[size] // by)
 
 
-def calls(kernel: Kernel, options: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Sizes for a call each, so that each loop that hangs on one runs 0, 1 and 2 times: the largest
-    that do it, which are whole tiles."""
+def calls(kernel: Kernel, options: Mapping[str, Any]) -> list[tuple[int, dict[str, int]]]:
+    """For a call each how often a loop that hangs on a size runs (0, 1 and 2 times) and sizes that
+    make it: the largest that do, which are whole tiles."""
     few = {n: 1 if n in SINGLE else FEW for n in sorted(sizes(kernel))}
-    made: list[dict[str, int]] = []
+    made: list[tuple[int, dict[str, int]]] = []
     for trips in loops(kernel, options):
         for name in few:
             least = UNWRITTEN.get(kernel.name, -1) + 1
@@ -139,9 +139,9 @@ def calls(kernel: Kernel, options: Mapping[str, Any]) -> list[dict[str, int]]:
             except (KeyError, NameError, TypeError):
                 break
             if len(found) > 2:  # else it does not hang on this size
-                made += [{**few, name: found[n]} for n in range(least, 3) if n in found]
+                made += [(n, {**few, name: found[n]}) for n in range(least, 3) if n in found]
                 break
-    return [one for k, one in enumerate(made) if one not in made[:k]]
+    return list({(*one.items(),): (n, one) for n, one in reversed(made)}.values())[::-1]
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,17 @@ def extent(e: int | Size, given: Sizes) -> int:
 
 def cases() -> Iterator[Any]:
     for number, (name, kernel, options) in enumerate(kernels()):
-        for given in calls(kernel, options):
+        for trips, given in calls(kernel, options):
             shown = "-".join(f"{n}{v}" for n, v in given.items() if v not in (1, FEW))
-            yield pytest.param(kernel, options, given, TARGETS[number % 3], id=f"{name}-{shown}")
+            target = TARGETS[number % 3]
+            yield pytest.param(kernel, options, given, target, trips, id=f"{name}-{shown}")
 
 
-@pytest.mark.parametrize(("kernel", "options", "given", "target"), list(cases()))
+@pytest.mark.covering(1, axes=("kernel", "trips"))
+@pytest.mark.parametrize(("kernel", "options", "given", "target", "trips"), list(cases()))
 def test_loops_of_few_trips(
-    kernel: Kernel, options: Mapping[str, Any], given: Sizes, target: str
+    kernel: Kernel, options: Mapping[str, Any], given: Sizes, target: str, trips: int
 ) -> None:
+    """Usually each program once: what runs 0 times, and what runs 1 or 2 times, take turns."""
     grid = (1, 1) if kernel.name == "from_launch" else ()
     check(kernel, arguments(kernel, given), ("cpu", target), Launch(grid, options))

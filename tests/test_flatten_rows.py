@@ -131,6 +131,7 @@ def accesses(compiled: tilec.CompiledKernel) -> set[str]:
     return set(re.findall(r"lanes=(\d+)", fast)) or {"1"}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "dtype, row, wide", [("float16", 129, "8"), ("float32", 387, "4"), ("int8", 131, "8")]
@@ -145,6 +146,7 @@ def test_odd_rows_are_taken_in_wide_pieces(dtype: str, row: int, wide: str, targ
         assert not is_flat(compiled) and wide not in accesses(compiled)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 1), (9, 129), (17, 7), (3, 1027), (40, 1)])
 def test_numbers_are_right(shape: tuple[int, int], target: str):

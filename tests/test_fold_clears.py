@@ -20,6 +20,7 @@ from tilec.tune.plans import plans
 M, N = T.dynamic("M, N")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("plan", [0, 2, 6])
 @pytest.mark.parametrize("k", [8, 40, 136])
 def test_the_first_product_overwrites(plan, k):

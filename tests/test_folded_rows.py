@@ -88,6 +88,7 @@ def test_fewer_lanes_the_more_folds() -> None:
     assert folded_rows((4, 3, 32), 32, 4, 16, 2) is None
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize(("tile", "columns"), [((64, 32), 17), ((32, 64), 63), ((8, 256), 129)])
 def test_the_numbers(tile: tuple[int, int], columns: int, target: str) -> None:

@@ -87,6 +87,7 @@ ALL_FORMS = [(False, False), (False, True), (True, False), (True, True)]
 FORMS = pytest.mark.parametrize(("ta", "tb"), ALL_FORMS, ids=["NN", "NT", "TN", "TT"])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", SIZES)
 @FORMS
 def test_products_on_the_cpu(size: str, ta: bool, tb: bool, rng: Rng) -> None:
@@ -101,6 +102,7 @@ def test_products(size: str, form: tuple[bool, bool], target: Target, rng: Rng) 
     check(product(ta, tb), target, arrays, want)
 
 
+@pytest.mark.covering(1)
 @TARGETS
 @pytest.mark.parametrize("size", sorted(set(SIZES) - {"ragged", "K=0"}))
 def test_other_sizes(size: str, target: Target, rng: Rng) -> None:
@@ -129,6 +131,7 @@ def batch(rng: Rng, count: int, rows: int, columns: int, gap: int) -> np.ndarray
 BATCHES = {"close": (0, True), "gaps": (64, True), "odd gaps": (3, False)}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("gap", BATCHES)
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
 def test_batched(gap: str, target: Target | None, rng: Rng) -> None:
@@ -189,6 +192,7 @@ def groups(rng: Rng, sizes: list[int], transposed: bool) -> tuple[Arrays, np.nda
     return {"A": a, "B": given, "offsets": offsets, "C": c}, np.concatenate(parts)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("persistent", [True, False], ids=["walking", "searching"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("sizes", GROUPS)
@@ -222,6 +226,7 @@ def test_many_groups(rng: Rng) -> None:
     close(arrays["C"], want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kernel", [grouped_with_break, grouped_in_while])
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
 def test_loops_that_end_early(kernel: Kernel, target: Target | None, rng: Rng) -> None:

@@ -131,6 +131,7 @@ def test_halves_are_rounded_once(name: str) -> None:
     assert (np.isnan(c) == np.isnan(rounded)).all()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*ONE, *TWO])
 def test_in_the_simulator(name: str, target: str, rng: np.random.Generator) -> None:
@@ -228,6 +229,7 @@ def test_roots(name: str, mode: str, rng: np.random.Generator) -> None:
         assert (off >= 0 > lower) if mode == "ru" else (off <= 0 < upper), (a, found)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*ROUNDED, *ROOTS])
 def test_all_targets_agree(name: str, target: str, rng: np.random.Generator) -> None:

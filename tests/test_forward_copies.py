@@ -123,6 +123,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_numbers(kind: str, target: str) -> None:
@@ -131,6 +132,7 @@ def test_numbers(kind: str, target: str) -> None:
     np.testing.assert_allclose(arrays[-1], want, atol=0.05)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_tiles_run_ahead_and_the_buffer_is_gone(kind: str, target: str) -> None:
@@ -176,6 +178,7 @@ def norm(rows: int, dtype: str = "float16", times: int = 1) -> Any:
     return scaled
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("rows", "times", "gone"), [(1, 1, True), (4, 1, False), (1, 2, False)], ids=str
@@ -225,6 +228,7 @@ def packed(how: str) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["kept", "overwritten"])
 def test_what_registers_cannot_be_indexed_as(

@@ -101,6 +101,7 @@ def test_arrays_by_way_of_torch() -> None:
         assert all(a.outside() == before[n] for n, a in arrays.items())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("view", sorted(set(VIEWS) - {"far"}))
 @pytest.mark.parametrize("dtype", ["float8_e4m3", "bool", "uint64"])
 @pytest.mark.parametrize("most", [gpu.MOST_COPIED, 0])

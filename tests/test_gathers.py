@@ -71,6 +71,7 @@ def scalar_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.(?:b16|u16)\b", ptx))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "dilation", "pad", "depth"),
@@ -88,6 +89,7 @@ def test_convolutions(
     np.testing.assert_allclose(given[2], want, atol=2e-2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", PTX)
 @pytest.mark.parametrize(("channels", "bytes"), [(16, 16), (24, 16), (12, 0), (5, 0)])
 def test_as_wide_as_the_channels_allow(channels: int, bytes: int, target: str) -> None:
@@ -140,6 +142,7 @@ def rows_by_index(
         T.copy(acc, Y[by * 64, bx * 32])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [96, 72, 75])
 def test_rows_that_an_index_names(depth: int, target: str) -> None:

@@ -76,6 +76,7 @@ def element_kernel(dtype, out, results):
     return k
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [BOOL, *INTS, *FLOATS], ids=str)
 def test_arithmetic(target, dtype):
@@ -110,6 +111,7 @@ def test_functions(target, dtype):
     element_kernel(dtype, dtype, results).compile(target)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", [BOOL, *INTS, *FLOATS], ids=str)
 def test_casts(target, source):

@@ -36,6 +36,7 @@ def integers(rng: np.random.Generator, dtype: t.DType, count: int) -> np.ndarray
     return mixed.astype(num.numpy_dtype(dtype))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 @pytest.mark.parametrize("kind", COMMON)
 def test_integers(rng, dtype, kind):
@@ -128,6 +129,7 @@ SOURCES = (t.FLOAT32, t.FLOAT64, t.INT8, t.UINT8, t.INT32, t.UINT32, t.INT64, t.
 DESTS = (t.BOOL, *INTS, t.FLOAT32, t.TFLOAT32, t.FLOAT8_E4M3, t.FLOAT8_E5M2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dest", DESTS, ids=str)
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_cast(rng, source, dest):

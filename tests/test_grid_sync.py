@@ -74,6 +74,7 @@ def wanted(a: np.ndarray, factor: float) -> np.ndarray:
     return x / x.sum()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", [1, 100, 3000])
 def test_numbers(target: str, n: int, rng: np.random.Generator) -> None:
@@ -142,6 +143,7 @@ def turned(a: np.ndarray, n: int) -> np.ndarray:
     return a
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("blocks, n", [(1, 3), (5, 0), (5, 1), (6, 4)])
 def test_in_a_loop(target: str, blocks: int, n: int, rng: np.random.Generator) -> None:

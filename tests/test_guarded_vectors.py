@@ -54,6 +54,7 @@ def held(which: str, i: np.ndarray, lo: int, hi: int) -> np.ndarray:
     return np.array([bool(CONDITIONS[which](int(n), lo, hi)) for n in i])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("which", CONDITIONS)
 def test_elements_under_conditions(which: str, target: str) -> None:
@@ -90,6 +91,7 @@ def scaled_rows(X: T.Tensor((L,), "float16"), Y: T.Tensor((L,), "float16"), n: T
                 Y[base + i] = x[i] * row
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n", [(5, 1), (3, 7), (4, 33), (7, 249), (2, 248), (1, 8)])
 def test_rows_of_odd_length(m: int, n: int, target: str) -> None:
@@ -116,6 +118,7 @@ def either(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32"), k: T.
                 Y[i, j] = -X[i, j]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n", [(8, 128), (7, 100), (8, 33)])
 def test_two_branches(m: int, n: int, target: str) -> None:

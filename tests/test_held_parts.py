@@ -104,6 +104,7 @@ WITHOUT_SCRATCH = (
 )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [*TARGETS, "cpu"])
 @pytest.mark.parametrize("which", [*WITHOUT_SCRATCH, "repeated"])
 def test_parts_of_an_accumulator(which: str, target: str) -> None:
@@ -166,6 +167,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [*TARGETS, "cpu"])
 @pytest.mark.parametrize("shape", VIEWS)
 def test_views_of_an_accumulator(shape: tuple[int, ...], target: str) -> None:

@@ -318,6 +318,7 @@ def test_in_place_without_a_product(target: str) -> None:
     np.testing.assert_array_equal(s, want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("steps", [1, 2, 5, 6])
 @pytest.mark.parametrize("shape", [(64, 64, 128), (128, 64, 256)])
 def test_scaled(steps: int, shape: tuple[int, int, int]) -> None:
@@ -328,6 +329,7 @@ def test_scaled(steps: int, shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(c, want)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 def test_decoded(transposed: bool, target: str) -> None:

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("shape", "filters", "kernel", "stride", "dilation", "pad"), CASES)
 def test_convolutions(

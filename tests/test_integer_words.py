@@ -53,6 +53,7 @@ def of_bits(dtype: str) -> Any:
     return words
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", INTS)
 def test_bits(dtype: str, target: str, rng: np.random.Generator) -> None:
@@ -78,6 +79,7 @@ def products(dtype: str) -> Any:
     return upper
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
 def test_upper_products(dtype: str, target: str, rng: np.random.Generator) -> None:

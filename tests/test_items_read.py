@@ -170,6 +170,7 @@ def asked_by_a_while(A, i):
     return s
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FORMS)
 def test_numbers(name: str, target: str) -> None:

@@ -77,6 +77,7 @@ def check(function: Any, arrays: dict[str, Any], k: slice = slice(None)) -> None
     close(on_cpu(function, other)["C"], want)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("k", [8, 64, 72, 136, 200])
 @pytest.mark.parametrize("deep", [16, 32])
 @pytest.mark.parametrize("stages", [1, 3])

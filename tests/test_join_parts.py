@@ -73,6 +73,7 @@ def arrays(page: int, keys: int = 150) -> tuple[list[Any], np.ndarray]:
     return [q, k, table, np.full((70, D), np.nan, np.float32)], want
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("loop", [T.unroll, T.serial])
 @pytest.mark.parametrize("page", [1, 8, 16, 32])
 @pytest.mark.parametrize("target", TARGETS)

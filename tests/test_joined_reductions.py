@@ -35,6 +35,7 @@ def reduced(shape, view, kind, clear):
     return rows
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", WANTED)
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_rows_that_are_several(shape, view, kind, target):
             assert "x" not in made.resources.buffers
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("written", [False, True])
 def test_wider_copies_of_shared_tiles(target, written):

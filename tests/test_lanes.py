@@ -38,6 +38,7 @@ def pairs(dtype):
     return paired
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_pairs(target, dtype):
@@ -90,6 +91,7 @@ def packing(dtype, vector):
     return packed
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("dtype", "vector"),

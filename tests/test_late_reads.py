@@ -122,6 +122,7 @@ def test_where_threads_meet_in_another_loop_it_is_waited_for_at_once() -> None:
     assert found[found.index("end") + 1] == "barrier"
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("threads", [32, 64, 256])
 @pytest.mark.parametrize("trips", TRIPS)
 @pytest.mark.parametrize("form", FORMS)

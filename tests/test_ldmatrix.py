@@ -108,6 +108,7 @@ def check(case: str, target: str, layout: str, **more: Any) -> str:
     return "" if target in ("cpu", "gpu") else str(kernel.compile(a, b, target=target).asm)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_matrices(case: str, target: str) -> None:
@@ -120,6 +121,7 @@ def test_matrices(case: str, target: str) -> None:
         assert ("ldmatrix.sync" in asm) == CASES[case][7]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942", "cpu"])
 @pytest.mark.parametrize("case, layout, by_one", [
     ("four", "swizzled", True), ("four", "padded", True), ("transposed", "swizzled", True),

@@ -46,6 +46,7 @@ def scaled(shape: Shape, order: str) -> Any:
     return kernel, np.full(made, np.nan, np.float32)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 4, 8, 16), (3, 1, 1, 9), (5, 6, 2, 1)])
 @pytest.mark.parametrize("order", ["nchw", "nhwc", "whcn"])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])

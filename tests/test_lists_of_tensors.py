@@ -92,6 +92,7 @@ KERNELS = (
 )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_numbers(kernel: Any, target: str) -> None:

@@ -84,6 +84,7 @@ def chain(A: T.Tensor((N,), "{dtype}"), C: T.Tensor((N,), "{dtype}")):
     return tilec.kernel(found["chain"])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_long_body_is_written_once_a_vector(target: str, dtype: str) -> None:
@@ -101,6 +102,7 @@ def test_a_long_body_is_written_once_a_vector(target: str, dtype: str) -> None:
     assert "for.serial" not in few  # all its loads are on their way at once
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("n", [1024, 1500, 3])
 def test_a_long_body_computes(target: str, n: int, rng: np.random.Generator) -> None:

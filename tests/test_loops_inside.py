@@ -73,6 +73,7 @@ def expected(how: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return parts[-1] if how == "stored" else parts.sum(0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["known", "run time", "conditions", "of each", "nested", "stored"])
 def test_numbers(how: str, target: str, rng: np.random.Generator) -> None:
@@ -119,6 +120,7 @@ def stencil(how: str) -> Any:
     return kernel
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["known", "run time"])
 @pytest.mark.parametrize("shape", [(2, 9, 40), (1, 4, 33), (3, 1, 1)])

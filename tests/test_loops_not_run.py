@@ -146,6 +146,7 @@ def arrays(trips: int, rows: int = 1) -> dict[str, np.ndarray]:
     return {"A": a, "X": np.ones((trips, WIDTH), np.float32), "C": 0 * a, "D": 0 * a}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", GPUS, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 @pytest.mark.parametrize("trips", [0, 1, 2])

@@ -148,6 +148,7 @@ def kinds(func: Func) -> set[type]:
     return {type(o) for o in walk(func.body)}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "plan"), CASES, ids=IDS)
 @pytest.mark.parametrize(
     ("ta", "tb"), [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["NN", "NT", "TN", "TT"]
@@ -180,6 +181,7 @@ def test_wide_tiles_on_warpgroups(shape):
         assert Wgmma in kinds(func)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("policy", ["square", "full_row", "full_col"])
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 def test_policies(target, policy):
@@ -206,6 +208,7 @@ def test_float32_stays_float32(target):
     assert bool(rows) == (target is GFX942)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 @pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 70), (1, 200, 3)])
 def test_tiny_sizes(target, size):
@@ -213,6 +216,7 @@ def test_tiny_sizes(target, size):
     check_matmul(text, target, 0, *size, 0, 0, np.float16, np.float16, 1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "plan"), CASES, ids=IDS)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_programs_of_every_kind(name, target, plan):

@@ -97,6 +97,7 @@ def test_two_numbers_on_the_cpu(name: str, rng: np.random.Generator) -> None:
     assert off(c, exact(name, x, y)) <= stated(name, "the CPU")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*ONE, *TWO])
@@ -167,6 +168,7 @@ SPELLED = {
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FAST)

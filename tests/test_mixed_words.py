@@ -31,6 +31,7 @@ def made(name: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return kernel, arrays, want({n: a.copy() for n, a in arrays.items()})
 
 
+@pytest.mark.covering(1, axes=("name", "target"))
 @pytest.mark.parametrize(("name", "target"), RUNS)
 def test_numbers(name: str, target: str) -> None:
     kernel, arrays, right = made(name)

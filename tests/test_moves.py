@@ -38,6 +38,7 @@ def transposing(m, n, dtype, out, source, dest, threads):
     return turned
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "out", "source", "dest", "threads"),

@@ -77,6 +77,7 @@ def odd_tiles(dtype: str) -> Any:
 READS = {"tiles": (tiles, 1, 1), "elements": (elements, 2, -1), "odd tiles": (odd_tiles, 1, 1)}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ("cpu", "cuda:sm_90a", "hip:gfx942"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", READS)
@@ -128,6 +129,7 @@ def write_rounded(dtype: str) -> Any:
 WRITES = {"tiles": write_tiles, "elements": write_elements, "rounded": write_rounded}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ("cpu", "cuda:sm_90a", "hip:gfx942"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", WRITES)
@@ -201,6 +203,7 @@ def decoded(dtype: str) -> Any:
     return weights
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(70, 40, 50), (64, 64, 128)])
 def test_product(target: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -211,6 +214,7 @@ def test_product(target: str, shape: tuple[int, int, int], rng: np.random.Genera
     np.testing.assert_array_equal(C, unpacked(A, "int4") @ unpacked(B, "int4").T)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights(target: str, dtype: str, rng: np.random.Generator) -> None:
@@ -265,6 +269,7 @@ def test_fills_variables_and_views() -> None:
     np.testing.assert_array_equal(unpacked(C, "int4"), [-3, -3, -3, -3, -3, -7, -3, -3])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS[1:])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -49,6 +49,7 @@ def arrays(n: int, k: int, dtype: str, swapped: bool, rng: np.random.Generator) 
     return [a, b, c, np.full((k, k), np.nan, np.float32)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n, row", [(64, 32), (32, 16), (192, 96), (48, 24)])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_warpgroups_read_parts_of_rows(

@@ -52,6 +52,7 @@ def values(ops: list[Any], arg: Value, at: int) -> dict[Value, int]:
     return env
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(60))
 def test_steps_are_true(seed: int, width: int) -> None:

@@ -84,6 +84,7 @@ def test_parameters_called_like_the_keywords() -> None:
     assert (named(4, 2) == 42).all() and (named(device=1, target=2) == 12).all()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", [iota, twins, nothing], ids=lambda k: k.name)
 def test_compiles(kernel: Any, target: str) -> None:

@@ -66,6 +66,7 @@ def check(a: np.ndarray, b: np.ndarray, d: np.ndarray, c: np.ndarray) -> None:
     np.testing.assert_array_equal(c, np.where(want > 30, 0, want))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize(
     ("tile", "words"),
@@ -350,6 +351,7 @@ HEADS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize("dim, columns, words, wide", HEADS.values(), ids=HEADS)
 def test_heads_that_the_wide_instruction_does_not_step_through(

@@ -41,6 +41,7 @@ def whole(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
             B[i + 1, N - 2 + j] = 7
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(3, 5), (4, 200), (1, 3), (70, 64)])
 def test_numbers(target: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
@@ -102,6 +103,7 @@ def copied(A: T.Tensor((M, N), "float16"), B: T.Tensor((M, N), "float16")):
             B[i, j] = A[i, j]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(5, 48), (5, 42), (33, 14), (1, 2), (70, 1022), (3, 0), (0, 6)])
 def test_runs_that_are_inside_or_not(

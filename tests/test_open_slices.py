@@ -34,6 +34,7 @@ def groups(dtype, out, space, threads):
     return padded
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("dtype", "out", "space", "threads"),
@@ -70,6 +71,7 @@ def on_chip(A: T.Tensor((8, 32), "float32"), n: T.int32, B: T.Tensor((8, 32), "f
         T.copy(f, B[bx, 0:n])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n", [1, 7, 28, 0])
 def test_parts_of_shared_tiles(target, n):
@@ -275,6 +277,7 @@ def some_rows(space):
     return rows
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("space", ["shared", "fragment"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_both_sides(target, space):

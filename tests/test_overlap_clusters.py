@@ -98,6 +98,7 @@ def test_keys_and_values_come_once() -> None:
     assert shared == {"Q_map": False, "K_map": True, "V_map": True}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("keys", [1, 64, 130, 300])
 @pytest.mark.parametrize(("queries", "stages"), [(64, 2), (200, 3), (257, 4)])
 def test_numbers(keys: int, queries: int, stages: int, rng: np.random.Generator) -> None:

@@ -110,6 +110,7 @@ def chosen(counters: int) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu"])
 @pytest.mark.parametrize("counters", [1, 2])
 def test_atomics_and_what_counters_give_out(

@@ -272,6 +272,7 @@ def test_the_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
 # --- values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
@@ -322,6 +323,7 @@ def test_what_shares_memory_with_the_result_is_not_copied(free: None) -> None:
     assert planned.key.may_alias and planned.variant.image.packed == ()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("shape", [(2, 9, 259), (1, 8, 256), (1, 17, 5)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])

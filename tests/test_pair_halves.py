@@ -51,6 +51,7 @@ def in_order(a, b, threads):
 SIZES = [(6, 512, 4, 32), (7, 1304, 2, 32), (3, 2560, 1, 64), (1, 8, 4, 32), (5, 4096, 2, 16)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("n, k, rows, threads", SIZES)
 def test_the_paper_s_listing(n, k, rows, threads, target, rng):
@@ -142,6 +143,7 @@ def rows_between(
         C[tx] = total
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lo, hi", [(0, 64), (3, 41), (5, 5), (9, 6), (7, -30), (-9, 2)])
 def test_from_one_number_to_another(lo, hi, target, rng):
@@ -155,6 +157,7 @@ def test_from_one_number_to_another(lo, hi, target, rng):
     assert made.asm.count("ld.global.nc.v2") >= 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("k", [128, 1280, 0, 100])
 def test_a_run_time_number_of_iterations(k, target, rng):

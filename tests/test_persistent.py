@@ -97,6 +97,7 @@ def walking(blocks, num_stages):
     return matmul
 
 
+@pytest.mark.covering(1)
 @TARGETS
 @pytest.mark.parametrize(("blocks", "stages", "k"), [(2, 3, 136), (7, 2, 33), (20, 4, 8)])
 def test_pipelines_in_the_tile_loop(

@@ -33,6 +33,7 @@ def sums(dtype: str, width: int) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("dtype", "n"), [("float16", 512), ("float32", 3 * 256), ("float16", 130)])
 def test_a_sum_of_each_thread(target: str, dtype: str, n: int) -> None:

@@ -77,6 +77,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.covering(1)
 @TARGETS
 @pytest.mark.parametrize("choice", CHOICES)
 def test_numbers(choice: str, target: Target, rng: np.random.Generator) -> None:

@@ -54,6 +54,7 @@ def consumers(func: Func) -> Block:
     return scope.body
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("target", "name", "trips"), WAYS, ids=lambda x: str(x))
 @EACH
 def test_every_schedule_is_right(
@@ -196,6 +197,7 @@ def half_filled(A: T.Tensor((M, K), "float16"), C: T.Tensor((M, 64), "float32"))
         T.copy(t, C[bx * 64, 0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize(
     ("kernel", "why"),

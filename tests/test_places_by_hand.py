@@ -46,6 +46,7 @@ def through_words(
                 T.stg256(y[tx * 16], both)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("bits", [32, 64, 128])
 def test_words_of_several_elements(target: str, bits: int) -> None:
@@ -63,6 +64,7 @@ def test_words_of_several_elements(target: str, bits: int) -> None:
 DTYPES = ("int8", "uint8", "float16", "int32", "float32", "int64", "float64")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_words_are_the_bits_of_elements(target: str, dtype: str) -> None:

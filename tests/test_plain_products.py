@@ -98,6 +98,7 @@ def check(a: list[np.ndarray]) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [0, 64, 100, 6 * 64])
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", SM90, "hip:gfx942"])
 def test_numbers_are_those_of_plain_products(

@@ -20,6 +20,7 @@ def arguments(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]
     return (rng.standard_normal(n) * 3).astype(np.float32), np.zeros(n, np.float32)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("n", [1, 63, 64, 200])
 def test_numbers(name: str, n: int, rng: np.random.Generator) -> None:
@@ -29,6 +30,7 @@ def test_numbers(name: str, n: int, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(c, expected(a.astype(np.float64)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -117,6 +119,7 @@ def by_arithmetic(
             B[2 * (bx * 32 + i) + 1, fixed] = size
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", *GPUS])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_sizes_that_only_arithmetic_names(n: int, target: str) -> None:

@@ -31,6 +31,7 @@ def product(a: T.ptr, b: T.ptr, c: T.ptr, m: T.int32, n: T.int32, k: T.int32):
         T.copy(acc, C[by * 32, bx * 32])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(32, 64, 64), (45, 33, 40), (1, 1, 8)])
 def test_a_product_of_what_pointers_point_to(target: str, shape: tuple[int, int, int]) -> None:

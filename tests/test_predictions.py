@@ -90,6 +90,7 @@ def test_measured_kernels_take_what_is_predicted(target: str) -> None:
         assert check(kernel, arrays, {} if name.endswith("sums") else TILE, target)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_takes_what_is_predicted(name: str, target: str) -> None:
@@ -99,6 +100,7 @@ def test_attention_takes_what_is_predicted(name: str, target: str) -> None:
         assert check(kernel, arrays, dict(meta), target) or (name, target) in NO_ROOM
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", [find_target(n) for n in TARGETS], ids=str)
 @pytest.mark.parametrize("place", PLACES, ids=lambda p: p.name)
 def test_buffers_have_the_versions_that_are_predicted(place: Place, target: Target) -> None:

@@ -49,6 +49,7 @@ def given(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return a, np.full((5, 384), -1, np.int32), want.reshape(5, 384)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["plain", "sometimes"])
 def test_numbers(how: str, target: str, rng: np.random.Generator) -> None:

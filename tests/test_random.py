@@ -45,6 +45,7 @@ def own(
             F[bx, k, tx] += T.rng_rand_float(bit=32, dist="uniform")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads,seed", [(64, 42), (33, -5), (1, 1 << 40)])
 def test_a_thread_has_its_own_sequence(target, threads, seed):
@@ -138,6 +139,7 @@ def shared_out(
             B[bx, 1] = T.rng_rand()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", (1, 32, 100, 128))
 def test_iterations_draw_for_the_threads_in_turn(target, threads):

@@ -95,6 +95,7 @@ def lowered(kernel: Any, m: int, n: int, k: int, kind: str, dtype: str, **given:
     return kernel.compile(a, b, tilec.spec((m, n), ACCUMULATE[dtype]), **given)
 
 
+@pytest.mark.covering(1, axes=("target", "kind", "dtype"))
 @pytest.mark.parametrize(
     "target, kind, dtype", pairwise(TARGETS, ["NN", "NT", "TN", "TT"], ["float16", "int8"])
 )

@@ -160,6 +160,7 @@ def by_kinds(A: T.Tensor((32, 24), "float32"), B: T.Tensor((3, 2), "float32"), o
         T.copy(acc, B)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_few_elements_are_updated_by_any_index(target: str, op: str) -> None:
@@ -243,6 +244,7 @@ def test_elements_that_all_iterations_share(target: str) -> None:
     np.testing.assert_array_equal(c, a @ b.T)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_operators_contribute(target: str, op: str) -> None:

@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str, target: str, rng: np.random.Generator) -> None:
@@ -122,6 +123,7 @@ def test_against_float64(name: str, target: str, rng: np.random.Generator) -> No
     check(b, wanted(a, kind, dim, out, None if clear else 3).reshape(left), out)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", COMBINE)
 def test_every_kind(kind: str, target: str, rng: np.random.Generator) -> None:
@@ -207,6 +209,7 @@ def softmax(A: T.Tensor((M, N), "float16"), B: T.Tensor((M, N), "float16"), BM: 
             T.copy(x, B[bx * BM, n * BN])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(4, 128), (5, 1), (3, 300), (1, 4097)])
 def test_softmax(shape: tuple[int, int], target: str, rng: np.random.Generator) -> None:
@@ -265,6 +268,7 @@ def attention(
         T.copy(o, O[bx * 64, 0])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("policy", [T.GemmWarpPolicy.FullRow, T.GemmWarpPolicy.FullCol])
 @pytest.mark.parametrize("sizes", [(64, 32), (130, 95)])
@@ -372,6 +376,7 @@ def test_errors(name: str, tmp_path: Any) -> None:
     assert caught.value.loc is not None and caught.value.loc.line == 8
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("space", ["shared", "fragment"])
 @pytest.mark.parametrize("dtypes", [("int16", "uint64"), ("int8", "uint16"), ("uint16", "int64")])

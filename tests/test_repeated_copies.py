@@ -51,6 +51,7 @@ def pages(between: str) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("between", ["nothing", "written", "another"])
 @pytest.mark.filterwarnings("ignore::tilec.ir.errors.PerformanceWarning")

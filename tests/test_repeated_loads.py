@@ -51,6 +51,7 @@ def held(rng: np.random.Generator, group: int) -> list[Any]:
     return [x, w, scales, np.full((m, n), np.nan, np.float32)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 24])
 @pytest.mark.parametrize("target", TARGETS)
 def test_scales_of_groups(target: str, group: int, rng: np.random.Generator) -> None:
@@ -60,6 +61,7 @@ def test_scales_of_groups(target: str, group: int, rng: np.random.Generator) -> 
     np.testing.assert_allclose(c, x.astype(float) @ weights.T, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("by", [16, 64, 128, 24, -16, -64, -24])
 @pytest.mark.parametrize("target", TARGETS)
 def test_quotients_of_places(target: str, by: int) -> None:

@@ -68,6 +68,7 @@ WARNED = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("form", WARNED)
 def test_what_is_said(form: str, target: str) -> None:

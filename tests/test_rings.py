@@ -130,6 +130,7 @@ PLANS = (
 )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.name)
 @EACH
 def test_the_simulator_knows_why(

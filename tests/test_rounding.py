@@ -83,6 +83,7 @@ def numbers(kind, dtype=np.float32):
         return every.astype(dtype)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def test_modes(target, dest, mode, sat):
     assert not wrong.any(), (a[wrong][:5], got[wrong][:5], want[wrong][:5])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", ("cpu", "cuda:sm_90a", "hip:gfx942"))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
@@ -128,6 +130,7 @@ def test_other_sources(target, source, dest, mode):
     assert sides.get(mode, got == near.astype(np.float64)).all()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mode", MODES)
 def test_to_integers(target, mode):
@@ -152,6 +155,7 @@ def drawing(dest):
     return drawn
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dest", ["float8_e4m3", "float8_e5m2", "float16", "bfloat16"])
 def test_at_random(target, dest):

@@ -276,6 +276,7 @@ def test_part_of_a_warp_waits_for_no_more_than_the_rest(target: str):
         assert kinds[:8] == [MemLoad] * 8 and kinds[8:] == [MemStore] * 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(6, 1), (14, 3), (5, 40), (3, 7)])
 def test_warps_wait_whole_where_threads_repeat_others(shape: tuple[int, int], target: str):

@@ -70,6 +70,7 @@ def check(kernel: Kernel, target: Target | None, arrays: Arrays, want: np.ndarra
     return boxes
 
 
+@pytest.mark.covering(2)
 @EVERYWHERE
 @DTYPES
 @pytest.mark.parametrize("sa_by_columns", [True, False], ids=["by columns", "by rows"])
@@ -80,6 +81,7 @@ def test_blocks_of_128(sa_by_columns: bool, dtype: str, target: Target | None, r
         assert max(boxes) == 2 + sa_by_columns  # the scales of 64 rows are a box of their own
 
 
+@pytest.mark.covering(1)
 @EVERYWHERE
 @DTYPES
 def test_tensor_row_and_column(dtype: str, target: Target | None, rng: Rng) -> None:

@@ -45,6 +45,7 @@ CASES: list[Case] = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("target", TARGETS)
 def test_numbers(target: str, case: Case, rng: np.random.Generator) -> None:
@@ -184,6 +185,7 @@ def block_sparse(
         T.copy(acc, C[by * 64, bx * 64])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("held", ("tensor", "shared", "fragment"))
 @pytest.mark.parametrize("needed", ("any", "all"))

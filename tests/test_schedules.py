@@ -117,6 +117,7 @@ def test_small_products_have_a_block_per_tile() -> None:
     assert not plan.persistent and not plan.staged_store and plan.stages == 8
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (14336, 4096), (4096, 14336)])
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_few_rows_are_streamed_by_every_multiprocessor(m: int, n: int, k: int) -> None:
@@ -402,6 +403,7 @@ def scheduled(threads: int | None = None, stages: int | None = None, **words: An
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("words", "field", "value"),
     [

@@ -80,6 +80,7 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype("float16")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_tile_in_front_of_its_rows(form: str, target: str) -> None:

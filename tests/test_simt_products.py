@@ -42,6 +42,7 @@ def product(
 SHAPES = [(32, 48, 20), (16, 16, 6), (8, 24, 5), (64, 64, 8), (33, 40, 12)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -89,6 +89,7 @@ def expected(how: str, op: str, given: dict[str, Any]) -> np.ndarray:
 HOW = ("plain", "rows", "nested", "chosen", "read", "again")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", HOW)
 def test_numbers(how: str, target: str, rng: np.random.Generator) -> None:

@@ -163,6 +163,7 @@ FORMS: dict[str, dict[str, Any]] = {
 _WRITTEN_OUT = ("half", "columns", "tf32", "float32", "int8", "e4m3", "no whole atoms")
 
 
+@pytest.mark.covering(1, axes=("form", "target"))
 @pytest.mark.parametrize(
     ("form", "target"),
     [
@@ -203,6 +204,7 @@ def test_warpgroups(form: str) -> None:
     run(SM90, (65, 35, 288), **how)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", *SIMULATED])
 @pytest.mark.parametrize("size", [(1, 1, 16), (32, 32, 128), (33, 1, 16)])
 def test_sizes(size: tuple[int, int, int], target: str) -> None:

@@ -77,6 +77,7 @@ def held(rng: np.random.Generator, many: int) -> list[np.ndarray]:
     return [a, x, np.full_like(x, np.nan)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", ["inside", "around", "guarded", "carried", "sums"])
 def test_numbers(how: str, target: str, rng: np.random.Generator) -> None:

@@ -230,6 +230,7 @@ def test_without_a_wish_others_are_as_they_were() -> None:
 # --- numbers ---
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("keys", [1, 64, 65, 128, 190, 700])
 @pytest.mark.parametrize("rows", [1, 64, 100])
 def test_attention(keys: int, rows: int) -> None:
@@ -249,6 +250,7 @@ def test_other_tiles(shape: tuple[int, int, int]) -> None:
     assert error_of(arrays, programs.attended(arrays)) < 2e-3
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("slices", [0, 1, 2, 3, 4, 5, 16])
 @pytest.mark.parametrize("rows", [64, 70])
 def test_perceptron(slices: int, rows: int) -> None:

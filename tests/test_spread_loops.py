@@ -42,6 +42,7 @@ def softmax(rows: int, columns: int, kept: int) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rows", "columns", "kept"), [(4, 128, 128), (3, 96, 50), (2, 64, 64)])
 def test_rows(target: str, rows: int, columns: int, kept: int) -> None:

@@ -50,6 +50,7 @@ def tiles(kernel: Any, *arrays: Any) -> dict[str, str]:
     return dict(re.findall(r"%(\w+) = alloc (?:shared|barrier)<([\dx]+)x[if]\d+>", text))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("turns", [1, 2, 7])
 def test_a_product(stages: int, turns: int, rng: np.random.Generator) -> None:

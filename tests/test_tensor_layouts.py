@@ -56,6 +56,7 @@ def added(x: T.Tensor((2, L, 3, 16), "float32"), dQ: T.Tensor((2, L, 3, 16), "fl
         T.atomic_add(dQ[bz, bx * 16 : (bx + 1) * 16, by, :], held)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("length", [1, 16, 37])
 def test_atomics_on_a_permuted_tensor(target: str, length: int) -> None:

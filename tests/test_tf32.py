@@ -72,6 +72,7 @@ ROADS = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("target", "order", "k", "road"),
     [r[1:] for r in ROADS],

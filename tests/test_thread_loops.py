@@ -82,6 +82,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_transposed_convolutions(target: str, shape: Any, rng: np.random.Generator) -> None:
@@ -300,6 +301,7 @@ def convolved(h: int, w: int, c: int, k: int, f: int) -> Any:
     return kernel, np.full((rows, f), np.nan, np.float32)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(9, 8, 3, 5, 64), (10, 7, 8, 3, 32), (5, 5, 1, 5, 32)])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_one_store_for_both_branches(target: str, shape: Any, rng: np.random.Generator) -> None:

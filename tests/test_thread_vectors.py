@@ -40,6 +40,7 @@ def through_shared(columns, skip, swizzled):
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "columns, skip, swizzled", [(64, 0, False), (64, 0, True), (72, 4, True), (66, 1, True)]

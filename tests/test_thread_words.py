@@ -57,6 +57,7 @@ def exchanged(A: T.Tensor((128,), "float32"), B: T.Tensor((5, 128), "float32"), 
         B[4, tx] = T.shfl_xor(v, n, width)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("width", [8, 16, 32])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
@@ -222,6 +223,7 @@ def partial(A: T.Tensor((N,), "float32"), threads: T.constexpr = 100, reduce: T.
             A[tx] = T.shfl_down(A[tx], 4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", [1, 33, 100])
 def test_lanes_that_no_thread_has(threads: int, target: str) -> None:

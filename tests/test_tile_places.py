@@ -62,6 +62,7 @@ def test_no_division_for_a_tile():
     assert "tensor.3d.global.shared" in compiled.asm
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 650), (5, 650, 40), (2, 64, 64)])
 def test_every_tile_is_found(target, shape):

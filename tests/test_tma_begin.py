@@ -130,6 +130,7 @@ def stored(a: np.ndarray, c: np.ndarray, at: int, row: int, fragment: bool) -> n
     return want
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("fragment", [False, True])
 @pytest.mark.parametrize("step, begin, row, boxes", STORES)
 def test_stores(step: int, begin: int, row: int, boxes: bool, fragment: bool) -> None:

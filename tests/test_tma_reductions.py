@@ -64,6 +64,7 @@ def wanted(kind: str, a: np.ndarray, c: np.ndarray) -> np.ndarray:
     return made
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(16, 32), (35, 72), (1, 8), (33, 40)])
 def test_ragged_shapes(shape: tuple[int, int], target: str, rng: np.random.Generator) -> None:
@@ -126,6 +127,7 @@ def split_k(
                 T.atomic_add(C[by * 64, bx * 64], acc, use_tma=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shared", [True, False])
 def test_split_k(shared: bool, target: str, rng: np.random.Generator) -> None:
@@ -147,6 +149,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shared", [True, False])
 def test_schedules(schedule: dict[str, Any], shared: bool, rng: np.random.Generator) -> None:
@@ -200,6 +203,7 @@ def by_groups(
                         T.atomic_add(C[by * 64, bx * 64], acc, use_tma=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS[:2])  # others have no groups of 128 threads
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")

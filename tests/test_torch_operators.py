@@ -171,6 +171,7 @@ CASES: dict[str, tuple[Any, Callable[[str], tuple[Any, ...]], Callable[..., Any]
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)

@@ -87,6 +87,7 @@ def decayed(x: np.ndarray) -> np.ndarray:
     return made
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", [(0, 5), (1, 1), (31, 3), (32, 1), (33, 40), (100, 7)])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_numbers(target: str, m: int, n: int, rng: np.random.Generator) -> None:

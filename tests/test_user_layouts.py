@@ -252,6 +252,7 @@ def by_loops(A: T.Tensor((100, 64), "float16"), C: T.Tensor((100, 64), "float32"
                     C[bx * R + i, j] = held[i, j] * 2  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [32, 6])
 def test_loops_run_by_the_threads_of_the_author(target: str, rows: int) -> None:
@@ -308,6 +309,7 @@ def swizzled_copy(
                 B[bx * 16 + i, j] = tile[i, 63 - j]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("which", [0, 1, 32, 64, 128])
 def test_shared_tiles_of_named_layouts(target: str, which: int) -> None:
@@ -403,6 +405,7 @@ def by_a_helper(
             B[j, i] = tile[i, j] + plain[i, j % 24]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", ["def", "lambda"])
 def test_layouts_by_functions_written_in_python(target: str, form: str) -> None:

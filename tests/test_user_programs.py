@@ -86,8 +86,11 @@ def compare(case: Case, got: Arrays, want: Arrays) -> None:
         assert error <= case.tolerance, f"{key}: {error}"
 
 
+@pytest.mark.covering(1, axes=("name", "target"))
 @pytest.mark.parametrize(("name", "target", "others", "compiled"), list(runs()))
 def test_program(name: str, target: Target, others: tuple[str, ...], compiled: bool) -> None:
+    """Usually each program on one target, and each target with a third of them: the simulator and
+    the loops of few trips have each on another one."""
     case, arrays = CASES[name], arrays_of(name)
     want = case.want({k: v.copy() for k, v in arrays.items()})
     func = tile_func(case, arrays)

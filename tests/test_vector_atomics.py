@@ -54,6 +54,7 @@ def vectors(made: Any) -> set[str]:
     return set(re.findall(r"red\.relaxed\.gpu\.global\.add\S+", made.stages["llvm"]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(64, 32), (130, 64), (50, 30), (1, 1), (70, 33), (64, 96)])
 def test_a_tile_is_added(shape: tuple[int, int], target: str) -> None:
@@ -158,6 +159,7 @@ def scattered(each: int, width: int, guarded: bool = False) -> Any:
     return kernel
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("each", "width", "found"),
     [(4, 64, "v4"), (2, 64, "v4"), (2, 66, "v2"), (3, 63, ""), (4, 66, "v2")],

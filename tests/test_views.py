@@ -215,6 +215,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_views(program, target):

@@ -66,6 +66,7 @@ def lanes(values, lane, chosen):
     return sum(1 << k for k in range(len(values)) if chosen(values[k]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", COUNTS)
 def test_votes_of_a_warp(target, threads):
@@ -90,6 +91,7 @@ def test_votes_of_a_warp(target, threads):
             np.testing.assert_array_equal(row, np.array(expected).astype(np.uint64).astype("int64"))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS[:3])
 @pytest.mark.parametrize("threads", COUNTS)
 def test_matches(target, threads):
@@ -105,6 +107,7 @@ def test_matches(target, threads):
             assert b[2, first + k] == there
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", COUNTS)
 def test_votes_of_a_block(target, threads):

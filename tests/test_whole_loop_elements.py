@@ -54,6 +54,7 @@ def in_groups(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, 2), "float32")):
         Y[i, g] = s
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(2, 3, 128), (1, 1, 2), (3, 33, 66), (2, 0, 4), (2, 5, 7)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_parts_of_numbers(target: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
@@ -85,6 +86,7 @@ def test_several_rows_are_loaded_before_one_is_stored() -> None:
     assert text[: text.index("st.global")].count("ld.global.nc.v4") == 4
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(7, 9), (1, 1), (33, 70), (2, 2), (3, 0)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_short_loops_are_written_out(target: str, shape: tuple[int, int]) -> None:

@@ -238,6 +238,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:
@@ -255,6 +256,7 @@ def test_a_block_does_it_together(name: str, rng: np.random.Generator) -> None:
     assert "reduce" in text and "alloc fragment" in text
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "best, at",

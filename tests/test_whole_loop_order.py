@@ -190,6 +190,7 @@ NAMES = (
 )
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("m, n", SIZES)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)

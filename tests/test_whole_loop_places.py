@@ -214,6 +214,7 @@ KERNELS = {
 SIZES = ((5, 70), (1, 1), (33, 37), (3, 0), (0, 4), (1, 700))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_numbers(name: str, target: str, rng: np.random.Generator) -> None:

@@ -153,6 +153,7 @@ CASES: dict[str, tuple[Any, Any, bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", *TARGETS])
 @pytest.mark.parametrize("kernel, want, shared", CASES.values(), ids=CASES)
 def test_rows(kernel: Any, want: Any, shared: bool, target: str, rng: np.random.Generator) -> None:

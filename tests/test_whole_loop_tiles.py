@@ -200,6 +200,7 @@ def _check(case: Case, target: str) -> None:
         np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", *TARGETS])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_ragged_tiles(case: Any, target: str, rng: np.random.Generator) -> None:
@@ -211,12 +212,14 @@ def test_ragged_tiles(case: Any, target: str, rng: np.random.Generator) -> None:
         assert "parallel" in text and "thread_index" not in text
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("m, n", [(1, 1), (70, 17), (300, 24), (3, 1100)])
 def test_forms_for_magnitudes(case: Any, m: int, n: int, rng: np.random.Generator) -> None:
     _check(case(rng, m, n), "cuda:sm_90a")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", [CASES["largest"], CASES["mean"]], ids=["largest", "mean"])
 def test_blocks_share_tall_columns(case: Any, target: str, rng: np.random.Generator) -> None:

@@ -419,6 +419,7 @@ def summed_rows(A: T.Tensor((M, N), "float32"), B: T.Tensor((M,), "float32")):
         B[i] = total
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 @pytest.mark.parametrize("threads", [64, 96, 128, 256])
 def test_threads_that_the_launch_asks_for(threads: int, target: str) -> None:

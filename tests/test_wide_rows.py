@@ -108,6 +108,7 @@ def test_a_tile_that_threads_or_stores_use_stays() -> None:
     assert tiles(kernel, given) == ["64x96", "64x80"]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize(("dim", "value_dim"), [(80, 48), (72, 112), (40, 40)])
 def test_numbers(dim: int, value_dim: int, target: str, rng: np.random.Generator) -> None:

@@ -38,6 +38,7 @@ def widened(rows: int, heads: int, dim: int, width: int) -> Any:
     return main
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("dim", "width"), [(40, 48), (33, 64)])
 def test_a_slice_up_to_the_end_fills_a_larger_tile(target: str, dim: int, width: int) -> None:
