@@ -20,7 +20,7 @@ HOME = {
 # What is no guess about time: limits of the search, of registers and of what is looked at; what is
 # supposed of sizes that are not known; facts of the machine and of layouts.
 OTHERS = {
-    "cost": {"CHUNK_COLUMNS", "CACHE"},
+    "cost": {"CHUNK_COLUMNS", "CACHE", "STORES", "NEARLY"},
     "rank": {"EPILOGUE", "CLUSTERED", "DIRECT_STORES", "QUAD_COLUMNS", "TRIED_PARTS"}
     | {"MOST_ELEMENTS"},
     "balance": {"LARGEST"},

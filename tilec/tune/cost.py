@@ -78,7 +78,8 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 IN_FLIGHT = 64  # bytes that a thread has on their way, where no ring holds what comes
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
-CACHE = "L2 cache"  # what an estimate may be bound by
+NEARLY = 16  # the exponent of a norm that is nearly the larger of two
+CACHE, STORES = "L2 cache", "stores"  # what an estimate may be bound by, among others
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,9 @@ def estimate(
     seconds = ends + parted * math.hypot(total**2, memory**2) ** 0.5  # near the longer of the two
     cached = s.latency + SETUP + blocks * _cached(n, plan, made, s) / (multiprocessors * s.clock)
     return Estimate(
-        s.launch + max(seconds, cached),
-        limit if seconds > cached else CACHE,
+        # Nearly the longer: plans that are bound alike differ in what they have to do besides.
+        s.launch + (seconds**NEARLY + cached**NEARLY) ** (1 / NEARLY),
+        limit if seconds > cached else STORES,
         _flops(n) * n.blocks,
         n.blocks,
         waves,
@@ -346,7 +348,7 @@ def _cached(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Clocks of a block's loads from the L2 cache and stores to it, of which each hinders the
     other: 2048x32000x256 in tiles of 128x192, whose loads take 27 us and whose stores 34, took 61
     (an H200). Warps that hold columns of the result store short pieces of its rows."""
-    stored = n.stored * (SCATTERED / DIRECT if made.scattered else 1.0)
+    stored = n.written * (SCATTERED / DIRECT if made.scattered else 1.0)
     return n.loaded_in(plan.cluster)[0] / (plan.split * plan.parts) / s.l2 + stored / s.store
 
 

@@ -114,6 +114,7 @@ class Numbers:
     streamed: float
     fetched: float
     stored: float
+    written: float
     scattered: float
     results: float
     sides: frozenset[int]
@@ -221,7 +222,7 @@ class Work:
         loads: dict[frozenset[int], float] = {}
         tiles: dict[frozenset[int], float] = {}
         outside: dict[frozenset[int], float] = {}
-        stored = streamed = fetched = scattered = mixed_stored = 0.0
+        stored = written = streamed = fetched = scattered = mixed_stored = 0.0
         results = 1.0
         pipelined = {
             i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and o.kind == "pipelined"
@@ -230,6 +231,8 @@ class Work:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
             if t.is_store:
                 stored += amount
+                inside = (_step(t, sizes) or SECTOR) < SECTOR
+                written += amount * (1 + INSIDE * inside)
                 scattered += amount * self._scattered(t)
                 if self.mixed & {*t.loops}:
                     mixed_stored += amount
@@ -263,6 +266,7 @@ class Work:
             streamed,
             fetched,
             stored,
+            written,
             scattered,
             results,
             frozenset(
@@ -491,16 +495,23 @@ def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     """Bytes of the cache lines that a tile's rows touch, for each byte of the tile. Rows come one
     request for each line, two for those that straddle lines because the tensor's rows begin
     elsewhere; the most where they begin inside of sectors."""
-    buffer = t.tensor.buffer
-    if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
+    step = _step(t, sizes)
+    if step is None:
         return 1.0
     row = math.gcd(CACHE_LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
-    between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
-    pitch = between if isinstance(between, int) else sizes.get(between)
-    # Of their places:
-    step = CACHE_LINE if pitch is None else math.gcd(CACHE_LINE, int(pitch) * t.bits // 8)
     touched = 1 + SPLIT_ROW * max(0, row - step) / CACHE_LINE + INSIDE * (step < SECTOR)
     return max(1.0, touched * CACHE_LINE / row)
+
+
+def _step(t: Transfer, sizes: Mapping[str, bool | int | float]) -> int | None:
+    """Where in a cache line the rows of a tile begin: at multiples of so many bytes. None of what
+    is no tile of a tensor's rows."""
+    buffer = t.tensor.buffer
+    if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
+        return None
+    between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
+    pitch = between if isinstance(between, int) else sizes.get(between)
+    return CACHE_LINE if pitch is None else math.gcd(CACHE_LINE, int(pitch) * t.bits // 8)
 
 
 def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
