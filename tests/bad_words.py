@@ -75,9 +75,9 @@ REDUCTIONS: dict[str, Case] = {
     "running, two": ("T.cumsum(S, dim=[0, 1])  #!", "is a list of 2, not an int", "each dimension"),
     "running, elsewhere": ("T.cumsum(S, s, dim=1)  #!", "dst is s (fragment (16,)", "(16, 32)"),
     "a reducer's index": (
-        "r = T.alloc_reducer((24,), 'float32')\nT.reducer_init(r)\n"
+        "r = T.alloc_reducer((24,), 'bool')\nT.reducer_init(r)\n"
         "for i, j in T.Parallel(8, 32):\n    T.reducer_update(r[i], S[i, j])  #!",
-        "index 0 of r (fragment (24,) float32) in T.reducer_update is neither",
+        "index 0 of r (fragment (24,) bool) in T.reducer_update is neither",
         "run over the 24 elements",
     ),
 }

@@ -302,7 +302,7 @@ def test_a_deleted_bounds_guard(target: str, monkeypatch: pytest.MonkeyPatch) ->
     def bare(fn, kind, a, b, sign, **_):
         return divide(fn, kind, a, b, sign, by_zero=False, wraps=False)
 
-    monkeypatch.setattr("tilec.codegen.scalars.divide", bare)
+    monkeypatch.setattr(divisions, "divide", bare)
     planned = quotients.plan_launch(target, None, (x, y, z), {})
     records = records_of(records_for(quotients, planned).func, target)
     first = run(launch_of(planned, records), Wishes()).findings

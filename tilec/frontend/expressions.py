@@ -17,7 +17,7 @@ from tilec.frontend.containers import Containers
 from tilec.frontend.lanes import lanes_at, numbers_of
 from tilec.frontend.memory import SliceIndex
 from tilec.frontend.operators import Operators
-from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
+from tilec.frontend.plain_python import at_run_time, is_library, is_named_tuple, is_object
 from tilec.frontend.recovery import check_known
 from tilec.frontend.values import (
     Buffer,
@@ -255,7 +255,7 @@ class Expressions(Containers):
         holds run-time values, whose properties are functions of these."""
         word = inspect.getattr_static(type(owner), name, None)
         if isinstance(word, property) and isinstance(word.fget, types.FunctionType):
-            if at_run_time(owner):
+            if at_run_time(owner) and not is_library(word.fget):
                 return True, self.trace_function(word.fget, [owner], {})
         try:
             value = kept(getattr(owner, name), name)
