@@ -18,7 +18,7 @@ import dataclasses
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import figures, operators
@@ -36,6 +36,7 @@ from tilec.autotuning.workers import Processes
 from tilec.support.progress import Progress
 
 _AHEAD = 8  # cases that are prepared together
+_ASKED = 16  # cases that are asked together whether they are current, where time is short
 NEVER = " (never measured)"  # behind the names of such rows
 
 
@@ -174,46 +175,59 @@ def run(
     start: float = 0.0,
 ) -> None:
     """Measure what is not current, the most wanted first over all operators, until `budget`
-    seconds from `start` (or now) would be exceeded; 0 is no limit. What did not fit is said."""
+    seconds from `start` (or now) would be exceeded; 0 is no limit. What did not fit is said, with
+    rows that nobody has asked whether they are current."""
     start = start or time.monotonic()
+    asked = [(name, c) for name, cases in wanted.items() for c in cases]
+    asked.sort(key=lambda pair: pair[1].priority)
     processes = Processes()
-    everything = [c for cases in wanted.values() for c in cases]
-    if not session.force:  # to ask whether a row is current takes its code: a second for each
-        own = [n for n in session.needed(everything) if n[1].on_disk]
-        compile_ahead(own, processes)
-    needed = [
-        (name, c)
-        for name, cases in wanted.items()
-        for c in cases
-        if session.needs(c, results[name])
-    ]
-    needed.sort(key=lambda pair: pair[1].priority)
-    total = len(everything)
-    progress = Progress("measuring", len(needed), "rows", silent=0.0, shown=True, threaded=False)
-    progress.say(f"{total - len(needed)} of {total} rows are current")
+    progress = Progress("measuring", len(asked), "rows", silent=0.0, shown=True, threaded=False)
     session = dataclasses.replace(session, say=progress.say)
-    left = list(needed)
-    longest = 0.0
-    while left:
-        if (len(needed) - len(left)) % _AHEAD == 0:
-            compile_ahead(session.needed([case for _, case in left[:_AHEAD]]), processes)
+    measured: list[str] = []
+    left, longest = asked, 0.0
+    # A few at a time where time is short: what is compiled for rows that do not fit is lost.
+    for name, case in stale(session, asked, results, processes, _ASKED if budget else len(asked)):
+        left = left[left.index((name, case)) :]
         if budget and time.monotonic() - start + longest > budget:
             break
-        name, case = left.pop(0)
         progress.step(f"{name} {case.name}")
         began = time.monotonic()
         results[name].put(session.measure(case))
         longest = max(0.8 * longest, time.monotonic() - began)
+        measured.append(name)
+        left = left[1:]
+    else:
+        left = []
     processes.shutdown(cancel_futures=True)
     progress.close()
-    spent = time.monotonic() - start
-    progress.say(f"measured {len(needed) - len(left)} rows in {spent:.0f} s")
-    for name in wanted:
-        if any(pair[0] == name for pair in needed):
-            results[name].keep(c.key for c in operators.cases(name))
+    spent, current = time.monotonic() - start, len(asked) - len(left) - len(measured)
+    progress.say(f"measured {len(measured)} rows in {spent:.0f} s; {current} others are current")
+    for name in dict.fromkeys(measured):
+        results[name].keep(c.key for c in operators.cases(name))
     if left:
         names = ", ".join(case.name for _, case in left[:8]) + (", …" if len(left) > 8 else "")
         progress.say(f"the budget of {budget:.0f} s left out {len(left)} rows: {names}")
+
+
+def stale(
+    session: Session,
+    asked: Sequence[tuple[str, Case]],
+    results: dict[str, ResultFile],
+    processes: Processes,
+    together: int,
+) -> Iterator[tuple[str, Case]]:
+    """Those that are not current, of so many together; what they take is compiled ahead."""
+    for first in range(0, len(asked), max(together, 1)):
+        some = asked[first : first + together]
+        if not session.force:  # to ask whether a row is current takes its code: a second for each
+            own = session.needed([case for _, case in some])
+            compile_ahead([n for n in own if n[1].on_disk], processes)
+        needed = [pair for pair in some if session.needs(pair[1], results[pair[0]])]
+        for i, pair in enumerate(needed):
+            if i % _AHEAD == 0:
+                ahead = [case for _, case in needed[i : i + _AHEAD]]
+                compile_ahead(session.needed(ahead), processes)
+            yield pair
 
 
 if __name__ == "__main__":
