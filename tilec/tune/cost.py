@@ -78,7 +78,7 @@ BESIDE = 1.005  # stores of one group take issue slots from the other's products
 IN_FLIGHT = 64  # bytes that a thread has on their way, where no ring holds what comes
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
-NEARLY = 16  # the exponent of a norm that is nearly the larger of two
+NEARLY = 32  # the exponent of a norm that is nearly the larger of two
 CACHE, STORES = "L2 cache", "stores"  # what an estimate may be bound by, among others
 
 
@@ -198,9 +198,10 @@ def estimate(
         limit = "latency"
     seconds = ends + parted * math.hypot(total**2, memory**2) ** 0.5  # near the longer of the two
     cached = s.latency + SETUP + blocks * _cached(n, plan, made, s) / (multiprocessors * s.clock)
+    longer = max(seconds, cached)
     return Estimate(
         # Nearly the longer: plans that are bound alike differ in what they have to do besides.
-        s.launch + (seconds**NEARLY + cached**NEARLY) ** (1 / NEARLY),
+        s.launch + longer * sum((t / longer) ** NEARLY for t in (seconds, cached)) ** (1 / NEARLY),
         limit if seconds > cached else STORES,
         _flops(n) * n.blocks,
         n.blocks,
