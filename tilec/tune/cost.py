@@ -347,7 +347,7 @@ def _stores(n: Numbers, plan: Plan, made: Realised, threads: int, s: Speeds) -> 
 
 def _cached(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Clocks of a block's loads from the L2 cache and stores to it, of which each hinders the
-    other: 2048x32000x256 in tiles of 128x192, whose loads take 27 us and whose stores 34, took 61
+    other: 2048x32000x256 in tiles of 128x192, whose loads take 27 us and whose stores 33, took 61
     (an H200). Warps that hold columns of the result store short pieces of its rows."""
     stored = n.written * (SCATTERED / DIRECT if made.scattered else 1.0)
     return n.loaded_in(plan.cluster)[0] / (plan.split * plan.parts) / s.l2 + stored / s.store

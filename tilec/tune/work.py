@@ -93,8 +93,9 @@ class Mixed:
 class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
-    `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations and
-    `special` ones (exponentials, roots) outside of `mixed` loops, `iterations` of pipelined loops;
+    `stored`, the same as the L2 cache is `written` them (more where rows begin inside of sectors),
+    clocks that `scattered` ones of them take, `vector` element-wise operations and `special` ones
+    (exponentials, roots) outside of `mixed` loops, `iterations` of pipelined loops;
     `growing`, where there are the more of them the larger a block's first index is: how many the
     first and the last block have. `dram` bytes must cross the memory bus at least once.
 
