@@ -175,9 +175,9 @@ def contribute(t: Expressions, target: Region, number: Number) -> None:
     before = scope.before
     made = BufferType(scope.extents, dtype, "fragment")
     shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
-    zeros = tuple(before.const(0) for _ in scope.extents)
+    whole = before.whole(shares)
     nothing = before.const(neutral(KINDS[reducer.kind], dtype), dtype)
-    before.emit(Fill, core.Region(shares, zeros, scope.extents), nothing, loc=t.loc)
+    before.emit(Fill, whole, nothing, loc=t.loc)
     at = tuple(map(t.index_value, scope.indices))
     old = t.emit(Load, shares, at).result
     t.emit(Store, shares, at, t.emit(Binary, KINDS[reducer.kind], old, value).result)
@@ -206,9 +206,9 @@ def _by_atomics(t: Expressions, target: Region, value: Scalar) -> None:
     kind, before, behind = KINDS[t.reducers[buffer.value].kind], scope.before, Builder(t.loc)
     made = BufferType(buffer.type.static_shape, value.dtype, "shared")
     met = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
-    zeros = tuple(before.const(0) for _ in made.shape)
+    whole = before.whole(met)
     nothing = before.const(neutral(kind, value.dtype), value.dtype)
-    before.emit(Fill, core.Region(met, zeros, made.static_shape), nothing, loc=t.loc)
+    before.emit(Fill, whole, nothing, loc=t.loc)
     t.emit(Atomic, met, t.indices_at(target), value.value, kind)
     with behind.each_element(made.static_shape) as (inner, at):
         old, share = inner.value(Load, buffer.value, at), inner.value(Load, met, at)
@@ -265,11 +265,6 @@ def _combine(
     dims: Sequence[tuple[int | None, Place]],
 ) -> None:
     """Combine a loop's contributions, dimension by dimension, with what the reducer holds."""
-
-    def whole(v: Value) -> core.Region:
-        shape = v.buffer.static_shape
-        return core.Region(v, tuple(b.const(0) for _ in shape), shape)
-
     named = [d for d, _ in dims if d is not None]
     left = [*range(len(extents))]
     shape = reducer.buffer.static_shape
@@ -279,12 +274,12 @@ def _combine(
     for d in reversed(others):
         place = left.index(d)
         if d == others[0] and in_order:
-            b.emit(Reduce, whole(shares), whole(reducer), place, kind, clear=False)
+            b.emit(Reduce, b.whole(shares), b.whole(reducer), place, kind, clear=False)
             return
         left.remove(d)
         kept = tuple(extents[d] for d in left) or (1,)
         rest = b.value(Alloc, BufferType(kept, shares.dtype, "fragment"))
-        b.emit(Reduce, whole(shares), whole(rest), place, kind)
+        b.emit(Reduce, b.whole(shares), b.whole(rest), place, kind)
         shares = rest
     with b.each_element(shape) as (inner, args):
         zero = inner.const(0)
