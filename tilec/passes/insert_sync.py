@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
@@ -144,10 +145,8 @@ class _Placer:
         self.engine_reads = {self.spans[v] for v in used if v in self.spans}
         arrivals = func.body.every(ops.MbarrierArrive)
         self.told_by_copies = {o.barrier for o in arrivals if o.copies}
-        by_copies = (
-            e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes
-        )
-        self.copied = {self.spans[v] for v in by_copies if v in self.spans}
+        copies = (e.buffer for _, e in effects_in(func.body) if e.engine == "cp_async" and e.writes)
+        self.copied = {self.spans[v] for v in copies if v in self.spans}
         self.by_threads = self._by_threads(func) if self.barriers.numbered else set()
 
     def _by_threads(self, func: Func) -> set[Span]:
@@ -207,9 +206,7 @@ class _Placer:
                 e.stored |= self.stored(v, x)
         e.unfenced |= {s for s in e.writes | e.owned_spans if s[0] == "shared"}
         e.touched = self.touched(o)
-        own = (
-            self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous
-        )  # waited for by its author
+        own = self.by_hand and isinstance(o, ops.Gemm) and o.asynchronous  # its author waits
         alone = waited_by_all(o, self.group[1] * self.size or self.threads)
         e.waited = alone and not own
         if isinstance(o, ops.Gemm) and o.asynchronous and not alone:
@@ -303,6 +300,13 @@ class _Placer:
                 case ops.MbarrierWait() if o.barrier in self.told_by_copies:
                     # Who started the copies could not fence them.
                     state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
+                    statements.append(o)
+                case ops.OrderedWait() if o.warpgroups:
+                    # Who has the turn meets nobody: the others meet for its products before.
+                    for x in takewhile(lambda x: not x.has(ops.OrderedArrive), block.ops[n:]):
+                        if isinstance(x, ops.Gemm):
+                            e, known = self._known(x)[0], state.near(self.group)
+                            self._order(e, known, x.loc, state, statements)
                     statements.append(o)
                 case ops.WgmmaWait():
                     state.drain(self.group, o.pending, o.fragments)
@@ -400,12 +404,7 @@ class _Placer:
             if g != group and (every or near):
                 others.merge(known if near else replace(known, stored=set()))
                 others.reads |= known.ended
-        if overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
-            statements.append(ops.ProxyFence(loc=o.loc))
-            state.fence(self.group)
-        if conflict(e, others):
-            statements.append(self.meeting(o.loc))
-            state.meet(self.group)
+        self._order(e, others, o.loc, state, statements)
 
     def _loop(self, o: ops.For, state: State, statements: list[Op]) -> ops.For:
         rings = set()
@@ -458,18 +457,8 @@ class _Placer:
 
     def _before(self, o: Op, state: State, statements: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
-        key = o, self.group, frozenset(self.own_rings)
-        if key not in self.done:  # loops are walked until nothing is new
-            e = self.effects(o)
-            self.done[key] = e, self._left(o, e)
-        e, left = self.done[key]
-        known = state.near(self.group)
-        if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
-            statements.append(ops.ProxyFence(loc=o.loc))
-            state.fence(self.group)
-        if conflict(e, known):
-            statements.append(self.meeting(o.loc))
-            state.meet(self.group)
+        e, left = self._known(o)
+        self._order(e, state.near(self.group), o.loc, state, statements)
         known = state.near(self.group)
         if overlap(e.lanes_wrote, known.lanes_read | known.lanes_wrote) or overlap(
             e.lanes_read, known.lanes_wrote
@@ -479,6 +468,23 @@ class _Placer:
         if self.by_hand and o.has(ops.CpAsyncWait):
             state.land(self.group)
         state.add(self.group, left)
+
+    def _known(self, o: Op) -> tuple[Effects, Known]:
+        """What `o` does, and what of it others must know of behind it."""
+        key = o, self.group, frozenset(self.own_rings)
+        if key not in self.done:  # loops are walked until nothing is new
+            e = self.effects(o)
+            self.done[key] = e, self._left(o, e)
+        return self.done[key]
+
+    def _order(self, e: Effects, known: Known, loc: Loc, state: State, put: list[Op]) -> None:
+        """Put the fence and the barrier here that these effects need behind what is known."""
+        if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
+            put.append(ops.ProxyFence(loc=loc))
+            state.fence(self.group)
+        if conflict(e, known):
+            put.append(self.meeting(loc))
+            state.meet(self.group)
 
     def _left(self, o: Op, e: Effects) -> Known:
         """What of the effects of `o` others must know of behind it."""
