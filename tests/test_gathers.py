@@ -21,8 +21,11 @@ PTX = ("cuda:sm_90a", "cuda:sm_80")
 AHEAD = "ahead: a, by cp_async"
 
 
-def convolution(kernel: int, stride: int, dilation: int, pad: int, depth: int = 32) -> Any:
-    """One of NHWC images, in the words of a loop over elements; all sizes are known at run time."""
+def convolution(
+    kernel: int, stride: int, dilation: int, pad: int, depth: int = 32, late: bool = False
+) -> Any:
+    """One of NHWC images, in the words of a loop over elements; all sizes are known at run time.
+    `late`: the places are divided out where they are known to be inside."""
 
     @tilec.kernel
     def by_hand(
@@ -40,12 +43,16 @@ def convolution(kernel: int, stride: int, dilation: int, pad: int, depth: int = 
                 for i, j in T.Parallel(64, depth):
                     m = by * 64 + i
                     q = k * depth + j
-                    y = m // OW % OH * stride + q // (kernel * C) * dilation - pad
+                    row = m % (OH * OW) // OW if late else m // OW % OH
+                    y = row * stride + q // (kernel * C) * dilation - pad
                     x = m % OW * stride + q // C % kernel * dilation - pad
                     inside = m < B * OH * OW and y >= 0 and y < H and x >= 0 and x < W
                     inside = inside and q < kernel * kernel * C
-                    found = X[m // (OH * OW), y, x, q % C]
-                    a[i, j] = T.if_then_else(inside, found, T.float16(0))
+                    if late:
+                        a[i, j] = T.if_then_else(inside, X[m // (OH * OW), y, x, q % C], 0)
+                    else:
+                        found = X[m // (OH * OW), y, x, q % C]
+                        a[i, j] = T.if_then_else(inside, found, T.float16(0))
                 T.copy(Wt[k * depth, bx * 32], b)
                 T.gemm(a, b, acc)
             T.copy(acc, Y[by * 64, bx * 32])
@@ -91,16 +98,60 @@ def test_convolutions(
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", PTX)
-@pytest.mark.parametrize(("channels", "bytes"), [(16, 16), (24, 16), (12, 0), (5, 0)])
+@pytest.mark.parametrize(("channels", "bytes"), [(16, 16), (24, 16), (12, 8), (5, 0)])
 def test_as_wide_as_the_channels_allow(channels: int, bytes: int, target: str) -> None:
     """16 bytes of neighbours come at once where the rows of X are whole 16 bytes, though no size is
-    a compile-time one; of others nothing is known, and elements come one by one."""
+    a compile-time one, 8 where they are whole 8; others come element by element."""
     given, _ = images(channels, 3, 1, 1, 1)
     made = convolution(3, 1, 1, 1).plan_launch(target, None, given, {}).variant
     ptx = made.stages["ptx"]
     asynchronous = re.findall(r"cp\.async\.c[ag]\.shared\.global\S* \[.*?\], *\[.*?\], *(\d+)", ptx)
     assert (AHEAD in made.stages["plan"]) == (str(bytes) in asynchronous) == bool(bytes)
     assert bool(scalar_loads(ptx)) == (bytes == 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_was_divided_by_before_is_not_zero(target: str) -> None:
+    """A division in a branch keeps it there, but where the loop has divided by that number."""
+    given, want = images(16, 3, 1, 1, 1)
+    kernel = convolution(3, 1, 1, 1, late=True)
+    made = kernel.plan_launch(target, None, given, {}).variant
+    assert AHEAD in made.stages["plan"] or target.startswith("hip")
+    assert re.search(r"= gather %X", made.stages["recognise_gathers"])
+    report = tilec.simulate(kernel, *given, target=target)
+    assert report.ok, str(report)
+    np.testing.assert_allclose(given[2], want, atol=2e-2)
+
+
+@tilec.kernel
+def shared_out(X: T.Tensor((M, 16), "float16"), Y: T.Tensor((32, 16), "float32"), n: T.int32):
+    """Row i // n of X, if there is an n."""
+    with T.Kernel(1, threads=128) as _:
+        a, b = T.alloc_shared((32, 16), "float16"), T.alloc_shared((16, 16), "float16")
+        acc = T.alloc_fragment((32, 16), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(2, num_stages=2):
+            for i, j in T.Parallel(32, 16):
+                a[i, j] = T.if_then_else(n > 0, X[(i + k) // n, j], 0)
+            for i, j in T.Parallel(16, 16):
+                b[i, j] = T.if_then_else(i == j, 1, 0)
+            T.gemm(a, b, acc)
+        T.copy(acc, Y)
+
+
+@pytest.mark.parametrize("target", ("cpu", *TARGETS))
+@pytest.mark.parametrize("n", [0, 3])
+def test_what_may_be_zero_keeps_its_branch(n: int, target: str) -> None:
+    x = np.random.default_rng(0).standard_normal((33, 16)).astype(np.float16)
+    y = np.full((32, 16), 7, np.float32)
+    if target == "cpu":
+        shared_out(x, y, n)
+    else:
+        report = tilec.simulate(shared_out, x, y, n, target=target)
+        assert report.ok, str(report)
+    rows = np.arange(32)
+    want = x[rows // n] + x[(rows + 1) // n].astype(np.float64) if n else np.zeros((32, 16))
+    np.testing.assert_allclose(y, want, atol=1e-2)
 
 
 def test_a_variant_for_some_channels_refuses_others() -> None:

@@ -1,5 +1,6 @@
-"""What threads store under conditions on their elements: vectors where a condition holds for the
-outer two neighbours, and so for all; elements where it may not."""
+"""What threads load and store at the ends of rows and under conditions on their elements: vectors
+where rows end between two of them, or a condition holds for all neighbours if it does for the outer
+two; elements where that may not be so."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 from tilec.ir.core import walk
-from tilec.ir.ops import If, MemStore
+from tilec.ir.ops import If, MemLoad, MemStore
+from tilec.ir.types import VectorType
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L, M, N = T.dynamic("L, M, N")
@@ -135,3 +137,79 @@ def test_both_branches_are_there() -> None:
     made = either.compile(*[tilec.spec((8, 128), "float32")] * 2, 9, target="cuda:sm_90a")
     assert any(isinstance(o, If) and len(o.orelse.ops) > 1 for o in walk(made.lowered.body))
     assert widths(either, *[tilec.spec((8, 128), "float32")] * 2, 9) == {4, 1}
+
+
+# --- the ends of rows -----------------------------------------------------------------------------
+
+
+@tilec.kernel
+def weighted_rows(
+    X: T.Tensor((M, N), "float16"), W: T.Tensor((N,), "float16"), Y: T.Tensor((M, N), "float16")
+):
+    with T.Kernel(M, threads=64) as row:
+        x = T.alloc_fragment((1, 512), "float32")
+        for i, j in T.Parallel(1, 512):
+            x[i, j] = T.cast(X[row, j], "float32") * 2
+        for i, j in T.Parallel(1, 512):
+            Y[row, j] = x[i, j] * T.cast(W[j], "float32")
+
+
+@tilec.kernel
+def earlier_rows(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, N), "float16")):
+    """A sum over taps of which the first rows have fewer: a condition that neighbours share."""
+    for i, j in T.Parallel(M, N):
+        total: T.float32 = 0
+        for k in range(3):
+            if i + k - 2 >= 0:
+                total += T.cast(X[i + k - 2, j], "float32")
+        Y[i, j] = total
+
+
+def loads(kernel: Any, *args: Any) -> tuple[set[int], int]:
+    """How many elements its loads of the first tensor have, and how many branches give vectors."""
+    made = kernel.compile(*args, target="cuda:sm_90a")
+    found = [o for o in walk(made.lowered.body) if isinstance(o, MemLoad)]
+    branches = [o for o in walk(made.lowered.body) if isinstance(o, If)]
+    several = sum(isinstance(t, VectorType) for o in branches for t in o.types)
+    return {o.lanes for o in found if o.source.name == "X"}, several
+
+
+@pytest.mark.parametrize(
+    ("columns", "lanes"), [(504, {8}), (500, {4}), (498, {2}), (499, {1})], ids=str
+)
+def test_rows_that_end_between_vectors(columns: int, lanes: set[int]) -> None:
+    """Rows without gaps are as long as they are apart: of one that begins at a multiple of 16
+    bytes, all begin and end there, and no vector is loaded element by element."""
+    x, w = tilec.spec((9, columns), "float16"), tilec.spec((columns,), "float16")
+    assert loads(weighted_rows, x, w, x)[0] == lanes
+    assert loads(earlier_rows, x, x)[0] == lanes
+
+
+def test_a_vector_that_crosses_the_end_is_taken_apart_behind_its_branch() -> None:
+    """What a branch loads is waited for in it where it is taken apart in it."""
+    x = tilec.spec((9, 501), "float16", strides=(512, 1))
+    w = tilec.spec((501,), "float16")
+    lanes, several = loads(weighted_rows, x, w, x)
+    assert lanes == {1, 8} and several > 0
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("stride", [0, 512])
+@pytest.mark.parametrize("columns", [504, 500, 498, 499, 8, 4, 1])
+@pytest.mark.parametrize("kernel", [weighted_rows, earlier_rows], ids=["rows", "taps"])
+def test_ends_of_rows(kernel: Any, columns: int, stride: int, target: str) -> None:
+    rng = np.random.default_rng(columns)
+    x, y = (np.full((9, stride or columns), 7, np.float16)[:, :columns] for _ in range(2))
+    x[:] = rng.standard_normal(x.shape)
+    w = rng.standard_normal(columns).astype(np.float16)
+    want = x.astype(np.float64)
+    if kernel is weighted_rows:
+        run(kernel, target, x, w, y)
+        want = want * 2 * w
+    else:
+        run(kernel, target, x, y)
+        want = sum(np.pad(want, ((n, 0), (0, 0)))[:9] for n in range(3))
+    np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
+    if stride:
+        assert (y.base[:, columns:] == 7).all()

@@ -264,6 +264,23 @@ def test_loads_are_wide_where_rows_are_aligned() -> None:
         assert "ld.global.nc.v4.b32" in _compiled(kernel, (m, n), *rest).stages["ptx"]
 
 
+@pytest.mark.parametrize(("rows", "tile"), [(4000, (8, 128)), (500, (2, 512)), (30, (1, 1024))])
+def test_few_rows_have_few_to_a_block(rows: int, tile: tuple[int, int]) -> None:
+    """Eight rows for each of few blocks left most of a machine idle."""
+
+    @tilec.kernel
+    def of_channels(X: T.Tensor((B, M, N), "float32"), Y: T.Tensor((M,), "float32")):
+        for i in T.Parallel(M):
+            total: T.float32 = 0
+            for b in range(B):
+                for j in range(N):
+                    total += X[b, i, j]
+            Y[i] = total
+
+    text = _compiled(of_channels, (32, rows, 900), (rows,)).stages["tile"]
+    assert f"parallel {tile} body" in text
+
+
 def test_a_conversion_is_in_front_of_a_loop() -> None:
     """Of sums that one loop wants in another layout than the one that added them up."""
 

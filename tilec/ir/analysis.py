@@ -75,6 +75,10 @@ class Facts(Forms):
         """Largest power of two known to divide `value` (`MOST` for zero)."""
         return self._divisors.get(value, 1)
 
+    def size_divisor(self, extent: Extent) -> int:
+        """Largest power of two known to divide an extent of a tensor."""
+        return low_bit(extent) if isinstance(extent, int) else self.divisor(self._sizes[extent])
+
     def constant(self, value: Value) -> int | None:
         """The one value it can have."""
         lo, hi = self.range(value)

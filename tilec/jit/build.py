@@ -130,7 +130,7 @@ def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
 def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
     viewed = func.attrs.get("viewed", ())
-    rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16}
+    rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16 <= a.align}
     rows -= {*viewed}
     for p in func.params:
         if p.role == "tensor" and p.arg in viewed:
@@ -140,23 +140,25 @@ def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
 
 
 def _multiples(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
-    """The sizes that something is divided by, of which a tensor's rows tell what divides them: that
-    (a power of two)."""
+    """The sizes that something is divided by, or that end rows of which loops take elements, and of
+    which a tensor's rows tell what divides them: that (a power of two)."""
     divided = (o for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS)
     numbers = func.body.defs
     behind = {v for o in upstream([o.rhs for o in divided], numbers) for v in o.operands}
     behind |= {o.rhs for o in func.body.every(ops.Binary) if o.kind in ops.DIVISIONS}
+    ends = {e for o in func.body.every(ops.ElementAccess) for e in o.buffer.buffer.shape[-1:]}
+    sizes = {p.value.name: p.value for p in func.params if p.role == "size"}
     found: dict[str, int] = {}
     for p in func.params:
         a = next((a for a in key.arguments if a.name == p.arg), None)
-        if p.role != "tensor" or a is None or a.align < 16 or len(a.shape) < 2:
+        if p.role != "tensor" or a is None or a.row > a.align or len(a.shape) < 2:
             continue
         extent, per = p.value.buffer.shape[-1], a.row * 8 // p.value.dtype.bits
-        size = next((q.value for q in func.params if q.value.name == extent), None)
         begins = all(
-            isinstance(s, str) or s * p.value.dtype.bits % 128 == 0 for s in a.strides[:-1]
+            isinstance(s, str) or s * p.value.dtype.bits % (8 * a.row) == 0 for s in a.strides[:-1]
         )
-        if a.name not in key.packed and size in behind and per > 1 and begins:
+        wanted = extent in ends or sizes.get(str(extent)) in behind
+        if a.name not in key.packed and extent in sizes and wanted and per > 1 and begins:
             found[str(extent)] = max(per, found.get(str(extent), 1))
     return tuple(found.items())
 

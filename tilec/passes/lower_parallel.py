@@ -237,7 +237,7 @@ class Lowering:
         accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
         regions = [o for o in p.body.ops if o.regions]
         flat = all(self.known.one_branch(o, arg) for o in regions)
-        whole = flat or all(self.known.together(o, arg) for o in regions)
+        whole = flat or all(self.known.together(o, arg, run) for o in regions)
         limit = run if whole else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)

@@ -13,10 +13,11 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Func, Op, Region, Value, upstream
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.utils.if_conversion import may_trap
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
 from tilec.target import Target
 
@@ -29,7 +30,8 @@ def recognise_gathers(func: Func, target: Target) -> Func:
     def visit(o: ops.For) -> list[Op] | None:
         if not has_stages(o):
             return None
-        found = {x: _Tile(x, o, known) for x in o.body.ops if isinstance(x, ops.Parallel)}
+        loops = [x for x in o.body.ops if isinstance(x, ops.Parallel)]
+        found = {x: _Tile(_without_branch(x, known), o, known) for x in loops}
         copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
         if not copies:
             return None
@@ -134,6 +136,30 @@ class _Tile:
         source = Region(tensor, (index, *zeros), (1, *self.p.extents))
         b.emit(ops.Copy, source, Region(self.store.dest, zeros, self.p.extents))
         return b.ops
+
+
+def _without_branch(p: ops.Parallel, known: MemoryFacts) -> ops.Parallel:
+    """`p`, where an element that a branch chooses is computed in any case, if that does no harm."""
+    found = [o for o in p.body.ops if isinstance(o, ops.If) and len(o.results) == 1]
+    if len(found) != 1:
+        return p
+    divided = {o.rhs for o in p.body.ops if isinstance(o, ops.Binary) and o.kind in ops.DIVISIONS}
+    numbers = {v: o.value for v, o in known.tensors.constants.items()} | dict.fromkeys(divided, 1)
+    subst: Substitution = {}
+
+    def visit(o: ops.If) -> list[Op] | None:
+        inside = [*o.then.statements, *o.orelse.statements]
+        if o is not found[0] or any(
+            x.regions or not is_clonable(x, known.written) or may_trap(x, numbers) for x in inside
+        ):
+            return None
+        b = Builder(o.loc, inside)
+        a, c = (ops.yielded(block)[0] for block in o.regions)
+        subst[o.result] = b.select(o.cond, a, c)
+        return b.ops
+
+    body = p.body.rewrite(ops.If, visit, subst)
+    return replace(p, body=body) if subst else p
 
 
 def with_places(body: Block) -> Block:

@@ -64,10 +64,10 @@ def dense_fact(t: Tensor) -> int:
 
 
 def row_fact(t: Tensor, align: int) -> int:
-    """The power of two up to 16 that divides the bytes of a row (the extent of the last dimension),
-    where rows begin at multiples of 16 bytes; 16 where they do not, and for a vector."""
-    if align < 16 or t.is_empty or len(t.shape) < 2:
-        return 16
-    if any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides)):
-        return 16
-    return alignment(t.shape[-1] * t.itemsize)
+    """The power of two up to `align` bytes that divides the bytes of a row (the extent of the last
+    dimension), where rows begin at multiples of these; 16 where they do not, and for a vector."""
+    if t.is_empty or len(t.shape) < 2:
+        return FACT_LIMIT
+    if any(n > 1 and s * t.itemsize % align for n, s in zip(t.shape[:-1], t.strides)):
+        return FACT_LIMIT
+    return min(align, alignment(t.shape[-1] * t.itemsize))

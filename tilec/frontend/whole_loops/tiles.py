@@ -98,10 +98,8 @@ class Tiles(TileLoops):
             groups = -(-(width or _HUGE) // outer)
             blocks = _AT_EDGES if unit % outer else _BLOCKS
         else:
-            tile = _ROW_TILES.get(length, _LONGEST)
             iterations = self._iterations() or _HUGE
-            if iterations < tile[0]:
-                tile = 1, max(length, _THREADS), _THREADS
+            tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
             groups, blocks = -(-iterations // tile[0]), _BLOCKS
         around, _, size = found[0]
         most = min(_MOST_PARTS, blocks // groups)
@@ -244,6 +242,16 @@ class Tiles(TileLoops):
             ends.body += behind
             made.append(ends)
         return made
+
+
+def _of_rows(tile: tuple[int, int, int], length: int, iterations: int) -> tuple[int, int, int]:
+    """A tile of rows, of fewer and more of each where these would not fill a machine."""
+    outer, inner, threads = tile
+    if iterations < outer:
+        return 1, max(length, _THREADS), _THREADS
+    while iterations // outer < _BLOCKS and outer // 2 * min(2 * inner, length) >= threads:
+        outer, inner = outer // 2, min(2 * inner, length)
+    return outer, inner, threads
 
 
 def _beside(node: ast.expr, ours: set[str]) -> set[str]:

@@ -325,7 +325,7 @@ class LoopBody:
     ) -> Value | None:
         """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
         edge."""
-        if len(group) == 1:
+        if len(group) == 1 or known.whole:
             return None
         index = group[-1].get(o.indices[-1], o.indices[-1])
         extent = self._extent(o, index, known)
@@ -336,6 +336,10 @@ class LoopBody:
         return self.loop.cache if self.loop and buffer.buffer.space == "global" else ""
 
     def _load(self, o: ops.Load, group: list[Substitution], known: VectorAccess) -> None:
+        self._name(o, group, self._loaded(o, group, known))
+
+    def _loaded(self, o: ops.Load, group: list[Substitution], known: VectorAccess) -> Value:
+        """The vector, or the element, that one access loads."""
         b = self.b
         guard = b.conjunction(self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
@@ -344,20 +348,22 @@ class LoopBody:
             other = b.const(safe.value, safe.dtype)
         width = len(group)
         at, size = self._offset(o, group[0]), known.bytes or self._bytes(o, width)
-        cache = self._cache(o.source)
-        loaded = b.value(ops.MemLoad, o.source, at, width, size, guard, other, cache)
+        return b.value(ops.MemLoad, o.source, at, width, size, guard, other, self._cache(o.source))
+
+    def _name(self, o: ops.Load, group: list[Substitution], loaded: Value) -> None:
+        """Let the results be the elements of what is loaded."""
         for e, env in enumerate(group):
-            env[o.result] = loaded if width == 1 else b.value(ops.Extract, loaded, e)
+            env[o.result] = loaded if len(group) == 1 else self.b.value(ops.Extract, loaded, e)
 
     def _split(
         self, o: ops.ElementAccess, group: list[Substitution], known: VectorAccess, whole: Value
     ) -> None:
-        """One vector access where it fits, element by element at the edge."""
+        """One vector access where it fits, element by element at the edge. A vector that is loaded
+        is taken apart behind both: in its branch each waited for its data before the next began."""
         b = self.b
         last = len(o.indices) - 1
         inner_checks = tuple((d, low, high and d != last) for d, low, high in known.checks)
         vector, single = Builder(o.loc), Builder(o.loc)
-        types = tuple(o.result.type for _ in group) if isinstance(o, ops.Load) else ()
         for builder, parts, checks in (
             (vector, [group], inner_checks),
             (single, [[env] for env in group], known.checks),
@@ -366,15 +372,19 @@ class LoopBody:
             values: list[Value] = []
             for part in parts:
                 envs = [dict(env) for env in part]
-                self._access(o, envs, VectorAccess(len(envs), checks))
+                access = VectorAccess(len(envs), checks)
                 if isinstance(o, ops.Load):
-                    values += [env[o.result] for env in envs]
+                    values.append(self._loaded(o, envs, access))
+                else:
+                    self._access(o, envs, access)
+            if len(values) > 1:
+                values = [builder.value(ops.Pack, tuple(values))]
             builder.emit(ops.Yield, tuple(values))
         self.b = b
+        types = tuple(v.type for v in values)
         made = b.emit(ops.If, whole, vector.block(), single.block(), types)
         if isinstance(o, ops.Load):
-            for env, r in zip(group, made.results):
-                env[o.result] = r
+            self._name(o, group, *made.results)
 
     def _atomic(self, o: ops.Atomic, group: list[Substitution], known: VectorAccess) -> None:
         env = group[0]

@@ -32,13 +32,15 @@ MOST_APART = 8
 @dataclass(frozen=True)
 class VectorAccess:
     """One access to memory in a parallel loop: the widest vector it may use, the tests it needs,
-    and the bytes that divide its place, where that is not what its width says."""
+    the bytes that divide its place, where that is not what its width says, and whether rows end
+    between two such vectors."""
 
     width: int
     checks: tuple[
         tuple[int, bool, bool], ...
     ]  # (dimension, below zero possible, past the end possible)
     bytes: int = 0
+    whole: bool = False
 
 
 class MemoryFacts:
@@ -86,21 +88,25 @@ class MemoryFacts:
             and not any(x.regions for region in o.regions for x in region.ops)
         )
 
-    def together(self, o: Op, arg: Value | None) -> bool:
-        """Whether vectors of neighbours along `arg` may run a loop, and the loops and branches in
-        it, together."""
-        same = arg is None or not any(self.moves(v, arg) for v in ops.decides(o))
+    def together(self, o: Op, arg: Value | None, width: int) -> bool:
+        """Whether vectors of `width` neighbours along `arg` may run a loop, and the loops and
+        branches in it, together."""
+        same = arg is None or all(self._agree(v, arg, width) for v in ops.decides(o))
         if not same or not isinstance(o, ops.For | ops.If):
             return self.one_branch(o, arg)
         inside = (x for region in o.regions for x in region.ops if x.regions)
-        return all(self.together(x, arg) for x in inside)
+        return all(self.together(x, arg, width) for x in inside)
+
+    def _agree(self, v: Value, arg: Value, width: int) -> bool:
+        """Whether `v` is the same for all of so many neighbours."""
+        return not self.moves(v, arg) or self.neighbours(arg, width).same(v)
 
     def memory(self, o: ops.ElementAccess, arg: Value | None, limit: int) -> VectorAccess:
         """What is known of an access; `arg` is the loop index along which registers are
         neighbours."""
         buffer = o.buffer
         t = buffer.buffer
-        width = 1
+        width, whole = 1, False
         if arg is not None and limit > 1:
             width = min(limit, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
             others = any(self.moves(v, arg) for v in o.indices[:-1])
@@ -109,13 +115,17 @@ class MemoryFacts:
             else:
                 start = self.facts.form(o.indices[-1]).without(arg)
                 width = gcd2(width, start.divisor(self.facts.divisor))
+                whole = True
             if width > 1:
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
                     width = min(width, max(known, 1))
                 while t.layout is not None and not has_runs(t.layout, width):
                     width //= 2
-        return VectorAccess(width, self.checks(o, t) if t.space == "global" else ())
+        if t.space != "global":
+            return VectorAccess(width, ())
+        whole = whole and self.facts.size_divisor(t.shape[-1]) % width == 0
+        return VectorAccess(width, self.checks(o, t), whole=whole)
 
     def stride(self, o: ops.ElementAccess, arg: Value | None) -> int:
         """How far apart neighbours along `arg` are in memory, where they are `MOST_APART` at most;
