@@ -1,5 +1,5 @@
-"""Kernels whose author has fixed more than registers hold, as another program finds them in the
-disk cache: the simulator and `tilec explain` make them once more, as they were compiled."""
+"""Kernels whose author has fixed more than registers hold: what is said of them, and that the
+simulator and `tilec explain` make them once more as another program has compiled them."""
 
 from __future__ import annotations
 
@@ -59,3 +59,37 @@ def test_a_variant_from_the_cache_spills_as_it_did(
     np.testing.assert_array_equal(C, A.astype(np.float32) @ B.astype(np.float32))
     found = facts.gather(again, (A, B, C), {}, SM80, blocks=0)
     assert found.compiled.image.may_spill
+
+
+@tilec.kernel
+def operands_in_registers(
+    A: T.Tensor((256, 128), "float16"),
+    B: T.Tensor((2, 128, 64), "float16"),
+    C: T.Tensor((256, 64), "float32"),
+):
+    with T.Kernel(1, threads=256):
+        a, acc = T.alloc_shared((256, 128), "float16"), T.alloc_fragment((256, 64), "float32")
+        b, d = T.alloc_fragment((128, 64), "float16"), T.alloc_fragment((128, 64), "float16")
+        T.copy(A, a)
+        T.copy(B[0, 0, 0], b)
+        T.copy(B[1, 0, 0], d)
+        T.clear(acc)
+        for _ in T.serial(4):
+            T.gemm(a, b, acc)
+            T.gemm(a, d, acc)
+        T.copy(acc, C)
+
+
+def test_what_every_warp_holds_is_said() -> None:
+    """All extents are multiples of 16, and the threads would hold it if each had a part."""
+    with pytest.warns(tilec.PerformanceWarning, match="b .128., d .128.") as said:
+        operands_in_registers.compile(
+            *(tilec.spec(s, "float16") for s in ((256, 128), (2, 128, 64))),
+            tilec.spec((256, 64), "float32"),
+            target=SM80,
+        )
+    texts = [str(w.message) for w in said]
+    assert any(
+        "every warp that multiplies by b holds it: let T.alloc_shared do so" in t for t in texts
+    )
+    assert not any("make its extents multiples of 16" in t for t in texts)
