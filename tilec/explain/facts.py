@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tilec import passes
 from tilec.explain import layouts, schedule, stages
 from tilec.explain.schedule import Loop, Role, Statement
 from tilec.explain.stages import Stage
@@ -101,7 +100,7 @@ def gather(
     if plan is None:
         final = fit.first_fit(traced, machine, on_stage)
     else:
-        final = passes.run_plan(traced, machine, plan, on_stage)
+        final = build.lowered_again(traced, compiled.image, plan, on_stage)
     found = stages.changed(found)
     for name in ("plan", "llvm", "llvm-opt", ASSEMBLY[machine.kind], "sass"):
         if name in compiled.stages:

@@ -244,6 +244,14 @@ def compile_variant(
     return compiled
 
 
+def lowered_again(
+    func: Func, image: Image, plan: Plan, on_stage: passes.OnStage | None = None
+) -> Func:
+    """The traced `func` after the passes, as it was when `image` was made with its plan."""
+    func = func.with_attrs(may_spill=True) if image.may_spill else func
+    return passes.run_plan(func, find_target(image.target), plan, on_stage)
+
+
 def _refuse_prints(func: Func, target: str) -> None:
     """AMD's printf is a protocol between a library for the device and the host, not a function of
     the driver as on NVIDIA."""
@@ -421,6 +429,7 @@ def _image(
         split=split_of(final),
         parts=parts_of(final),
         packed=key.packed,
+        may_spill=bool(final.attrs.get("may_spill")),
         asserts=tuple(str(text) for text in func.attrs.get("asserts", ())),
         assumed=assumed_text(final, {p.value.name for p in final.params}),
         debug=key.debug,

@@ -154,7 +154,7 @@ def records_for(kernel: Kernel, planned: Planned) -> Records:
         if variant.lowered is not None:
             found = records_of(variant.lowered, variant.target, variant.emitted)
         else:
-            found = variant_records(kernel.signature, planned.key, plan)
+            found = variant_records(kernel.signature, planned.key, variant.image, plan)
         _records[variant] = found
     return found
 

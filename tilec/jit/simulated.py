@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec import passes
 from tilec.codegen import Assembled, Emitter, emit_records
 from tilec.frontend import Signature
 from tilec.ir.core import Func
@@ -21,9 +20,10 @@ from tilec.ir.llvm_parser import parse_function
 from tilec.ir.llvm_printer import DebugInfo
 from tilec.ir.loc import Loc
 from tilec.ir.schedule import Plan
-from tilec.jit.build import trace_variant
+from tilec.jit.build import lowered_again, trace_variant
 from tilec.jit.host_functions import with_host_meanings
 from tilec.jit.specialise import SpecialisationKey
+from tilec.runtime.image import Image
 from tilec.sim.buffers import RegisterBuffer
 from tilec.sim.program import Program
 from tilec.sim.records import read_program
@@ -61,10 +61,11 @@ class Records:
         )
 
 
-def variant_records(signature: Signature, key: SpecialisationKey, plan: Plan) -> Records:
-    """The records of the variant of `key` with this plan. Raises CompileError."""
-    func = trace_variant(signature, key)
-    return records_of(passes.run_plan(func, find_target(key.target), plan), key.target)
+def variant_records(
+    signature: Signature, key: SpecialisationKey, image: Image, plan: Plan
+) -> Records:
+    """The records of the variant of `key`, which is `image` with its plan. Raises CompileError."""
+    return records_of(lowered_again(trace_variant(signature, key), image, plan), key.target)
 
 
 def records_of(func: Func, target: str, emitted: tuple[Emitter, str] | None = None) -> Records:

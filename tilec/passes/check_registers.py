@@ -190,7 +190,11 @@ def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, gr
         other = f'consumers="cooperative" and threads={fits[-1]}' if fits else "a smaller tile"
         return f"each of {groups} groups holds a tile of its own in {each} registers: {other} fits"
     if bits // threads <= 32 * budget(threads, specialised, target):
-        return "most threads can hold no part of it: make its extents multiples of 16"
+        most = max(held, key=lambda o: o.type.registers / (o.type.size * o.type.dtype.bits))
+        if any(e % 16 for e in most.type.static_shape):
+            return "most threads can hold no part of it: make its extents multiples of 16"
+        name = most.result.name
+        return f"every warp that multiplies by {name} holds it: let T.alloc_shared do so"
     more = 2 * threads
     while more <= target.max_threads:
         if bits // more <= 32 * budget(more, specialised, target):

@@ -132,6 +132,7 @@ class Image:
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
     in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
     tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
+    `may_spill`: its fragments take more registers than a thread has, as its author has fixed them.
     `asserts`: what is said where a T.device_assert does not hold; under `debug` the code looks.
     `assumed`: Python text of what T.assume says of sizes and scalars; a launch looks.
     `pdl`: the code waits for the launches before it, before anything else, so that it may be
@@ -158,6 +159,7 @@ class Image:
     split: int = 1
     parts: int = 1
     packed: tuple[str, ...] = ()
+    may_spill: bool = False
     asserts: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     debug: bool = False
