@@ -153,9 +153,8 @@ class JITKernel:
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
         options = kernel.options.joined(options)
-        self.kernel = make_kernel(
-            kernel.function, out or kernel.out, kernel.threads, options=options
-        )
+        options = dataclasses.replace(options, out=out or options.out)
+        self.kernel = make_kernel(kernel.function, options)
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +340,7 @@ class _Eager(JITImpl):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None, options=options), target
+        self.kernel, self.target = make_kernel(function, options), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))
