@@ -18,7 +18,7 @@ from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, Scope, SetRegisters, While
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.registers import RESERVED, budget
+from tilec.passes.utils.registers import OTHER_REGISTERS, RESERVED, at_launch, budget
 from tilec.target import Target
 
 GROUP_HINT = "use a smaller tile, or let a group of more threads work on it"
@@ -95,6 +95,13 @@ def _held_sets(func: Func) -> list[list[Alloc]]:
 def fragment_registers(func: Func) -> int:
     """Registers of a thread that all fragments of a LAID_OUT function take."""
     return _taken(_fragments(func).values())
+
+
+def registers_left(func: Func, target: Target) -> int:
+    """Registers that a thread of a LAID_OUT function has at launch beside its fragments and what a
+    loop with a product takes."""
+    launched = at_launch(int(func.attrs["launch_threads"]), target)
+    return launched - OTHER_REGISTERS - fragment_registers(func)
 
 
 def is_roomy(func: Func) -> bool:
