@@ -31,6 +31,7 @@ from tilec.jit.specialise import Asked, spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.runtime.arguments import as_index
 from tilec.runtime.expressions import evaluate, names_in
+from tilec.support.syntax import every
 from tilec.target import find_target
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler, TensorSupplyType
@@ -311,7 +312,7 @@ def par_compile(funcs: Iterable[Kernel], **options: Any) -> list[JITKernel]:
 
 def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    notes = (n.target for n in ast.walk(tree) if isinstance(n, ast.AnnAssign))
+    notes = (n.target for n in every(ast.AnnAssign, tree))
     return {target.id for target in notes if isinstance(target, ast.Name)}
 
 
