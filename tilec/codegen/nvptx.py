@@ -12,7 +12,7 @@ from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
-from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster
+from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster, residents_of
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
@@ -39,7 +39,7 @@ FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 def register_share(o: ops.Scope, func: Func, target: Target) -> Instruction:
     """How threads of a scope of `func` come to their share of the registers."""
-    threads = int(func.attrs["launch_threads"]) * int(func.attrs.get("min_blocks", 1))
+    threads = int(func.attrs["launch_threads"]) * residents_of(func)
     return sync.setmaxnreg(o.registers, o.registers > target.registers // threads // 8 * 8)
 
 

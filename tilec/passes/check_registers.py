@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tilec.ir.clusters import groups_of, residents_of
+from tilec.ir.clusters import all_threads_of, groups_of, residents_of
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
@@ -30,8 +30,7 @@ eight for products with accumulators of 1024)."""
 
 def check_registers(func: Func, target: Target) -> Func:
     _check_local(func, target)
-    groups = groups_of(func)
-    threads = int(func.attrs["threads"]) * groups
+    groups, threads = groups_of(func), all_threads_of(func)
     specialised = bool(func.attrs.get("specialise"))
     given = budget(threads, specialised, target, residents_of(func))
     own = _asked_for(func)
@@ -63,7 +62,7 @@ def most_held(func: Func) -> list[Alloc]:
 
 def threads_holding(func: Func, held: list[Alloc], target: Target) -> int:
     """The threads that hold these fragments: those of the group that works on them, or all."""
-    block = int(func.attrs["threads"]) * groups_of(func)
+    block = all_threads_of(func)
     own = (
         o.warps * target.warp_size
         for o in func.body.every(Scope)
