@@ -164,9 +164,7 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
     widths = {(o.a.dtype.bits, instr.a_dtype.bits), (o.b.dtype.bits, instr.b_dtype.bits)}
     late = any(own != taken for own, taken in widths)
     late = late or _crowded(instr, m_atoms, n_atoms, steps, target)
-    a_size, b_size, c_size = (
-        layout.size("reg") // pack for layout, pack in zip((instr.a, instr.b, instr.c), instr.packs)
-    )
+    a_size, b_size, c_size = instr.registers
     kind = "serial" if late and not held else "unroll"
 
     def multiply(
