@@ -23,7 +23,6 @@ from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.facts import (
     FACT_LIMIT,
     alignment_fact,
-    begins_anywhere,
     dense_fact,
     fact_strides,
     is_wide,
@@ -211,7 +210,7 @@ class Asked:
         fixed = {n: call.sizes.values[n] for n, is_fixed in sizes if is_fixed}
         arguments, tensors = [], []
         # Of rows that the call allocates, a variant knows nothing else.
-        told = bool(self.signature.returns) or any(map(begins_anywhere, call.tensors.values()))
+        told = bool(self.signature.returns) or any(map(_begins_anywhere, call.tensors.values()))
         dense = told and self.target != "cpu"
         for p in self.parameters:
             match p.kind:
@@ -268,6 +267,11 @@ def packed_fact(a: Argument) -> Argument:
     `a`."""
     outer = tuple(f"{a.name}_stride{d}" for d in range(len(a.shape) - 1))
     return replace(a, strides=(*outer, 1), align=FACT_LIMIT, dense=0)
+
+
+def _begins_anywhere(t: Tensor) -> bool:
+    """Whether rows of the tensor begin at any multiple of an element."""
+    return any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides))
 
 
 def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int], dense: bool) -> Argument:

@@ -400,17 +400,11 @@ class _Placer:
             if g != group and (every or near):
                 others.merge(known if near else replace(known, stored=set()))
                 others.reads |= known.ended
-        self._behind(others, e, o.loc, state, statements)
-
-    def _behind(
-        self, known: Known, e: Effects, loc: Loc, state: State, statements: list[Op]
-    ) -> None:
-        """Put what orders these effects behind what is `known`."""
-        if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
-            statements.append(ops.ProxyFence(loc=loc))
+        if overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
+            statements.append(ops.ProxyFence(loc=o.loc))
             state.fence(self.group)
-        if conflict(e, known):
-            statements.append(self.meeting(loc))
+        if conflict(e, others):
+            statements.append(self.meeting(o.loc))
             state.meet(self.group)
 
     def _loop(self, o: ops.For, state: State, statements: list[Op]) -> ops.For:
@@ -469,7 +463,13 @@ class _Placer:
             e = self.effects(o)
             self.done[key] = e, self._left(o, e)
         e, left = self.done[key]
-        self._behind(state.near(self.group), e, o.loc, state, statements)
+        known = state.near(self.group)
+        if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
+            statements.append(ops.ProxyFence(loc=o.loc))
+            state.fence(self.group)
+        if conflict(e, known):
+            statements.append(self.meeting(o.loc))
+            state.meet(self.group)
         known = state.near(self.group)
         if overlap(e.lanes_wrote, known.lanes_read | known.lanes_wrote) or overlap(
             e.lanes_read, known.lanes_wrote

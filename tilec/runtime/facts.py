@@ -63,14 +63,11 @@ def dense_fact(t: Tensor) -> int:
     return alignment(t.pointer) if whole else 0
 
 
-def begins_anywhere(t: Tensor) -> bool:
-    """Whether rows of the tensor begin at any multiple of an element."""
-    return any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides))
-
-
 def row_fact(t: Tensor, align: int) -> int:
     """The power of two up to 16 that divides the bytes of a row (the extent of the last dimension),
     where rows begin at multiples of 16 bytes; 16 where they do not, and for a vector."""
-    if align < 16 or t.is_empty or len(t.shape) < 2 or begins_anywhere(t):
+    if align < 16 or t.is_empty or len(t.shape) < 2:
+        return 16
+    if any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides)):
         return 16
     return alignment(t.shape[-1] * t.itemsize)
