@@ -50,7 +50,7 @@ def aligned(a: np.ndarray, by: int = 64) -> np.ndarray:
 
 def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, **o: Any) -> Func:
     """The function as TILE IR for these arrays, with the facts a launch would give."""
-    signature = bind_constants(read_signature(function, ()), o)
+    signature = bind_constants(read_signature(function), o)
     facts = {}
     for p in signature.parameters:
         if p.kind == "tensor":

@@ -10,6 +10,7 @@ from interp import run_tile
 
 from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
 from tilec.ir.core import Func, Op, walk
+from tilec.ir.options import Options
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.semantics import numpy_dtype
@@ -52,7 +53,7 @@ def traced(
 ) -> Func:
     """The function as TILE IR for these arrays, verified, and the same after a round trip through
     text."""
-    signature = bind_constants(read_signature(function, out), constants)
+    signature = bind_constants(read_signature(function, Options(out)), constants)
     facts = {
         p.name: fact(p.name, arrays[p.name], p.shape, signature.sizes)
         for p in signature.parameters

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tilec.ir.options import PLAIN
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, TensorMapType
 from tilec.jit.revision import read_revision
 from tilec.runtime.cache import DiskCache, cache_root, compiler_fingerprint, hash_parts
@@ -208,7 +209,7 @@ def make(scale):
 
 
 def fingerprint(function: Any) -> str:
-    return read_revision(function, (), None).source
+    return read_revision(function, PLAIN).source
 
 
 def test_fingerprint_covers_closure_globals_and_helpers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ def test_a_grid_that_the_launch_gives(chosen: Plan) -> None:
         "W": aligned(rng.standard_normal((200, 72)).astype(np.float16)),
         "C": aligned(np.full((136, 200), np.nan, np.float32)),
     }
-    signature = bind_constants(read_signature(grid_of_the_launch, ()), {})
+    signature = bind_constants(read_signature(grid_of_the_launch), {})
     facts = {
         p.name: replace(fact(p.name, arrays[p.name], p.shape, signature.sizes), align=16)
         for p in signature.parameters

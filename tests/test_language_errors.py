@@ -17,6 +17,7 @@ from frontend_help import traced
 import tilec.language as T
 from tilec.frontend import read_signature
 from tilec.ir.errors import CompileError
+from tilec.ir.options import Options
 from tilec.layout import make_swizzled_layout
 
 HEADER = """
@@ -851,9 +852,9 @@ def test_what_differs_from_call_to_call(call: str) -> None:
 def test_out_names_a_parameter() -> None:
     function, _ = compile_text("\ndef kernel(Cat: T.Tensor((64,), 'float32')):\n    pass\n")
     with pytest.raises(CompileError, match="out names 'Cot'.*did you mean 'Cat'"):
-        read_signature(function, out=("Cot",))
+        read_signature(function, Options(("Cot",)))
     with pytest.raises(CompileError, match="out names 'Cat' twice"):
-        read_signature(function, out=("Cat", "Cat"))
+        read_signature(function, Options(("Cat", "Cat")))
 
 
 def test_words_outside_a_kernel() -> None:

@@ -221,6 +221,19 @@ def test_a_tuned_kernel(device: str) -> None:
     assert {t.config["BN"] for t in found.trials} == {32, 64}
 
 
+@tilec.kernel(enable_fp_fusion=False)
+def rounded_twice(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            Y[b * 32 + i] = X[b * 32 + i] * X[b * 32 + i] - (1 + 2**-11)
+
+
+def test_an_operator_keeps_what_the_decorator_says() -> None:
+    """What `register` adds are outputs; once rounded, the result would be 2**-24."""
+    operator = register(rounded_twice, "tilec_tests::rounded_twice", out=["Y"])
+    assert not operator(torch.full((40,), 1 + 2**-12)).any()
+
+
 # --- gradients ----------------------------------------------------------------------------------
 
 

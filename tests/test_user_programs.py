@@ -59,7 +59,7 @@ def alignment(a: np.ndarray) -> int:
 
 
 def tile_func(case: Case, arrays: Arrays) -> Func:
-    signature = bind_constants(read_signature(case.function, ()), case.options)
+    signature = bind_constants(read_signature(case.function), case.options)
     facts = {}
     for p in signature.parameters:
         if p.kind == "tensor":

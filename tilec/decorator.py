@@ -59,7 +59,7 @@ def kernel(
         raise
     if function is not None:
         remember_surroundings(function, sys._getframe(1))
-        return make_kernel(function, (), None)
+        return make_kernel(function)
 
     def decorate(function: Callable[..., Any]) -> Kernel:
         try:
@@ -68,7 +68,7 @@ def kernel(
             end_at_caller(e)
             raise
         remember_surroundings(function, sys._getframe(1))
-        return make_kernel(function, tuple(out), threads, options=Options(**flags))
+        return make_kernel(function, Options(tuple(out), threads, **flags))
 
     return decorate
 

@@ -89,17 +89,9 @@ class Kernel(Launchable):
             raise CompileError(message, caller_loc(), "write @tilec.kernel above the function")
         return super().__new__(cls)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        out: tuple[str, ...],
-        threads: int | None,
-        part: int | None = None,
-        options: Options = PLAIN,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.out, self.threads, self._part = function, out, threads, part
-        self.options = options
+        self.function, self.options = function, options
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self.choices = Choices(self._chosen)
@@ -117,8 +109,7 @@ class Kernel(Launchable):
         if found is not None and found.reads.unchanged():
             return found
         with self._lock:
-            of = self.function, self.out, self.threads, self._part, self.options
-            read = read_revision(*of)
+            read = read_revision(self.function, self.options)
             found = self._revisions.get(read.source)
             if found is None:
                 if len(self._revisions) >= MOST_REVISIONS:
@@ -158,7 +149,7 @@ class Kernel(Launchable):
     @property
     def is_sequence(self) -> bool:
         """Whether the body has several T.Kernel, which are launched one after the other."""
-        return self._part is None and self._current().signature.kernels > 1
+        return self.options.part is None and self._current().signature.kernels > 1
 
     @property
     def parts(self) -> Parts:
@@ -166,11 +157,11 @@ class Kernel(Launchable):
         with self._lock:
             signature = self._current().signature
             if self._parts is None or self._parts.signature is not signature:
-                out = [self.out, *[()] * (signature.kernels - 1)]
-                kernels = [
-                    make_kernel(self.function, names, self.threads, k, self.options)
-                    for k, names in enumerate(out)
-                ]
+                first = dataclasses.replace(self.options, part=0)
+                others = (
+                    dataclasses.replace(first, out=(), part=k) for k in range(1, signature.kernels)
+                )
+                kernels = [make_kernel(self.function, said) for said in (first, *others)]
                 self._parts = Parts(signature, kernels)
             return self._parts
 
@@ -481,18 +472,11 @@ def kernel_in(value: Any) -> Any:
     return held if isinstance(held, Kernel) else value
 
 
-def make_kernel(
-    function: Callable[..., Any],
-    out: tuple[str, ...],
-    threads: int | None,
-    part: int | None = None,
-    options: Options = PLAIN,
-) -> Kernel:
-    """The kernel of a function whose surroundings are remembered already; `part`: of one T.Kernel
-    in it; `options`: what else its decorator says."""
+def make_kernel(function: Callable[..., Any], options: Options = PLAIN) -> Kernel:
+    """The kernel of a function whose surroundings are remembered already."""
     # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
     # `__call__`, which becomes the generated launch path after the first launch. No other way is
     # as fast.
     cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
-    made: Kernel = cls(function, out, threads, part, options)
+    made: Kernel = cls(function, options)
     return made

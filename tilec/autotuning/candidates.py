@@ -30,13 +30,15 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        given = ", ".join(f"{k}={v}" for k, v in self.config.items())
         plan = self.chosen.plan.describe() if self.chosen.plan else ""
         packed = ", ".join(f"{name} packed" for name in self.chosen.packed)
-        return (
-            ": ".join(x for x in (given, " ".join(y for y in (plan, packed) if y)) if x)
-            or "as it is"
-        )
+        return named(self.config, " ".join(x for x in (plan, packed) if x))
+
+
+def named(config: Mapping[str, Any], plan: str) -> str:
+    """A configuration and its plan in words."""
+    given = ", ".join(f"{k}={v}" for k, v in config.items())
+    return ": ".join(x for x in (given, plan) if x) or "as it is"
 
 
 @dataclasses.dataclass(frozen=True)

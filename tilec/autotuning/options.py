@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from tilec.autotuning.candidates import named
 from tilec.autotuning.trials import Trial
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 
@@ -43,8 +44,7 @@ class Tuning:
     seconds: float
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k}={v}" for k, v in self.config.items())
-        best = ": ".join(x for x in (given, self.plan) if x) or "as it is"
+        best = named(self.config, self.plan)
         how = f"{len(self.trials)} tried in {self.seconds:.1f} s" if self.trials else "from disk"
         lines = [f"{self.kernel} on {self.device}: {self.milliseconds:.4g} ms with {best} ({how})"]
         return "\n".join([*lines, *(f"  {trial}" for trial in self.trials)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.autotuning.candidates import Candidate, Problem, answer_of
+from tilec.autotuning.candidates import Candidate, Problem, answer_of, named
 from tilec.bench import Timing, do_bench
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
@@ -44,9 +44,8 @@ class Trial:
     reason: str = ""
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k}={v}" for k, v in self.config.items())
-        name = ": ".join(x for x in (given, self.plan) if x) or "as it is"
-        return f"{name}: {self.timing if self.timing is not None else self.reason}"
+        found = named(self.config, self.plan)
+        return f"{found}: {self.timing if self.timing is not None else self.reason}"
 
 
 class Unlike(LaunchError):

@@ -145,7 +145,7 @@ def _check_names(kernel: Kernel, words: Words, values: Mapping[str, Any]) -> Non
     tensors = [p.name for p in kernel.parameters if p.kind == "tensor"]
     others = [p.name for p in kernel.parameters if p.kind != "tensor"]
     sizes = list(kernel.signature.sizes)
-    allocated = {*kernel.signature.out, *kernel.signature.allocated} - {*tensors}
+    allocated = {*kernel.options.out, *kernel.signature.allocated} - {*tensors}
     for option, given, known, what, several in (
         ("--arg", [n for n, _ in words.arrays if n], tensors, "array", "arrays"),
         ("--dim", words.sizes or {}, sizes, "size", "sizes"),

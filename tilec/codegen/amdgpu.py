@@ -10,22 +10,19 @@ not yet seen what the loop's end leaves).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from tilec.codegen.gpu import MAX_INDEX
+from tilec.codegen.gpu import MAX_INDEX, Multiplier
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.lanes import in_words
 from tilec.codegen.numerics import FORMATS, FORMATS_FNUZ
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
-from tilec.ir.core import Op, Value
+from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import (
     FLOAT8_NAMES,
     AmdInstruction,
-    Intrinsic,
-    MatrixInstruction,
     find_instruction,
 )
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -174,29 +171,19 @@ class AmdgpuEmitter(PrintingEmitter):
 
     # --- matrices ---
 
-    def emit_mma(self, o: ops.Mma) -> None:
+    def multiplier(self, o: ops.Mma | ops.WarpMma) -> Multiplier:
         instr = find_instruction(o.instr)
-        form = _intrinsic(instr, o)
-        args, slots = list[Val](), tuple[Val, ...]()
-        parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
-        for (v, register), pack, kind in zip(parts, instr.packs, form.inputs):
-            slots = self.pack_slots(v, register, 1, pack)
-            args += self.read_packs(v, slots, [kind])
-        given = _arguments(form, args)
-        made = self.f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
-        self.write_packs(o.c, slots, [made])
+        if not isinstance(instr, AmdInstruction):
+            raise InternalError(f"{instr.name} is not AMD's", o.loc)
+        form = instr.intrinsic()
 
-    def emit_warp_mma(self, o: ops.WarpMma) -> None:
-        instr, f = find_instruction(o.instr), self.f
-        form = _intrinsic(instr, o)
-        args = []
-        for values, kind in zip((o.a, o.b, o.c), form.inputs):
-            given = [self.get(v) for v in values]
-            args.append(f.cast("bitcast", given[0] if len(given) == 1 else f.pack(given), kind))
-        given = _arguments(form, args)
-        made = f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
-        kind = self.get(o.c[0]).type
-        self.env.update(zip(o.results, f.unpack(made, len(o.results), kind)))
+        def multiply(args: list[Val]) -> list[Val]:
+            given = [*args, *(int_val(c) for c in form.constants)]
+            for place, bit in form.flags:
+                given.insert(place, int_val(bit, "i1"))
+            return [self.f.intrinsic(form.output, form.name, given, o.instr, form.semantics)]
+
+        return instr, form.inputs, multiply
 
     # --- lanes ---
 
@@ -231,17 +218,3 @@ class AmdgpuEmitter(PrintingEmitter):
             return f.intrinsic("i32", "llvm.amdgcn.ds.bpermute", [address, word])
 
         self.env[result] = in_words(f, self.get(value), move)
-
-
-def _intrinsic(instr: MatrixInstruction, o: Op) -> Intrinsic:
-    if not isinstance(instr, AmdInstruction):
-        raise InternalError(f"{instr.name} is not AMD's", o.loc)
-    return instr.intrinsic()
-
-
-def _arguments(form: Intrinsic, given: Sequence[Val]) -> list[Val]:
-    """A call's arguments: `given`, with the constants and flags of the intrinsic's form."""
-    every = [*given, *(int_val(c) for c in form.constants)]
-    for place, bit in form.flags:
-        every.insert(place, int_val(bit, "i1"))
-    return every

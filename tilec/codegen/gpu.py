@@ -23,6 +23,7 @@ from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.instr import MatrixInstruction
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
 from tilec.ir.ops import Binary, Cast, Extract, Pack, Select, Unary
@@ -37,6 +38,10 @@ _PACKED_CASTS = {
     ("float", "bfloat"): "fptrunc",
     ("half", "float"): "fpext",
 }
+
+
+Multiplier = tuple[MatrixInstruction, Sequence[str], Callable[[list[Val]], Sequence[Val]]]
+"""A matrix instruction, the LLVM types of its arguments, and what makes its result of them."""
 
 
 class Emitter(Buffers):
@@ -275,6 +280,36 @@ class Emitter(Buffers):
     def emit_extract(self, o: ops.Extract) -> None:
         kind = register_type(o.vector.dtype)
         self.env[o.result] = self.f.extract_element(self.get(o.vector), o.index, kind)
+
+    # --- matrices ---
+
+    def multiplier(self, o: ops.Mma | ops.WarpMma) -> Multiplier:
+        """The instruction of a product."""
+        raise self.missing(o)
+
+    def emit_mma(self, o: ops.Mma) -> None:
+        instr, kinds, multiply = self.multiplier(o)
+        args, dest = list[Val](), tuple[Val, ...]()
+        parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
+        for (v, register), count, pack in zip(parts, instr.registers, instr.packs):
+            dest = self.pack_slots(v, register, count, pack)
+            args += self.read_packs(v, dest, kinds[len(args) : len(args) + count])
+        if o.metadata is not None:
+            args.append(self.get(o.metadata))
+        self.write_packs(o.c, dest, multiply(args))
+
+    def emit_warp_mma(self, o: ops.WarpMma) -> None:
+        (instr, kinds, multiply), f, args = self.multiplier(o), self.f, list[Val]()
+        for values, pack in zip((o.a, o.b, o.c), instr.packs):
+            given = [self.get(v) for v in values]
+            for i in range(0, len(given), pack):
+                word = given[i] if pack == 1 else f.pack(given[i : i + pack])
+                args.append(f.cast("bitcast", word, kinds[len(args)]))
+        kind, pack = self.get(o.c[0]).type, instr.packs[2]
+        for i, word in enumerate(multiply(args)):
+            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
+            parts = [whole] if pack == 1 else f.unpack(whole, pack, kind)
+            self.env.update(zip(o.results[i * pack : (i + 1) * pack], parts))
 
     # --- loops ---
 

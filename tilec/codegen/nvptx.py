@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type
-from tilec.codegen.gpu import MAX_INDEX
+from tilec.codegen.gpu import MAX_INDEX, Multiplier
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.lanes import from_memory, in_words, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
-from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster
+from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster, residents_of
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
@@ -39,7 +39,7 @@ FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 def register_share(o: ops.Scope, func: Func, target: Target) -> Instruction:
     """How threads of a scope of `func` come to their share of the registers."""
-    threads = int(func.attrs["launch_threads"]) * int(func.attrs.get("min_blocks", 1))
+    threads = int(func.attrs["launch_threads"]) * residents_of(func)
     return sync.setmaxnreg(o.registers, o.registers > target.registers // threads // 8 * 8)
 
 
@@ -385,41 +385,16 @@ class NvptxEmitter(PrintingEmitter):
         values = [self.f.cast("bitcast", self.get(v), "i32") for v in o.values]
         self.execute(instr, at, *values)
 
-    def emit_mma(self, o: ops.Mma) -> None:
+    def multiplier(self, o: ops.Mma | ops.WarpMma) -> Multiplier:
         instr = find_instruction(o.instr)
         match instr:
             case MmaInstruction():
                 form = instr.asm()
-            case SparseMmaInstruction():
+            case SparseMmaInstruction() if isinstance(o, ops.Mma):
                 form = instr.asm(o.selector)
             case _:
                 raise InternalError(f"{o.instr} is not an mma", o.loc)
-        args, dest = list[Val](), tuple[Val, ...]()
-        parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
-        for (v, register), count, pack in zip(parts, instr.registers, instr.packs):
-            dest = self.pack_slots(v, register, count, pack)
-            args += self.read_packs(v, dest, form.inputs[len(args) : len(args) + count])
-        if o.metadata is not None:
-            args.append(self.get(o.metadata))
-        self.write_packs(o.c, dest, self.asm(form, args, o.instr))
-
-    def emit_warp_mma(self, o: ops.WarpMma) -> None:
-        instr = find_instruction(o.instr)
-        if not isinstance(instr, MmaInstruction):
-            raise InternalError(f"{o.instr} is not an mma", o.loc)
-        form, f, args = instr.asm(), self.f, list[Val]()
-        for values, pack in zip((o.a, o.b, o.c), instr.packs):
-            given = [self.get(v) for v in values]
-            for i in range(0, len(given), pack):
-                word = given[i] if pack == 1 else f.pack(given[i : i + pack])
-                args.append(f.cast("bitcast", word, form.inputs[len(args)]))
-        made, pack = self.asm(form, args, o.instr), instr.packs[2]
-        kind = self.get(o.c[0]).type
-        for i, word in enumerate(made):
-            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
-            parts = [whole] if pack == 1 else f.unpack(whole, pack, kind)
-            for r, part in zip(o.results[i * pack : (i + 1) * pack], parts):
-                self.env[r] = part
+        return instr, form.inputs, lambda args: self.asm(form, args, o.instr)
 
     def emit_wgmma(self, o: ops.Wgmma) -> None:
         instr = find_instruction(o.instr)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilec.ir.clusters import all_threads_of, groups_of, threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import ModRef, modref
 from tilec.ir.effects import acting
@@ -110,10 +111,9 @@ class Role:
 
 def roles(func: Func, target: Target) -> list[Role]:
     """Who is in a launched block; of the function behind the passes."""
-    threads = int(func.attrs["threads"])
-    groups = int(func.attrs.get("consumer_groups", 1))
-    launched = int(func.attrs.get("launch_threads", threads * groups)) // target.warp_size
-    mine = threads * groups // target.warp_size
+    groups, computing = groups_of(func), all_threads_of(func)
+    launched = int(func.attrs.get("launch_threads", computing)) // target.warp_size
+    mine = computing // target.warp_size
     brings = launched - mine
     if brings <= 0:
         return [Role("compute and bring tiles", launched, 0)]
@@ -129,8 +129,8 @@ def loops(func: Func, target: Target) -> list[Loop]:
     """The pipelined loops of a LAID_OUT function behind `arrange`."""
     arranged = {line: a for line, a, _ in func.attrs.get("arranged", ())}
     engines = {(line, name): engine for line, name, _, engine in func.attrs.get("ahead", ())}
-    sets = int(func.attrs.get("consumer_groups", 1))
-    groups = max(1, int(func.attrs["threads"]) // WARPGROUP)
+    sets = groups_of(func)
+    groups = max(1, threads_of(func) // WARPGROUP)
     found = []
     for o in walk(func.body):
         if isinstance(o, For) and o.kind == "pipelined":
@@ -180,7 +180,7 @@ def _reads(use: Mapping[Value, ModRef], fill: Mapping[Value, ModRef]) -> bool:
 def outside(func: Func, target: Target) -> list[Statement]:
     """What a block does outside of its pipelined loops, in the order of the source: of another loop
     the statements of an iteration."""
-    groups = max(1, int(func.attrs["threads"]) // WARPGROUP)
+    groups = max(1, threads_of(func) // WARPGROUP)
     found: list[Statement] = []
 
     def visit(block: Block) -> None:

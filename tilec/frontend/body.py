@@ -15,7 +15,7 @@ from tilec import language as T
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
 from tilec.support.lazy import Lazy
-from tilec.support.syntax import name_nodes, nodes
+from tilec.support.syntax import every, name_nodes, nodes
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
@@ -161,8 +161,8 @@ class BodyReader:
     def telling_tiles(self) -> dict[str, Tells]:
         """The sizes that are extents of T.Parallel, or parts of such."""
         told: dict[str, Tells] = {}
-        for call in ast.walk(self.source.node):
-            if isinstance(call, ast.Call) and call.args and self.meaning(call.func) is T.Parallel:
+        for call in every(ast.Call, self.source.node):
+            if call.args and self.meaning(call.func) is T.Parallel:
                 sizes = (self.meaning(n) for n in name_nodes(*call.args))
                 told |= {size.text: "tiles" for size in sizes if isinstance(size, T.Size)}
         return told

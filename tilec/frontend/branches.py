@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tilec.frontend.calls import Calls
 from tilec.frontend.context import BlockBuilder
@@ -22,24 +21,12 @@ from tilec.frontend.values import (
 )
 from tilec.ir.ops import If, Yield
 from tilec.ir.types import BOOL
-from tilec.support.syntax import name_nodes, names_in, nodes
+from tilec.support.syntax import assigned_names, name_nodes, names_in
 
 _MISSING = Undefined("")
 RETURN = ".return"  # hidden name: whether no `return` was met; with a number, what one gave
 ENDED = ".ended"  # the same of T.thread_return
 _UNSAID = {RETURN: True, ENDED: True}
-
-
-def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that `statements` give a value to, nested blocks included."""
-    return set().union(*map(_assigned_in, statements))
-
-
-@functools.lru_cache(maxsize=1 << 14)  # more than the statements of one kernel, or it never hits
-def _assigned_in(statement: ast.stmt) -> frozenset[str]:
-    """Of one statement: a kernel with open arguments is traced dozens of times."""
-    named = (node for node in nodes(statement) if isinstance(node, ast.Name))
-    return frozenset(node.id for node in named if isinstance(node.ctx, ast.Store))
 
 
 def same_value(a: object, b: object) -> bool:

@@ -13,6 +13,7 @@ from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
 from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe, kept
+from tilec.support.syntax import names_in
 
 Container = TypeVar("Container", bound=Any)
 
@@ -168,7 +169,7 @@ class Containers(Operators):
     def _write_out(self, key: ast.expr) -> None:
         """Let a loop around the code be traced once for each index, if one can be: the one whose
         index `key` names, else the innermost, and the others after it."""
-        named = {n.id for n in ast.walk(key) if isinstance(n, ast.Name)}
+        named = names_in(key)
         asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
         if loops := (asked or self.unrolls)[-1:]:
             raise WriteOut(loops)

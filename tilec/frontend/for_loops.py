@@ -9,7 +9,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.arithmetic import integer, static_int
 from tilec.frontend.body import grid_syncs
-from tilec.frontend.branches import assigned_names, private_names, same_value, writes_first
+from tilec.frontend.branches import private_names, same_value, writes_first
 from tilec.frontend.builtins.reducers import check_combined, too_many_shares
 from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.builtins.tile import new_variable
@@ -38,7 +38,7 @@ from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
-from tilec.support.syntax import name_nodes, names_in
+from tilec.support.syntax import assigned_names, name_nodes, names_in
 
 _MOST_COPIES = 512  # of a body that is traced for each index
 

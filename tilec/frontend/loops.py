@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from tilec.frontend.arithmetic import affine_of
-from tilec.frontend.branches import Branches, assigned_names, same_value
+from tilec.frontend.branches import Branches, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
@@ -27,7 +27,7 @@ from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, Gemm, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
-from tilec.support.syntax import names_in
+from tilec.support.syntax import assigned_names, every, names_in
 
 _TRIES = 5  # how often a body is traced before the dtypes of its literals must have settled
 _MOST_WRITTEN = 8192  # operations of a loop that is written out
@@ -369,12 +369,9 @@ class Loops(Branches):
     def forget(self, body: list[ast.stmt], targets: tuple[ast.expr, ...]) -> None:
         """Names that only the loop gave values to have none after it."""
         reason = Undefined(f"it is assigned only inside the loop on line {self.loc.line}")
-        for target in targets:
-            for node in ast.walk(target):
-                if isinstance(node, ast.Name):
-                    self.names[node.id] = Undefined(
-                        f"it is the variable of the loop on line {self.loc.line}"
-                    )
+        for name in names_in(*targets):
+            what = f"it is the variable of the loop on line {self.loc.line}"
+            self.names[name] = Undefined(what)
         for name in assigned_names(body):
             self.names.setdefault(name, reason)
 
@@ -383,7 +380,7 @@ class Loops(Branches):
 def _breaks(statement: ast.stmt) -> bool:
     """Whether a `break` stands in a statement, of the loop around it or of one inside of it. (A
     kernel with open arguments is traced dozens of times.)"""
-    return any(isinstance(node, ast.Break) for node in ast.walk(statement))
+    return any(every(ast.Break, statement))
 
 
 def _shown(name: str) -> str:

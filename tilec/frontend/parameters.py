@@ -108,7 +108,7 @@ class Parameters(WholeLoops):
     def _own_parameters(self) -> Sequence[Parameter]:
         """Those that the function has: of several kernels all but the first are given what T.empty
         makes, too."""
-        made = self.signature.allocated if self.signature.part else ()
+        made = self.signature.allocated if self.signature.options.part else ()
         return [p for p in self.signature.parameters if p.name not in made]
 
     def _tensor(self, p: Parameter) -> None:
@@ -250,7 +250,7 @@ class Parameters(WholeLoops):
     # --- outputs ----------------------------------------------------------------------------------
 
     def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
-        part = self.signature.part
+        part = self.signature.options.part
         begun = self.grid is not None and part is None
         inside = len(self.frames) > 1 and name not in self.signature.allocated
         if inside or len(self.builders) > 1 or begun:

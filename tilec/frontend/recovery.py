@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from tilec.frontend.values import Undefined
 from tilec.ir.errors import CompileError
+from tilec.support.syntax import every
 
 MOST_ERRORS = 8
 MOST_STATEMENTS = 20_000
@@ -161,7 +162,7 @@ def _leave_out(error: CompileError, left_out: LeftOut) -> bool:
 
 
 def _decides(node: ast.stmt) -> bool:
-    return any(isinstance(n, _DECIDES) for n in ast.walk(node))
+    return any(every(_DECIDES, node))
 
 
 def _root(node: ast.expr) -> str:

@@ -11,7 +11,7 @@ import ast
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,10 @@ class Signature:
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
     the sizes that its form follows, or the tiles of a T.Parallel, and what they count. `kernels`:
-    how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
-    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `options`:
-    what else its decorator says. `lost`: sizes that only tensors name that are None: they are 0.
-    `given_back`: `returns` as the body has it, of any part.
+    how many launches the body is (T.Kernel, T.sync_grid); of its parts (`Parts` in `tilec.jit`) the
+    first gives what T.empty makes to the others. `options`: what its decorator says. `lost`: sizes
+    that only tensors name that are None: they are 0. `given_back`: `returns` as the body has it, of
+    any part.
     """
 
     source: Source
@@ -83,14 +83,11 @@ class Signature:
     sizes: Mapping[str, bool]
     allocated: tuple[str, ...]
     returns: tuple[str, ...]
-    threads: int | None = None
+    options: Options
     pending: bool = False
-    out: tuple[str, ...] = ()
     grid_from_launch: bool = False
     tiles: Mapping[str, str] | None = None
     kernels: int = 1
-    part: int | None = None
-    options: Options = PLAIN
     lost: tuple[str, ...] = ()
     telling: Mapping[str, Tells] = field(default_factory=dict)
     given_back: tuple[str, ...] = ()
@@ -107,21 +104,13 @@ class Signature:
         return next(p for p in self.parameters if p.name == name)
 
 
-def read_signature(
-    pyfunc: Callable[..., Any],
-    out: Sequence[str] = (),
-    threads: int | None = None,
-    part: int | None = None,
-    options: Options = PLAIN,
-) -> Signature:
-    """The signature of the kernel written as `pyfunc`.
+def read_signature(pyfunc: Callable[..., Any], options: Options = PLAIN) -> Signature:
+    """The signature of the kernel written as `pyfunc`, whose decorator says `options`.
 
-    `out` names parameters that the call allocates and returns, the rest is what the decorator
-    says (see `Signature`). Raises CompileError for a parameter without a usable annotation, an
+    Raises CompileError for a parameter without a usable annotation, an
     unknown name in `out`, and where the source cannot be read.
     """
-    read = _read(read_source(pyfunc), tuple(out), threads, {}, part)
-    return replace(read, options=options)
+    return _read(read_source(pyfunc), options, {})
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -132,9 +121,7 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
     if signature.pending:
         defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
         values = {**defaults, **constants}
-        s = signature
-        read = _read(s.source, s.out, s.threads, values, s.part)
-        signature = replace(read, options=s.options)
+        signature = _read(signature.source, signature.options, values)
     if not left_out:
         return signature
     shapes = {p.name: _names_of(p) for p in signature.parameters}
@@ -160,13 +147,8 @@ def optional_tensors(signature: Signature) -> set[str]:
     return {p.name for p in tensors if p.default is None or signature.options.tilelang}
 
 
-def _read(
-    source: Source,
-    out: tuple[str, ...],
-    threads: int | None,
-    constants: Mapping[str, Any],
-    part: int | None,
-) -> Signature:
+def _read(source: Source, options: Options, constants: Mapping[str, Any]) -> Signature:
+    out, part = options.out, options.part
     reader = _Reader(source, constants)
     parameters = reader.parameters()
     names = [p.name for p in parameters]
@@ -207,13 +189,11 @@ def _read(
         dict(reader.found_sizes),
         tuple(reader.allocated),
         returns,
-        threads,
+        options,
         reader.pending,
-        out,
         not kernels and tiles is None,
         tiles,
         max(1, kernels),
-        part,
         telling=reader.telling_tiles() if tiles is None else reader.telling(),
         given_back=given_back,
     )

@@ -31,7 +31,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.caller import note_line
 from tilec.ir.errors import CompileError
-from tilec.support.syntax import nodes
+from tilec.support.syntax import every
 
 # Statements that kernels do not have: what they are called, and what to write instead.
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
@@ -397,4 +397,4 @@ def _behind_first(node: ast.With) -> list[ast.stmt]:
 def _early_returns(function: ast.FunctionDef) -> bool:
     """Whether a `return` stands anywhere but at the end."""
     last = function.body[-1]
-    return any(isinstance(n, ast.Return) and n is not last for n in nodes(function))
+    return any(n is not last for n in every(ast.Return, function))

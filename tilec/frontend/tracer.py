@@ -60,8 +60,8 @@ class _KernelTracer(Parameters):
         self.finished = False
         self.kernels = 0  # that have been met
         self.behind = False  # what stands behind the only one is read
-        self.threads = known.threads if known.threads is not None else signature.threads
-        if signature.options.pdl:
+        self.threads = known.threads if known.threads is not None else self.options.threads
+        if self.options.pdl:
             self.attributes["pdl"] = PDL
         self.block_shape = () if self.threads is None else (self.threads,)
 
@@ -101,9 +101,9 @@ class _KernelTracer(Parameters):
         return builder.block()
 
     def _no_grid(self) -> CompileError:
-        if self.signature.part is not None:
+        if self.options.part is not None:
             return self.error(
-                f"{self.signature.name} has no T.Kernel number {self.signature.part + 1} for these "
+                f"{self.signature.name} has no T.Kernel number {self.options.part + 1} for these "
                 "arguments: how many it has must not depend on them",
                 "write a kernel for each case",
             )
@@ -139,8 +139,8 @@ class _KernelTracer(Parameters):
     def kernel_block(self, node: ast.With) -> None:
         syncs = grid_syncs(node.body, self.expression)
         number, self.kernels = self.kernels, self.kernels + 1 + syncs
-        if self.signature.part is not None:
-            segment = self.signature.part - number
+        if self.options.part is not None:
+            segment = self.options.part - number
             if not 0 <= segment <= syncs:
                 return
             self.segment = segment if syncs else None
@@ -173,7 +173,7 @@ class _KernelTracer(Parameters):
         self.finished = True
 
     def statement(self, node: ast.stmt) -> None:
-        if self.finished and self.signature.part is None and not self.behind:
+        if self.finished and self.options.part is None and not self.behind:
             self.behind = True
             count = len(self.builder.ops)
             self.statement(node)

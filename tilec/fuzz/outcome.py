@@ -87,8 +87,8 @@ class Wants:
     ) -> None:
         """Raises Invalid or Unclear for a program without a meaning."""
         self._kernel, self._arguments, self.launch = kernel, arguments, launch
-        self.returned = prepared.returned(kernel.function, kernel.out)
-        decorated = {"threads": kernel.threads} if kernel.threads else {}
+        self.returned = prepared.returned(kernel.function, kernel.options.out)
+        decorated = {"threads": kernel.options.threads} if kernel.options.threads else {}
         self._full = replace(launch, keywords={**decorated, **launch.keywords})
         self._made: dict[bool, dict[str, Number]] = {}
         arrays = [a for a in arguments.values() if isinstance(a, Array)]

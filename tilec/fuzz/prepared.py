@@ -25,7 +25,7 @@ from tilec.fuzz.meaning import Words
 from tilec.fuzz.numbers import Number, arithmetic, index
 from tilec.fuzz.program import PLAIN, Launch
 from tilec.ir.types import find_dtype
-from tilec.support.syntax import name_nodes, names_in
+from tilec.support.syntax import every, name_nodes, names_in
 
 PYTHON_FAULTS = (
     ArithmeticError, AttributeError, LookupError, TypeError, UnboundLocalError, ValueError
@@ -340,7 +340,7 @@ def _is(node: ast.expr, *words: str) -> bool:
 
 def _calls(node: ast.AST, *words: str) -> bool:
     """Whether one of these words is called somewhere in it."""
-    return any(isinstance(n, ast.expr) and _is(n, *words) for n in ast.walk(node))
+    return any(_is(n, *words) for n in every(ast.expr, node))
 
 
 def _word(name: str) -> ast.expr:
@@ -359,4 +359,4 @@ def _as_region(node: ast.expr, made: str = "_region_of") -> ast.expr:
 
 
 def _sliced(node: ast.expr) -> bool:
-    return isinstance(node, ast.Subscript) and any(isinstance(n, ast.Slice) for n in ast.walk(node))
+    return isinstance(node, ast.Subscript) and any(every(ast.Slice, node))

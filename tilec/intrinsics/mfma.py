@@ -136,20 +136,9 @@ class MatrixCoreIntrinEmitter(Warps):
     # --- what a wave does ---
 
     @T.macro
-    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
-        """This wave's rows of A, step `ki` along k, to local memory."""
-        lane, _, warp = self.place()
-        self.bring(A_local, A_shared, lane, warp * self.warp_row_tiles, ki, rk)
-
-    @T.macro
-    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
-        """This wave's columns of B, step `ki` along k, to local memory."""
-        lane, warp, _ = self.place()
-        self.bring(B_local, B_shared, lane, warp * self.warp_col_tiles, ki, rk, is_b=True)
-
-    @T.macro
-    def bring(self, local, shared, lane, first, ki, rk, is_b=False):
-        """A wave's rows of A, or columns of B, from number `first` on."""
+    def bring(self, local, shared, lane, warp, ki, rk, is_b=False):
+        """The rows of A, or columns of B, of the wave with this number among them."""
+        first = warp * (self.warp_col_tiles if is_b else self.warp_row_tiles)
         across = not self.b_transposed if is_b else self.a_transposed
         count = self.k_pack * self.local_size_a
         _, element = self.get_ldmatrix_index_map(is_b)

@@ -106,18 +106,6 @@ class TensorCoreIntrinEmitter(Warps):
         return [(u % halves * 8, u // halves * along) for u in range(count)]
 
     @T.macro
-    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
-        """This warp's rows of A, step `ki` along k, to local memory."""
-        lane, _, warp = self.place()
-        self.bring(A_local, A_shared, lane, warp, ki, rk)
-
-    @T.macro
-    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
-        """This warp's columns of B, step `ki` along k, to local memory."""
-        lane, warp, _ = self.place()
-        self.bring(B_local, B_shared, lane, warp, ki, rk, is_b=True)
-
-    @T.macro
     def bring(self, local, shared, lane, warp, ki, rk, is_b=False):
         """The rows of A, or columns of B, of the warp with this number among them."""
         tiles, rows = (self.warp_rows, self.micro_size_x)

@@ -36,6 +36,7 @@ class Warps:
 
     WARP_SIZE: ClassVar[int]
     store_at: ClassVar[Any]  # a macro: row and column of a lane's element of one tile of the sums
+    bring: ClassVar[Any]  # a macro: a warp's rows of A, or columns of B, to local memory
     micro_size_x: int = field(init=False)
     micro_size_y: int = field(init=False)
     warp_rows: int = field(init=False)
@@ -80,6 +81,18 @@ class Warps:
     def place(self):
         """`extract_thread_binding` of this thread."""
         return self.extract_thread_binding(self.get_thread_binding())
+
+    @T.macro
+    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
+        """This warp's rows of A, step `ki` along k, to local memory."""
+        lane, _, warp = self.place()
+        self.bring(A_local, A_shared, lane, warp, ki, rk)
+
+    @T.macro
+    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
+        """This warp's columns of B, step `ki` along k, to local memory."""
+        lane, warp, _ = self.place()
+        self.bring(B_local, B_shared, lane, warp, ki, rk, is_b=True)
 
     @T.macro
     def stmatrix(self, C_local, C_buf, pid_m=None, pid_n=None):  # noqa: N803

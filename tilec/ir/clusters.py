@@ -31,6 +31,11 @@ def groups_of(func: Func) -> int:
     return int(func.attrs.get("consumer_groups", 1))
 
 
+def all_threads_of(func: Func) -> int:
+    """Threads that compute, of all groups."""
+    return threads_of(func) * groups_of(func)
+
+
 def residents_of(func: Func) -> int:
     """Blocks of a multiprocessor."""
     return int(func.attrs.get("min_blocks", 1))

@@ -63,6 +63,12 @@ def is_seen(o: Op) -> bool:
     return any(e.is_seen for e in o.effects())
 
 
+def acts_beyond_buffers(o: Op) -> bool:
+    """Whether an op, or one inside, does something that is no access: others may be told of a part
+    of what is done."""
+    return any(e.region is None and e.kind != "describe" for _, e in effects_in(o))
+
+
 def is_clonable(o: Op, written: Container[Value]) -> bool:
     """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no
     effect. `written`: the tensors that the kernel writes."""

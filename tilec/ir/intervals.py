@@ -111,8 +111,7 @@ def _truncmod(a: Range, b: Range) -> Range:
 
 def _min(a: Range, b: Range) -> Range:
     his = [x for x in (a[1], b[1]) if x is not None]
-    lo = None if a[0] is None or b[0] is None else min(a[0], b[0])
-    return lo, min(his) if his else None
+    return union(a, b)[0], min(his) if his else None
 
 
 def _and(a: Range, b: Range) -> Range:
@@ -130,16 +129,11 @@ def _or(a: Range, b: Range) -> Range:
     return 0, (1 << max(a[1], b[1]).bit_length()) - 1
 
 
-def _shl(a: Range, b: Range) -> Range:
+def _shifted(by: Callable[[Range, Range], Range], a: Range, b: Range) -> Range:
+    """By so many bits: a product with powers of two, or a division by them."""
     if b[0] is None or b[1] is None or not 0 <= b[0] <= b[1] < 64:
         return None, None
-    return _mul(a, (1 << b[0], 1 << b[1]))
-
-
-def _shr(a: Range, b: Range) -> Range:
-    if b[0] is None or b[1] is None or not 0 <= b[0] <= b[1] < 64:
-        return None, None
-    return _floordiv(a, (1 << b[0], 1 << b[1]))
+    return by(a, (1 << b[0], 1 << b[1]))
 
 
 RANGES: dict[str, Callable[[Range, Range], Range]] = {
@@ -147,7 +141,7 @@ RANGES: dict[str, Callable[[Range, Range], Range]] = {
     "sub": lambda a, b: (add(a[0], negate(b)[0]), add(a[1], negate(b)[1])), "mul": _mul,
     "floordiv": _floordiv, "mod": _mod, "truncdiv": _truncdiv, "truncmod": _truncmod, "min": _min,
     "max": lambda a, b: negate(_min(negate(a), negate(b))), "and": _and, "or": _or, "xor": _or,
-    "shl": _shl, "shr": _shr,
+    "shl": functools.partial(_shifted, _mul), "shr": functools.partial(_shifted, _floordiv),
 }  # fmt: skip
 
 

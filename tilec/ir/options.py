@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a kernel's decorator says besides outputs and threads. `pdl`: programmatic dependent
-    launch. `enable_fp_fusion`: `a * b + c` is rounded once. `fast_math`: logarithms, sines,
-    cosines, tangents and tanh of float32 are the hardware's (`tilec.builtins.fast`), as by
-    nvcc's flag `--use_fast_math`. `tilelang`: the kernel is in TileLang's spelling, so that a
-    call may give None for any tensor, what is shifted to the left is as wide as the number of
-    places, a slice up to a tensor's end fills the larger tile that it is copied to, and
-    products of float32 are made in TF32. `whole_syncs`: a T.sync_threads is of the whole block
-    where only a part of it comes there, too: CUDA's `__syncthreads()` in each of several
-    branches."""
+    """What a kernel's decorator says. `out`: the parameters that a call allocates and returns.
+    `threads`: of a block, where the body's T.Kernel does not say. `part`: the kernel is that one
+    T.Kernel of the function. `pdl`: programmatic dependent launch. `enable_fp_fusion`:
+    `a * b + c` is rounded once. `fast_math`: logarithms, sines, cosines, tangents and tanh of
+    float32 are the hardware's (`tilec.builtins.fast`), as by nvcc's flag `--use_fast_math`.
+    `tilelang`: the kernel is in TileLang's spelling, so that a call may give None for any tensor,
+    what is shifted to the left is as wide as the number of places, a slice up to a tensor's end
+    fills the larger tile that it is copied to, and products of float32 are made in TF32.
+    `whole_syncs`: a T.sync_threads is of the whole block where only a part of it comes there, too:
+    CUDA's `__syncthreads()` in each of several branches."""
 
+    out: tuple[str, ...] = ()
+    threads: int | None = None
+    part: int | None = None
     pdl: bool = False
     enable_fp_fusion: bool = True
     fast_math: bool = False
@@ -26,13 +30,14 @@ class Options:
     whole_syncs: bool = False
 
     def joined(self, other: Options) -> Options:
-        """What both say together."""
-        return Options(
-            self.pdl or other.pdl,
-            self.enable_fp_fusion and other.enable_fp_fusion,
-            self.fast_math or other.fast_math,
-            self.tilelang or other.tilelang,
-            self.whole_syncs or other.whole_syncs,
+        """These, and the flags of both."""
+        return replace(
+            self,
+            pdl=self.pdl or other.pdl,
+            enable_fp_fusion=self.enable_fp_fusion and other.enable_fp_fusion,
+            fast_math=self.fast_math or other.fast_math,
+            tilelang=self.tilelang or other.tilelang,
+            whole_syncs=self.whole_syncs or other.whole_syncs,
         )
 
     def with_flags(

@@ -248,7 +248,7 @@ class BufferType:
     @property
     def registers(self) -> int:
         """Of a thread, for its part of a fragment that is laid out."""
-        return -(-self.laid_out.size("reg") * self.dtype.bits // 32)
+        return self.laid_out.words(self.dtype.bits)
 
     def with_layout(self, layout: Layout | None) -> BufferType:
         return replace(self, layout=layout)

@@ -20,6 +20,7 @@ from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.nvptx import register_share
 from tilec.codegen.ptxas import trouble
 from tilec.ir import ops
+from tilec.ir.clusters import residents_of
 from tilec.ir.core import Func, Op, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
 from tilec.ir.schedule import Plan
@@ -280,8 +281,7 @@ def _with_producers(func: Func, target: Target, producer: int) -> Func | None:
     if "consumer" not in scopes or "producer" not in scopes:
         return None
     own = scopes["consumer"].registers, scopes["producer"].registers
-    blocks = int(func.attrs.get("min_blocks", 1))
-    split = register_split(scopes["consumer"].warps, target, producer, blocks)
+    split = register_split(scopes["consumer"].warps, target, producer, residents_of(func))
     if split[0] <= own[0] and split[1] <= own[1]:
         return None
     given = dict(zip(("consumer", "producer"), split))

@@ -12,6 +12,7 @@ from math import prod
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
+from tilec.ir.clusters import all_threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.loc import Loc
@@ -92,8 +93,7 @@ class Watch:
         held = [] if self._laid_out is None else most_held(self._laid_out)
         if self._laid_out is None or not held:
             return
-        groups = int(self._laid_out.attrs.get("consumer_groups", 1))
-        threads = int(self._laid_out.attrs["threads"]) * groups
+        threads = all_threads_of(self._laid_out)
         holding = threads_holding(self._laid_out, held, target)
         message = (
             f"{said_of(held, holding)}: {spilled} bytes of what a thread has are kept in memory, "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import LaunchError, TilecError, shown
-from tilec.ir.options import PLAIN, Options
+from tilec.ir.options import Options
 from tilec.jit.captured import Reads
 from tilec.jit.compiled import CompiledKernel, require_memory
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, renew_launcher
@@ -48,23 +48,20 @@ class Revision:
     def __init__(
         self,
         function: Callable[..., Any],
-        out: tuple[str, ...],
-        threads: int | None,
-        part: int | None,
         options: Options,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part, options
+        self._function, self._options = function, options
         self._none: set[str] = set()  # tensors that calls gave None for
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
     @functools.cached_property
     def signature(self) -> Signature:
         """The function's parameters as the front end reads them. Raises CompileError."""
-        return frontend.read_signature(*self._of)
+        return frontend.read_signature(self._function, self._options)
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -135,7 +132,7 @@ class Revision:
 
     def renew(self, reads: Reads) -> None:
         """The names stand for the same values again, now found as `reads` says."""
-        module = self._of[0].__globals__
+        module = self._function.__globals__
         old, new = self.reads.test(module, ()), reads.test(module, ())
         self.reads = reads
         if (old.text, [*map(id, old.cells.values())]) != (new.text, [*map(id, new.cells.values())]):
@@ -151,26 +148,19 @@ class Revision:
 
     def write_path(self, kind: str, variant: CompiledKernel) -> LaunchPath:
         """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant`."""
-        module = self._of[0].__globals__
+        module = self._function.__globals__
         known = [replace(p, default=None) if p.name in self._none else p for p in self.parameters]
         return write_path(tuple(known), variant.image, kind, module, self.reads)
 
 
-def read_revision(
-    function: Callable[..., Any],
-    out: tuple[str, ...],
-    threads: int | None,
-    part: int | None = None,
-    options: Options = PLAIN,
-) -> Revision:
-    """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
-    rest is what its decorator says. Raises CompileError where its source cannot be read."""
+def read_revision(function: Callable[..., Any], options: Options) -> Revision:
+    """The revision that the kernel made of `function` is at now. Raises CompileError where its
+    source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = out, threads, part, dataclasses.astuple(options)
-    source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, options, source, describer.reads)
+    source = hash_parts([text, describe(dataclasses.astuple(options))])
+    return Revision(function, options, source, describer.reads)
 
 
 def check_threads(threads: object, what: str, error: type[TilecError]) -> None:

@@ -37,7 +37,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.clusters import groups_of, residents_of
+from tilec.ir.clusters import all_threads_of, residents_of, threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import acting, effects_in
@@ -71,9 +71,8 @@ def arrange(func: Func, target: Target) -> Func:
     form, or none gains by it."""
     if not func.attrs.get("overlap") and not target.has("wgmma"):
         return func.rewrite(For, _in_order)
-    groups = int(func.attrs["threads"]) // target.warp_size // 4
-    blocks = residents_of(func)
-    limit = budget(int(func.attrs["threads"]), True, target, blocks) - KEPT
+    groups, blocks = threads_of(func) // target.warp_size // 4, residents_of(func)
+    limit = budget(threads_of(func), True, target, blocks) - KEPT
     if not func.attrs.get("overlap"):
         asked = [o for o in func.body.every(For) if asks_to_overlap(o)]
         bodies = {o.loc.line: _Body(o) for o in asked}
@@ -119,8 +118,7 @@ def _in_versions(func: Func, groups: int, target: Target) -> Func:
     where that pays."""
     if not func.attrs.get("specialise"):
         return func
-    threads = int(func.attrs["threads"]) * groups_of(func)
-    limit = budget(threads, True, target, residents_of(func)) - KEPT
+    limit = budget(all_threads_of(func), True, target, residents_of(func)) - KEPT
     branches = (o for o in func.body.every(If))
     conditional = {o.c for b in branches for o in Block((), (b,)).every(Gemm)}
     shown = []

@@ -118,8 +118,7 @@ def _carried(o: ops.For) -> int:
     for _, e in effects_in(o.body):
         if e.buffer is not None:
             (found if e.reads and e.buffer not in written else written).add(e.buffer)
-    layouts = ((v.buffer.layout, v.dtype.bits) for v in found if v.buffer.space == "fragment")
-    return sum(layout.size("reg") * bits // 32 for layout, bits in layouts if layout is not None)
+    return sum(v.buffer.registers for v in found if v.buffer.space == "fragment")
 
 
 def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:

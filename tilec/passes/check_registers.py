@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tilec.ir.clusters import groups_of, residents_of
+from tilec.ir.clusters import all_threads_of, groups_of, residents_of
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, Scope, SetRegisters, While
 from tilec.passes.utils.accesses import covered
-from tilec.passes.utils.registers import RESERVED, budget
+from tilec.passes.utils.registers import OTHER_REGISTERS, RESERVED, at_launch, budget
 from tilec.target import Target
 
 GROUP_HINT = "use a smaller tile, or let a group of more threads work on it"
@@ -30,8 +30,7 @@ eight for products with accumulators of 1024)."""
 
 def check_registers(func: Func, target: Target) -> Func:
     _check_local(func, target)
-    groups = groups_of(func)
-    threads = int(func.attrs["threads"]) * groups
+    groups, threads = groups_of(func), all_threads_of(func)
     specialised = bool(func.attrs.get("specialise"))
     given = budget(threads, specialised, target, residents_of(func))
     own = _asked_for(func)
@@ -63,7 +62,7 @@ def most_held(func: Func) -> list[Alloc]:
 
 def threads_holding(func: Func, held: list[Alloc], target: Target) -> int:
     """The threads that hold these fragments: those of the group that works on them, or all."""
-    block = int(func.attrs["threads"]) * groups_of(func)
+    block = all_threads_of(func)
     own = (
         o.warps * target.warp_size
         for o in func.body.every(Scope)
@@ -95,6 +94,13 @@ def _held_sets(func: Func) -> list[list[Alloc]]:
 def fragment_registers(func: Func) -> int:
     """Registers of a thread that all fragments of a LAID_OUT function take."""
     return _taken(_fragments(func).values())
+
+
+def registers_left(func: Func, target: Target) -> int:
+    """Registers that a thread of a LAID_OUT function has at launch beside its fragments and what a
+    loop with a product takes."""
+    launched = at_launch(int(func.attrs["launch_threads"]), target)
+    return launched - OTHER_REGISTERS - fragment_registers(func)
 
 
 def is_roomy(func: Func) -> bool:

@@ -23,8 +23,8 @@ from math import prod
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream, walk
-from tilec.ir.effects import effects_in
-from tilec.ir.ops import Alloc, Atomic, Fill, For, If, Load, Parallel
+from tilec.ir.effects import acts_beyond_buffers, effects_in
+from tilec.ir.ops import FOLDS, Alloc, Atomic, Fill, For, If, Load, Parallel
 from tilec.ir.semantics import neutral
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.ir.uniformity import asks_for_threads
@@ -32,7 +32,6 @@ from tilec.target import Target
 
 LEAST = 256  # iterations
 MOST_BYTES = 16 << 10  # of a block's own elements: blocks stand beside others
-_KINDS = ("add", "or", "xor", "and", "max", "min")
 
 
 def collect_atomics(func: Func, target: Target) -> Func:
@@ -93,7 +92,7 @@ class _Scopes:
             return None
         if isinstance(o, For) and o.kind not in ("serial", "unroll"):
             return None
-        if any(e.region is None and e.kind != "describe" for _, e in effects_in(o)):
+        if acts_beyond_buffers(o):
             return None  # others may be told of what is done
         b = Builder(o.loc)
         subst: Substitution = {}
@@ -130,7 +129,7 @@ class _Scopes:
         dtype = a.dest.dtype
         able = dtype.bits >= 32 and (dtype.is_int or (dtype.is_float and kind == "add"))
         quiet = a.kind == kind and not self.users.get(a.result)
-        return quiet and kind in _KINDS and able and self.is_tensor(a)
+        return quiet and kind in FOLDS and able and self.is_tensor(a)
 
     def is_tensor(self, a: Atomic) -> bool:
         return any(p.value is a.dest and p.role == "tensor" for p in self.func.params)

@@ -35,7 +35,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
-from tilec.ir.effects import effects_in, is_clonable, written_tensors
+from tilec.ir.effects import acts_beyond_buffers, effects_in, is_clonable, written_tensors
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, UINT32, BufferType, DType
@@ -48,7 +48,6 @@ FEW = 4  # atomics of one place that stay as they are
 MOST = 32  # registers of a thread that contributions take
 MOST_HELD = 128  # where they come from such, which LLVM then need not hold beside them
 _REDUCTIONS = {kind: name for name, kind in COMBINED.items()}
-_KINDS = ("add", "max", "min", "and", "or", "xor")
 
 
 def combine_atomics(func: Func, target: Target) -> Func:
@@ -148,7 +147,7 @@ class _Scopes:
 
     def is_quiet(self, o: Op) -> bool:
         """Whether what is done in a scope may be seen behind it: nobody is told of a part."""
-        if any(e.region is None and e.kind != "describe" for _, e in effects_in(o)):
+        if acts_beyond_buffers(o):
             return False
         if not isinstance(o, ops.For | ops.If):
             return True
@@ -159,7 +158,7 @@ class _Scopes:
         return isinstance(o, ops.If) or o.kind in ("serial", "unroll", "pipelined")
 
     def is_plain(self, a: ops.Atomic) -> bool:
-        return a.kind in _KINDS and not self.users.get(a.result)
+        return a.kind in ops.FOLDS and not self.users.get(a.result)
 
     def groups(self, o: Op) -> list[_Group]:
         places: dict[tuple[object, ...], list[ops.Atomic]] = {}

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import parts_of, split_of
+from tilec.ir.clusters import parts_of, split_of, threads_of
 from tilec.ir.core import Func, Op, Param, Substitution, Value
 from tilec.ir.layout import row_major
 from tilec.ir.types import INT32, INT64, BufferType
@@ -108,7 +108,7 @@ class _Exchange:
 
     def __init__(self, func: Func, o: Op) -> None:
         self.func, self.op, self.loc = func, o, o.loc
-        self.threads = int(func.attrs["threads"])
+        self.threads = threads_of(func)
         self.barrier = meeting(func)
         self.top = Builder(func.loc)
         self.end: tuple[Op, ...] = ()

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import SINGLE, cluster_of, groups_of, residents_of
+from tilec.ir.clusters import SINGLE, cluster_of, groups_of, residents_of, threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
@@ -48,7 +48,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
     groups = ConsumerGroups(func) if count > 1 else None
     part = Slice(func.body, tiles)
-    warps = int(func.attrs["threads"]) // target.warp_size
+    warps = threads_of(func) // target.warp_size
     rings, spans = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
     maps = TensorMaps(func)

@@ -96,10 +96,10 @@ class _Hoist(LoopRegions):
         """(dimension, number) of the slices in which the loop's fragments and what it loads have
         room, or nearly so; 0 if it cannot be cut."""
         held = {a.buffer for a in self.own.values()}
-        fixed = sum(_words(v.buffer.layout, v.dtype) for v in held)
+        fixed = sum(v.buffer.registers for v in held)
         loads = {(o.source, o.indices): o for o in self.boxes if isinstance(o, Load)}
         hoisted = sum(
-            _words(self.projected(self.layout, self.boxes[o].order), o.source.dtype)
+            self.projected(self.layout, self.boxes[o].order).words(o.source.dtype.bits)
             for o in loads.values()
         )
         hoisted += self.stored()
@@ -122,10 +122,9 @@ class _Hoist(LoopRegions):
         others do not; single bytes are not packed before they are in order."""
         stores = [o for o in self.boxes if isinstance(o, Store)]
         count = self.layout.size("reg")
-        return sum(
-            _words(self.layout, self.result_dtype(o)) if number else 0
-            for number, o in enumerate(stores)
-        ) + sum(count // 2 for o in stores if o.dest.dtype.bits == 8)
+        return sum(self.layout.words(self.result_dtype(o).bits) for o in stores[1:]) + sum(
+            count // 2 for o in stores if o.dest.dtype.bits == 8
+        )
 
     def result_dtype(self, o: Store) -> DType:
         """Of the fragment a store goes to: a copy converts, two values at a time."""
@@ -280,11 +279,6 @@ def sliced(layout: Layout, dim: int, count: int) -> Layout | None:
         return None
     same = all(part.replicas(o) == layout.replicas(o) for o in ("lane", "warp"))
     return part if same and part.size("reg") * count == layout.size("reg") else None
-
-
-def _words(layout: Layout | None, dtype: DType) -> int:
-    """Registers of 32 bits that a thread needs for a fragment."""
-    return 0 if layout is None else -(-layout.size("reg") * dtype.bits // 32)
 
 
 def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bool:

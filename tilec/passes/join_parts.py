@@ -25,8 +25,8 @@ from tilec.ir.copy_engines import CP_ASYNC, CopyEngines, same_order
 from tilec.ir.core import Block, Func, Op, Value, upstream
 from tilec.ir.effects import effects_in, is_clonable
 from tilec.ir.element_loops import shifted
-from tilec.ir.ops import Assume, Copy, For, Load, Parallel, Store
-from tilec.ir.types import BOOL, INT32, ScalarType
+from tilec.ir.ops import Assume, Copy, For, Load, Store
+from tilec.ir.types import BOOL, INT32
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
@@ -82,7 +82,7 @@ class _Joiner:
                 return None
             if extent * len(indices) != o.dest.type.shape[dim]:
                 return None
-            made.append(_loop(o, dim, self._of_index(o, loop)))
+            made += _loop(o, dim, self._of_index(o, loop))
         return made
 
     def _of_index(self, o: Copy, loop: For) -> Places:
@@ -113,10 +113,10 @@ class _Joiner:
             if made is not None:
                 for o in others:
                     found[o] = []
-                found[last] = [made]
+                found[last] = made
         return found
 
-    def _joined(self, copies: Sequence[Copy]) -> Parallel | None:
+    def _joined(self, copies: Sequence[Copy]) -> list[Op] | None:
         parts = [self._part(o) for o in copies]
         at = {}
         for o, part in zip(copies, parts):
@@ -161,20 +161,20 @@ class _Joiner:
         return parts[0], places[parts[0]]
 
 
-def _loop(o: Copy, dim: int, places: Places) -> Parallel:
+def _loop(o: Copy, dim: int, places: Places) -> list[Op]:
     """The loop over elements for all parts that are copied as `o` is; `places`: where each comes
     from."""
-    tile = o.dest.type.static_shape
-    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(tile)))
-    b, extent, own = Builder(o.loc), o.dest.extents[dim], [*args]
-    part = args[dim]
-    if extent > 1:
-        part = b.binary("floordiv", args[dim], extent)
-        own[dim] = b.binary("mod", args[dim], extent)
-    offsets = places(b, part)
-    left = iter([v for v, e in zip(own, o.dest.extents) if e != 1])
-    at = tuple(
-        v if e == 1 else shifted(b, v, next(left)) for v, e in zip(offsets, o.source.extents)
-    )
-    b.emit(Store, o.dest.buffer, args, b.value(Load, o.source.buffer, at))
-    return Parallel(tile, b.block(args), loc=o.loc)
+    b, extent = Builder(o.loc), o.dest.extents[dim]
+    with b.each_element(o.dest.type.static_shape) as (inner, args):
+        part, own = args[dim], [*args]
+        if extent > 1:
+            part = inner.binary("floordiv", args[dim], extent)
+            own[dim] = inner.binary("mod", args[dim], extent)
+        offsets = places(inner, part)
+        left = iter([v for v, e in zip(own, o.dest.extents) if e != 1])
+        at = tuple(
+            v if e == 1 else shifted(inner, v, next(left))
+            for v, e in zip(offsets, o.source.extents)
+        )
+        inner.emit(Store, o.dest.buffer, args, inner.value(Load, o.source.buffer, at))
+    return b.ops

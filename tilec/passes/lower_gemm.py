@@ -23,12 +23,11 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixInstruction, find_instruction
 from tilec.ir.layout import has_runs
 from tilec.ir.types import BOOL, BufferType
-from tilec.passes.check_registers import fragment_registers
+from tilec.passes.check_registers import registers_left
 from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import WGMMA_K_BYTES, Operand, k_bytes, operand, plane, wgmma_reads
-from tilec.passes.utils.registers import OTHER_REGISTERS, at_launch
 from tilec.passes.utils.simt_products import simt_product
 from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
@@ -41,9 +40,7 @@ BESIDE = 32  # registers of a thread for addresses and the like
 
 def lower_gemm(func: Func, target: Target) -> Func:
     packs: dict[Value, int] = {}
-    facts = facts_of(func)
-    launched = at_launch(func.attrs["launch_threads"], target)
-    room = launched - OTHER_REGISTERS - fragment_registers(func)
+    facts, room = facts_of(func), registers_left(func, target)
 
     def visit(o: ops.Gemm) -> list[Op]:
         o, b = o.swap_operands(), Builder(o.loc)
@@ -167,9 +164,7 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
     widths = {(o.a.dtype.bits, instr.a_dtype.bits), (o.b.dtype.bits, instr.b_dtype.bits)}
     late = any(own != taken for own, taken in widths)
     late = late or _crowded(instr, m_atoms, n_atoms, steps, target)
-    a_size, b_size, c_size = (
-        layout.size("reg") // pack for layout, pack in zip((instr.a, instr.b, instr.c), instr.packs)
-    )
+    a_size, b_size, c_size = instr.registers
     kind = "serial" if late and not held else "unroll"
 
     def multiply(

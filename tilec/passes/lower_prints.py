@@ -9,11 +9,12 @@ run time only (on a target of one thread without asking which one it is)."""
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value
-from tilec.ir.ops import For, Load, Print, ThreadIndex, Yield
-from tilec.ir.types import INT32, ScalarType
+from tilec.ir.ops import Load, Print, ThreadIndex
+from tilec.ir.types import INT32
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.target import Target
@@ -44,18 +45,14 @@ def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) ->
 
 
 def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[Op]:
-    outer = Builder(o.loc)
-    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(buffer.buffer.rank))
-    inner = Builder(o.loc)
-    _element(inner, o, buffer, args)
-    body = inner
-    for arg, extent in reversed(list(zip(args, buffer.buffer.shape))):
-        around = Builder(o.loc)
-        zero, one = (around.const(n) for n in (0, 1))
-        body.emit(Yield)
-        end = tensors.number(around, extent, INT32)
-        around.emit(For, "serial", zero, end, one, (), body.block([arg]))
-        body = around
+    outer, body = Builder(o.loc), Builder(o.loc)
+    with ExitStack() as loops:
+        inner, args = body, list[Value]()
+        for d, extent in enumerate(buffer.buffer.shape):
+            count = tensors.number(inner, extent, INT32)
+            index, inner = loops.enter_context(inner.counted(count, f"i{d}", "serial"))
+            args.append(index)
+        _element(inner, o, buffer, tuple(args))
     if target.max_threads == 1:
         return body.ops
     first = outer.compare("eq", outer.value(ThreadIndex), 0)

@@ -301,11 +301,7 @@ class _Views:
 
     def _inside(self, b: Builder, inside: Value | None, value: Value) -> Value:
         """`value`, or zero where it does not lie inside."""
-        if inside is None:
-            return value
-        dtype = value.dtype
-        zero = b.zero(dtype)
-        return b.select(inside, value, zero)
+        return value if inside is None else b.select(inside, value, b.zero(value.dtype))
 
     def store(self, b: Builder, v: Value, indices: Sequence[Value], value: Value) -> None:
         root = self.source[v]

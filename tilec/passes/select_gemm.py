@@ -22,14 +22,13 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.clusters import groups_of, residents_of
+from tilec.ir.clusters import all_threads_of, residents_of, threads_of
 from tilec.ir.core import Func, Op
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.sparse import group_size
 from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32, DType
 from tilec.passes.round_operands import roundable, takes_tf32
@@ -66,14 +65,13 @@ def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
 
 def select_gemm(func: Func, target: Target) -> Func:
     """Raises CompileError for a number of threads the target cannot run."""
-    threads = func.attrs.get("threads") or DEFAULT_THREADS
+    threads = threads_of(func)
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
     if not func.body.has(Gemm):
         return func
-    widest = widest_wgmma(
-        threads * groups_of(func), bool(func.attrs.get("specialise")), target, residents_of(func)
-    )
+    specialised, blocks = bool(func.attrs.get("specialise")), residents_of(func)
+    widest = widest_wgmma(all_threads_of(func), specialised, target, blocks)
     selection = Selection(func, target)
 
     warps = warps_of(func, target)
@@ -92,7 +90,7 @@ def missed(func: Func, target: Target) -> dict[Gemm, list[MatrixInstruction]]:
     """Products (TILE) that threads would do, whose rows or columns are all that keeps instructions
     of a warp from them: these instructions. None that one of a group of warps steps through, as it
     is or with operands swapped: how many threads there are, a plan may say."""
-    threads = func.attrs.get("threads") or DEFAULT_THREADS
+    threads = threads_of(func)
     found = dict[Gemm, list[MatrixInstruction]]()
     for o in func.body.every(Gemm):
         m, n, k = o.shape

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import groups_of
+from tilec.ir.clusters import groups_of, threads_of
 from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
@@ -38,7 +38,7 @@ def stage_stores(func: Func, target: Target) -> Func:
 class _Stager:
     def __init__(self, func: Func, target: Target) -> None:
         self.target = target
-        self.warps = int(func.attrs["threads"]) // target.warp_size
+        self.warps = threads_of(func) // target.warp_size
         self.ragged = ragged_tensors(func)
         self.consumer_groups = groups_of(func)
         types = [o.type for o in func.body.every(Alloc)]

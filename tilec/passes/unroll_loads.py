@@ -186,9 +186,8 @@ class _Work:
                 self.matrices = True
                 return True
             case ops.Load() | ops.Store():
-                buffer = o.source if isinstance(o, ops.Load) else o.dest
                 self.local = True
-                return buffer.buffer.space == "local"
+                return o.buffer.buffer.space == "local"
         return isinstance(o, ops.Const | ops.CheckIndex | ops.WarpMma | ops.Yield) or (
             o.pure and not o.region_fields
         )
@@ -325,7 +324,7 @@ def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
         case ops.MemLoad() | ops.MemStore() | ops.If() | ops.Yield() | ops.CheckIndex():
             return True
         case ops.Load() | ops.Store():
-            return (o.source if isinstance(o, ops.Load) else o.dest).buffer.space == "local"
+            return o.buffer.buffer.space == "local"
         case ops.For():
             return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields

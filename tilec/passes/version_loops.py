@@ -127,12 +127,15 @@ class _Guarded:
             found = Block((), (*b.ops, Yield(loc=self.o.loc)))
         return found
 
+    def act(self) -> Op | None:
+        """All that the body does but loads and numbers, where that is one op; not of a loop that is
+        laid out."""
+        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
+        return acts[0] if self.o.layout is None and len(acts) == 1 else None
+
     def test(self) -> If | None:
         """The `if` that all of the body's acts stand in."""
-        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
-        if self.o.layout is not None or len(acts) != 1:
-            return None
-        (o,) = acts
+        o = self.act()
         if not isinstance(o, If) or o.results or any(x.regions for b in o.regions for x in b.ops):
             return None
         return o
@@ -165,11 +168,8 @@ class _Guarded:
     def mask(self) -> Select | None:
         """The choice of a number, or of the element itself, that is all that the body stores, in a
         fragment."""
-        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
-        if self.o.layout is not None or len(acts) != 1 or not self.repeated:
-            return None
-        (o,) = acts
-        if not isinstance(o, Store) or o.dest.buffer.space != "fragment":
+        o = self.act()
+        if not self.repeated or not isinstance(o, Store) or o.dest.buffer.space != "fragment":
             return None
         made = self.made.get(o.value)
         if not isinstance(made, Select):

@@ -115,32 +115,18 @@ class GlobalShadow:
         at = self._entries(granules)
         for entry in (self.write_, *(self.atomics or ())):
             self._check(entry, by, (at, granules), None, find)
-        actors = by.columns(at.shape)
         kept = self._late(self.read_, by, at)
         if kept is not None and kept.any():
-            self._keep(at[kept])
-        clocks = by.order.clocks
-        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
-        self.read_.put(at, clocks.party, actors, time, record)
-        lost = self.read_.actor.take(at) != actors
-        if kept is not None:
-            lost &= ~kept  # who read before, and is not ordered, says more than who reads along
-        if lost.any():
-            self.former.put(at[lost], clocks.party, actors[lost], time, record)
-
-    def _keep(self, at: Ints) -> None:
-        """The last reads become the former ones."""
-        _copy(self.read_, self.former, at)
+            _copy(self.read_, self.former, at[kept])
+        # Who read before, and is not ordered, says more than who reads along.
+        self._put(self.read_, by, at, self.former, kept)
 
     def write(self, by: Actors, granules: Ints, same: Same, find: Find) -> bool:
         """Actor i writes `granules[i]` (actors, k). Gives whether several write one granule."""
         at = self._entries(granules)
         for entry in (self.write_, self.read_, self.former, *(self.atomics or ())):
             self._check(entry, by, (at, granules), same, find)
-        actors, clocks = by.columns(at.shape), by.order.clocks
-        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
-        self.write_.put(at, clocks.party, actors, time, record)
-        return bool((self.write_.actor.take(at) != actors).any())
+        return self._put(self.write_, by, at)
 
     def atomic(self, by: Actors, granules: Ints, find: Find) -> None:
         """Actor i changes `granules[i]` (actors, k) by an atomic."""
@@ -151,17 +137,32 @@ class GlobalShadow:
             count = len(self.write_.party)
             self.atomics = _Entry(count), _Entry(count)
         last, former = self.atomics
-        actors, clocks = by.columns(at.shape), by.order.clocks
-        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
-        other = (last.party.take(at) != 0) & (
-            (last.actor.take(at) != actors) | (last.party.take(at) != clocks.party)
-        )
+        party, parties = by.order.clocks.party, last.party.take(at)
+        own = (last.actor.take(at) == by.columns(at.shape)) & (parties == party)
+        other = (parties != 0) & ~own
         if other.any():
             _copy(last, former, at[other])
-        last.put(at, clocks.party, actors, time, record)
-        lost = last.actor.take(at) != actors
-        if lost.any():
+        self._put(last, by, at, former)
+
+    def _put(
+        self,
+        entry: _Entry,
+        by: Actors,
+        at: Ints,
+        former: _Entry | None = None,
+        kept: NDArray[np.bool_] | None = None,
+    ) -> bool:
+        """Note what `by` do now. Gives whether several do it in one place; but for where they are
+        `kept`, the entries of those that are lost so become `former` ones."""
+        actors, clocks = by.columns(at.shape), by.order.clocks
+        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
+        entry.put(at, clocks.party, actors, time, record)
+        lost = entry.actor.take(at) != actors
+        if kept is not None:
+            lost &= ~kept
+        if former is not None and lost.any():
             former.put(at[lost], clocks.party, actors[lost], time, record)
+        return bool(lost.any())
 
     def _late(self, entry: _Entry, by: Actors, at: Ints) -> NDArray[np.bool_] | None:
         """Which of the entries are not ordered before what `by` do now; None: no entries."""

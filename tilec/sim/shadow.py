@@ -102,10 +102,7 @@ class Shadow:
         """Thread i of the team reads `granules[i]` (lanes, k)."""
         clocks, team = self.clocks, by.team
         time = clocks.tick(by.active.inst)
-        wrote = self.w_time.take(granules)
-        start = (team.rows * clocks.width)[:, None]
-        behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
-        bad = behind <= wrote
+        bad = self._behind(by, self.w_actor.take(granules)) <= self.w_time.take(granules)
         if self._atomics:
             bad &= self._is_written(granules)
             self._against_atomics(by, granules, None)
@@ -133,11 +130,8 @@ class Shadow:
     def write(self, by: Actors, granules: Ints, same: Same) -> bool:
         """Thread i writes `granules[i]` (lanes, k), or the engine that it starts does. Gives
         whether several threads write one granule."""
-        clocks, team = self.clocks, by.team
-        time = clocks.tick(by.active.inst)
-        start = (team.rows * clocks.width)[:, None]
-        behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
-        bad = behind < self.w_time.take(granules)
+        time = self.clocks.tick(by.active.inst)
+        bad = self._behind(by, self.w_actor.take(granules)) < self.w_time.take(granules)
         if np.count_nonzero(bad):
             bad &= ~same()[:, None]
             self._report_after_writes(by, granules, bad, write=True)
@@ -161,10 +155,9 @@ class Shadow:
     def atomic(self, by: Actors, granules: Ints, blind: bool) -> None:
         """Thread i of the team changes `granules[i]` (lanes, k) by an atomic; `blind`: whatever
         was there."""
-        clocks, team = self.clocks, by.team
+        clocks, wrote = self.clocks, self.w_time.take(granules)
         time = clocks.tick(by.active.inst)
-        wrote, start = self.w_time.take(granules), (team.rows * clocks.width)[:, None]
-        behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
+        behind = self._behind(by, self.w_actor.take(granules))
         if not self._atomics:
             nobody = np.full(self.count, clocks.nobody)
             self._atomics = [(np.zeros(self.count, np.int32), nobody.copy()) for _ in range(2)]
@@ -299,8 +292,7 @@ class Shadow:
         found: list[Conflict] = []
         for times, actors in self._atomics:
             last, who = times.take(granules), actors.take(granules)
-            behind = clocks.seen.ravel().take((rows * clocks.width)[:, None] + who)
-            late = (behind <= last) & (last > self.w_time.take(granules))
+            late = (self._behind(by, who) <= last) & (last > self.w_time.take(granules))
             if same is not None and np.count_nonzero(late):
                 late &= ~same()[:, None]
             lane, k = np.nonzero(late)
@@ -311,6 +303,11 @@ class Shadow:
                 found.append(Conflict("data race", granule, (row,), actor, before, write, True))
         if found:
             self.report(by.active, found)
+
+    def _behind(self, by: Actors, actors: Ints) -> Times:
+        """(lanes, k): what each thread of the team has behind it of the actors of its granules."""
+        rows = (by.team.rows * self.clocks.width)[:, None]
+        return self.clocks.seen.ravel().take(rows + actors)
 
     def _relied(self, issuers: ClockRows) -> Times:
         """By column: what an engine that all issuers start may rely on."""

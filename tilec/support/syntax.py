@@ -4,9 +4,10 @@ compiled."""
 from __future__ import annotations
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -27,13 +28,29 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
         yield node
 
 
+def every(kind: Any, *trees: ast.AST) -> Iterator[Any]:
+    """The nodes of a kind, or of one of several."""
+    return (n for tree in trees for n in nodes(tree) if isinstance(n, kind))
+
+
 def name_nodes(*trees: ast.AST) -> Iterator[ast.Name]:
     """Where names stand."""
-    return (n for tree in trees for n in nodes(tree) if isinstance(n, ast.Name))
+    return every(ast.Name, *trees)
 
 
 def names_in(*trees: ast.AST) -> set[str]:
     return {n.id for n in name_nodes(*trees)}
+
+
+def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that `statements` give a value to, nested blocks included."""
+    return set().union(*map(_assigned_in, statements))
+
+
+@functools.lru_cache(maxsize=1 << 14)  # more than the statements of one kernel, or it never hits
+def _assigned_in(statement: ast.stmt) -> frozenset[str]:
+    """Of one statement: a kernel with open arguments is traced dozens of times."""
+    return frozenset(n.id for n in name_nodes(statement) if isinstance(n.ctx, ast.Store))
 
 
 def own_names(function: ast.FunctionDef) -> set[str]:

@@ -31,6 +31,7 @@ from tilec.jit.specialise import Asked, spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.runtime.arguments import as_index
 from tilec.runtime.expressions import evaluate, names_in
+from tilec.support.syntax import every
 from tilec.target import find_target
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler, TensorSupplyType
@@ -153,9 +154,8 @@ class JITKernel:
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
         options = kernel.options.joined(options)
-        self.kernel = make_kernel(
-            kernel.function, out or kernel.out, kernel.threads, options=options
-        )
+        options = dataclasses.replace(options, out=out or options.out)
+        self.kernel = make_kernel(kernel.function, options)
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +312,7 @@ def par_compile(funcs: Iterable[Kernel], **options: Any) -> list[JITKernel]:
 
 def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    notes = (n.target for n in ast.walk(tree) if isinstance(n, ast.AnnAssign))
+    notes = (n.target for n in every(ast.AnnAssign, tree))
     return {target.id for target in notes if isinstance(target, ast.Name)}
 
 
@@ -341,7 +341,7 @@ class _Eager(JITImpl):
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
-        self.kernel, self.target = make_kernel(function, (), None, options=options), target
+        self.kernel, self.target = make_kernel(function, options), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _listed(_launch(self.kernel)(*args, **kwargs))

@@ -7,6 +7,7 @@ What the operator knows of the kernel, torch's tracers need not look for: which 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import keyword
 import re
@@ -242,10 +243,12 @@ def register(
     wanted = _names("mutates", mutates, kernel)
     if out is not None:
         names = _names("out", out, kernel)
-        if kernel.out and set(names) != set(kernel.out):
-            message = f"{kernel.name} allocates {', '.join(kernel.out)} by its own decorator"
+        own = kernel.options.out
+        if own and set(names) != set(own):
+            message = f"{kernel.name} allocates {', '.join(own)} by its own decorator"
             raise LaunchError(message, hint="name outputs there or in register, not in both")
-        kernel = kernel if kernel.out else make_kernel(kernel.function, names, kernel.threads)
+        if not own:
+            kernel = make_kernel(kernel.function, dataclasses.replace(kernel.options, out=names))
     name = _checked_name(name or f"tilec::{kernel.name}", kernel)
     inputs = read_inputs(kernel.name, kernel.parameters, constants or {}, tuned is not None)
     written = _written(kernel, inputs, wanted if mutates is not None else None)
@@ -310,7 +313,7 @@ def _written(kernel: Kernel, inputs: Inputs, said: Sequence[str] | None) -> froz
 
 def _check_returns(kernel: Kernel) -> None:
     signature = kernel.signature
-    made = {*signature.allocated, *signature.out}
+    made = {*signature.allocated, *signature.options.out}
     given = [name for name in signature.returns if name not in made]
     if given:
         raise LaunchError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tilec.ir.analysis import Facts
+from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import (
     CopyEngines,
     Narrow,
@@ -19,7 +20,7 @@ from tilec.ir.copy_engines import (
 from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
-from tilec.ir.schedule import DEFAULT_THREADS, Plan
+from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
 from tilec.passes.plan_pipeline import (
     BARRIER_BYTES,
@@ -209,7 +210,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         planned,
         tuple(rings),
         4 * sum(c.buffer.size for c in sums),
-        func.attrs.get("threads") or DEFAULT_THREADS,
+        threads_of(func),
         rows,
         refilled,
         engines is not None and _leaves(func, engines),

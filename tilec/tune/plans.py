@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
-from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
+from tilec.ir.schedule import Plan, name_of
 from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted, pipelined
 from tilec.target import Target
@@ -93,7 +94,7 @@ def _wished(found: Sequence[Plan], func: Func, target: Target, wanted: Wanted) -
 def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceError | None:
     """Why `target` cannot run `plan` at all, in the words of the schedule that the user wrote;
     None if it may."""
-    threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
+    threads = plan.threads or threads_of(func)
 
     def refuse(message: str, hint: str) -> ResourceError:
         return ResourceError(message, wanted.loc, hint)

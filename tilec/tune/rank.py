@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.clusters import SINGLE
+from tilec.ir.clusters import SINGLE, threads_of
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
 from tilec.ir.ops import Alloc, For, Gemm, While
-from tilec.ir.schedule import DEFAULT_THREADS, Plan
+from tilec.ir.schedule import Plan
 from tilec.passes.arrange import KEPT
 from tilec.passes.block_order import can_persist, takes_as_they_come
 from tilec.passes.check_registers import held_at_once
@@ -192,7 +192,7 @@ class Candidate:
         sums = sum(self._sums.values())
         for plan in plans(func, self.target, wanted, space):
             asked, plan = plan, _counted(plan)
-            threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
+            threads = plan.threads or threads_of(func)
             widest = widest_wgmma(
                 threads * plan.consumer_groups, plan.specialise, self.target, plan.residents
             )

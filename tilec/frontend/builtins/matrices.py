@@ -10,17 +10,10 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.pointers import place_of
 from tilec.frontend.builtins.scalar import index_of_thread
 from tilec.frontend.builtins.table import Call, builtin
-from tilec.frontend.builtins.tile import (
-    accumulator,
-    check_dtypes,
-    clears_first,
-    factor,
-    put_back,
-    warp_policy,
-)
+from tilec.frontend.builtins.tile import accumulator, check_dtypes, factor, multiply, put_back
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Tile, describe
-from tilec.ir.ops import Gemm, LoadMatrices, WarpMma
+from tilec.ir.ops import LoadMatrices, WarpMma
 from tilec.ir.sparse import METADATA_DTYPES, SPARSE_DTYPES, covered
 from tilec.ir.types import FLOAT32, TFLOAT32, DType
 from tilec.support.lazy import Lazy
@@ -211,21 +204,8 @@ def gemm_sp(t: Expressions, c: Call) -> None:
     if acc.type.static_shape != (m, n):
         hint = f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")'
         raise t.error(f"gemm_sp gives a ({m}, {n}) tile, but C is {describe(acc)}", hint)
-    c.integer("k_pack", 1)
-    policy, clears = warp_policy(t, c), clears_first(t, c, acc)
-    t.emit(
-        Gemm,
-        t.box(a),
-        t.box(b),
-        acc.value,
-        metadata=t.box(e),
-        transpose_a=transposed[0],
-        transpose_metadata=transposed[1],
-        transpose_b=transposed[2],
-        clear=clears,
-        policy=policy,
-        allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and dtype.name == "float32"),
-    )
+    ta, te, tb = transposed
+    multiply(t, c, a, b, acc, e, transpose_a=ta, transpose_metadata=te, transpose_b=tb)
     put_back(t, acc, place)
 
 

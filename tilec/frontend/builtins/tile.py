@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from typing import Any
 
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
@@ -236,37 +237,31 @@ def gemm(t: Expressions, c: Call) -> None:
         message = f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}"
         hint = "allocate C as float32; T.copy converts it on the way out"
         raise t.error(message, hint, c.place("fast_accum"))
-    if "k_pack" in c.values:
-        c.integer("k_pack", 1)
-    policy = warp_policy(t, c)
-    clears = clears_first(t, c, acc)
-    t.emit(
-        Gemm,
-        t.box(a),
-        t.box(b),
-        acc.value,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        clear=clears,
-        policy=policy,
-        # As TileLang multiplies float32 numbers.
-        allow_tf32=c.flag("allow_tf32") or (t.options.tilelang and a.buffer.type.dtype == FLOAT32),
-        fast_accum=fast,
-        asynchronous=c.builtin == "wgmma_gemm",
-    )
+    how: dict[str, Any] = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    how |= {"fast_accum": fast, "asynchronous": c.builtin == "wgmma_gemm"}
+    multiply(t, c, a, b, acc, **how)
     put_back(t, acc, place)
 
 
-def warp_policy(t: Expressions, c: Call) -> str:
-    """The policy of a product, as the op has it."""
+def multiply(
+    t: Expressions, c: Call, a: Tile, b: Tile, acc: Buffer, e: Tile | None = None, **how: Any
+) -> None:
+    """The product of two tiles, `e` the metadata of a compressed A, as the call's other arguments
+    say."""
+    if "k_pack" in c.values:
+        c.integer("k_pack", 1)
     policy = c["policy"]
     if not isinstance(policy, T.GemmWarpPolicy):
         hint = "write T.GemmWarpPolicy.Square, .FullRow or .FullCol"
         raise c.wrong("policy", f"is {describe(policy)}", hint)
-    return policy.value
+    how["clear"] = _clears_first(t, c, acc)
+    # As TileLang multiplies float32 numbers.
+    tf32 = c.flag("allow_tf32") or (t.options.tilelang and a.buffer.type.dtype == FLOAT32)
+    boxes, metadata = (t.box(a), t.box(b)), None if e is None else t.box(e)
+    t.emit(Gemm, *boxes, acc.value, metadata=metadata, policy=policy.value, allow_tf32=tf32, **how)
 
 
-def clears_first(t: Expressions, c: Call, acc: Buffer) -> bool:
+def _clears_first(t: Expressions, c: Call, acc: Buffer) -> bool:
     """Whether a product sets C; where that is known at run time alone, C is cleared here."""
     if not isinstance(c["clear_accum"], Scalar):
         return c.flag("clear_accum")

@@ -92,16 +92,21 @@ with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as bl
 
     def threads(self) -> ast.With:
         """One thread for each iteration."""
+        self.given["BODY"] = list(self.nest.body)
+        return self._one_by_one(self.asked or _THREADS, "T.get_thread_binding(0)")
+
+    def _one_by_one(self, each: int, own: str, top: str = "") -> ast.With:
+        """Blocks of `each` iterations, of which a thread has the one with the number `own`; what it
+        does first."""
         indices = list(range(len(self.nest.indices)))
-        threads = self.asked or _THREADS
         text = f"""
-with T.Kernel(T.ceildiv({_product(indices)}, {threads}), threads={threads}) as block:
-    iteration = block * {threads} + T.get_thread_binding(0)
+with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _THREADS}) as block:
+    {top}
+    iteration = block * {each} + {own}
     if iteration < {_product(indices)}:
         {self._apart("iteration", indices)}
         BODY
 """
-        self.given["BODY"] = list(self.nest.body)
         return self._written(text)
 
     def rows(self, named: Named, known: Known, lanes: int) -> ast.With | None:
@@ -113,17 +118,8 @@ with T.Kernel(T.ceildiv({_product(indices)}, {threads}), threads={threads}) as b
         body = shared_rows(self.nest, named, known, lanes, (self.language, lane), self._fresh)
         if body is None:
             return None
-        indices, each = list(range(len(self.nest.indices))), threads // lanes
-        text = f"""
-with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={threads}) as block:
-    LANE = T.get_lane_idx()
-    iteration = block * {each} + T.get_warp_idx()
-    if iteration < {_product(indices)}:
-        {self._apart("iteration", indices)}
-        BODY
-"""
         self.given |= {"BODY": body, "LANE": lane}
-        return self._written(text)
+        return self._one_by_one(threads // lanes, "T.get_warp_idx()", "LANE = T.get_lane_idx()")
 
     def tiles(
         self,

@@ -25,13 +25,12 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     changed_by,
-    every,
     index_of,
     other_operand,
 )
 from tilec.frontend.whole_loops.rows import FOLDS
 from tilec.ir.types import BOOL, DTYPES, FLOAT32, INT32, DType
-from tilec.support.syntax import name_nodes, names_in
+from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
@@ -76,8 +75,7 @@ def with_casts(nest: Nest, typed: Nest) -> Nest:
 def changes_literals(nest: Nest, named: Named) -> bool:
     """Whether loops change a name that begins with a number and no dtype. It has the dtype of all
     that a loop makes of it; in iterations that are written out, that of the first one at first."""
-    stored = {n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)}
-    own = stored | {*nest.indices}
+    own = assigned_names(nest.body) | {*nest.indices}
 
     def is_number(value: ast.expr) -> bool:
         words = (_called(c.func, named) for c in every(ast.Call, value))

@@ -24,13 +24,14 @@ from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
+from tilec.ir.ops import FOLDS
 from tilec.ir.types import DType
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
 _FEW = 32  # iterations, of a loop that blocks do not share where there is another
 _FLAT = 256  # rows that are shorter than this are gone along together with those beside them
-_ATOMICS = [getattr(T, f"atomic_{name}") for name in ("add", "max", "min", "and", "or", "xor")]
+_ATOMICS = [getattr(T, f"atomic_{name}") for name in FOLDS]
 _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compares: word, operator
     ast.Gt: ("max", ">"), ast.GtE: ("max", ">="), ast.Lt: ("min", "<"), ast.LtE: ("min", "<="),
 }  # fmt: skip

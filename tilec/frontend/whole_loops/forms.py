@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.branches import assigned_names, same_value
+from tilec.frontend.branches import same_value
 from tilec.frontend.builtins.reduce import combine_parts
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
@@ -18,7 +18,7 @@ from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
-from tilec.support.syntax import name_nodes, names_in
+from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -34,7 +34,7 @@ class WholeLoops(Statements):
         """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
-        functions = {n.name for n in nests.every(ast.FunctionDef, node)}
+        functions = {n.name for n in every(ast.FunctionDef, node)}
         local = assigned_names([node]) | functions | self.names.keys()
 
         def named(callee: ast.expr) -> object:

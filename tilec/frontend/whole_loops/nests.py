@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.ir.types import DType
-from tilec.support.syntax import name_nodes, names_in, placed
+from tilec.support.syntax import assigned_names, every, name_nodes, names_in, placed
 
 Named = Callable[[ast.expr], object]
 DtypeOf = Callable[[ast.expr], DType | None]
@@ -259,11 +259,6 @@ def declared(nest: Nest) -> dict[str, ast.expr]:
     }
 
 
-def every(kind: Any, *trees: ast.AST) -> Iterator[Any]:
-    """The nodes of a kind in syntax trees."""
-    return (n for tree in trees for n in ast.walk(tree) if isinstance(n, kind))
-
-
 def changed_by(s: ast.stmt) -> tuple[str, ast.operator, ast.expr] | None:
     """The variable that `name op= value`, `name = name op value` or, the other way around,
     `name = value op name` changes, the operator, and the other operand."""
@@ -379,7 +374,7 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
 def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
     """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
     are written down; None where others are left, or what T.Parallel does not take."""
-    own = {*nest.indices, *(n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store))}
+    own = {*nest.indices, *assigned_names(nest.body)}
     straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
     body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
     found = replace(nest, body=body)

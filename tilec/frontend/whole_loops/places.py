@@ -27,14 +27,13 @@ from tilec.frontend.whole_loops.nests import (
     Nest,
     Put,
     elements_of,
-    every,
     index_of,
     indices_of,
     is_alone,
     tensor_of,
 )
 from tilec.ir.types import FLOAT32, DType
-from tilec.support.syntax import name_nodes, names_in, parsed
+from tilec.support.syntax import assigned_names, every, name_nodes, names_in, parsed
 
 _ATOMICS: tuple[tuple[object, str], ...] = (
     (T.atomic_add, "sum"), (T.atomic_max, "max"), (T.atomic_min, "min"),
@@ -82,7 +81,7 @@ class _Places(ast.NodeTransformer):
 
     def of_loop(self, loop: ast.For) -> list[ast.stmt]:
         self.before, self.behind, self.tested = [], [], False
-        self.changed = {n.id for n in name_nodes(loop) if isinstance(n.ctx, ast.Store)}
+        self.changed = assigned_names([loop])
         made = self.visit(copy.deepcopy(loop))
         return [*self.before, made, *self.behind]
 

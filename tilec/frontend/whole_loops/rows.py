@@ -24,7 +24,7 @@ from tilec import language as T
 from tilec.builtins import formulas, maths
 from tilec.frontend.whole_loops import nests
 from tilec.ir.types import DType
-from tilec.support.syntax import name_nodes, names_in, parsed
+from tilec.support.syntax import assigned_names, name_nodes, names_in, parsed
 
 _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
 _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min, abs, float}
@@ -63,8 +63,7 @@ class Rows:
     @property
     def own(self) -> set[str]:
         """What the iterations name themselves."""
-        made = (n.id for n in name_nodes(*self.nest.body) if isinstance(n.ctx, ast.Store))
-        return {*self.nest.indices, *made}
+        return {*self.nest.indices, *assigned_names(self.nest.body)}
 
     def body(self) -> list[ast.stmt] | None:
         if not self._is_ours():

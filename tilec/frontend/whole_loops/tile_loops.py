@@ -18,7 +18,7 @@ from tilec.frontend.whole_loops.nests import (
     unravelled,
 )
 from tilec.ir.ops.tile import COMBINED
-from tilec.support.syntax import names_in, parsed
+from tilec.support.syntax import every, names_in, parsed
 
 _OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
@@ -369,4 +369,4 @@ for {turn} in {self.language}.serial({turns}):
 def _divides(s: ast.stmt) -> bool:
     """Whether a statement stores a quotient."""
     stores = isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Subscript)
-    return stores and any(isinstance(n, ast.Div) for n in ast.walk(s))
+    return stores and any(every(ast.Div, s))

@@ -29,7 +29,7 @@ from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of
-from tilec.support.syntax import names_in, parsed
+from tilec.support.syntax import every, names_in, parsed
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
 # out of a row by little; one of longer rows is all of a row where it can be.
@@ -174,7 +174,7 @@ class Tiles(TileLoops):
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
         if len(loops) > 1 or not folds - {""} or self._store(before):
             return 1
-        if any(isinstance(s, ast.If) and not self._kind(s) for s in ast.walk(loops[0])):
+        if not all(map(self._kind, every(ast.If, loops[0]))):
             return 1
         return 1 << max(most, 1).bit_length() - 1
 

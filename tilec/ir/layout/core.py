@@ -91,6 +91,10 @@ class Layout:
         """Registers of a thread, lanes, warps or offsets: the product of the owner's radices."""
         return prod(d.radix for d, _ in self._weighted[owner])
 
+    def words(self, bits: int) -> int:
+        """Registers of 32 bits that a thread takes for its elements, of so many bits each."""
+        return -(-self.size("reg") * bits // 32)
+
     def replicas(self, owner: str) -> int:
         """How many of the owner's indices hold each element, everything else being equal."""
         return prod(d.radix for d, _ in self._weighted[owner] if d.replicates)

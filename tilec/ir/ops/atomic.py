@@ -13,9 +13,12 @@ from tilec.ir.errors import InternalError
 from tilec.ir.op_classes import op
 from tilec.ir.types import DType, scalar_type
 
-__all__ = ["ATOMICS", "atomicrmw", "ElementAccess", "Atomic", "AtomicTile", "MemAtomic", "MemRed"]
+__all__ = [
+    "ATOMICS", "FOLDS", "atomicrmw", "ElementAccess", "Atomic", "AtomicTile", "MemAtomic", "MemRed",
+]  # fmt: skip
 
-ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange")
+FOLDS = ("add", "max", "min", "and", "or", "xor")  # which come to the same in any order
+ATOMICS = (*FOLDS, "exchange")
 _OF_INTS = {"max": "max", "min": "min", "exchange": "xchg"}
 _OF_UINTS = {"max": "umax", "min": "umin", "exchange": "xchg"}
 _OF_FLOATS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}

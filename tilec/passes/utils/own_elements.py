@@ -21,15 +21,13 @@ MOST_ELEMENTS = 1 << 18
 MOST_DIMENSIONS = 3
 """Of those that say whose an element is: their indices, of 20 bits each, make one number."""
 
-COMMUTES = frozenset({"add", "min", "max", "and", "or", "xor"})
-
 
 def is_unordered(o: Op, facts: Facts) -> bool:
     """Whether threads may do `o`, which updates an element, or stores one in shared memory where a
     counter says, in any order and in whatever iterations. A counter's resets are told by
     barriers."""
     if isinstance(o, ops.Atomic):
-        return o.kind in COMMUTES
+        return o.kind in ops.FOLDS
     if not isinstance(o, ops.Store) or o.dest.buffer.space != "shared":
         return False
     for index in o.indices:

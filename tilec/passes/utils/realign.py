@@ -26,9 +26,10 @@ from tilec.ir.core import Func, Region, Value
 from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import INT64, UINT32, BufferType
+from tilec.passes.check_registers import fragment_registers, registers_left
 from tilec.passes.utils.addressing import Place, Tensors, coordinates, narrow, unique_replica
 from tilec.passes.utils.building import copy_whole
-from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
+from tilec.passes.utils.registers import MOST_LACKING
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load
@@ -84,14 +85,8 @@ class Realigner:
         self.tensors = Tensors(func)
         self.warp_size = target.warp_size
         self.warps = threads // target.warp_size
-        held = sum(
-            o.type.layout.size("reg") * o.type.dtype.bits
-            for o in func.body.every(ops.Alloc)
-            if o.type.space == "fragment" and o.type.layout is not None
-        )
-        launched = int(func.attrs["launch_threads"])
-        self.fragments = held // 32
-        self.room = at_launch(launched, target) - OTHER_REGISTERS - self.fragments
+        self.fragments = fragment_registers(func)
+        self.room = registers_left(func, target)
 
     def tiles(self, copies: Iterable[ops.Copy]) -> dict[Value, Tile]:
         """How the tiles of run-ahead copies come, by buffer, of those that come so. As many parts

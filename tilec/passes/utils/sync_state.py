@@ -7,7 +7,7 @@ from collections.abc import Collection, Container
 from dataclasses import dataclass, field, fields
 
 from tilec.ir.core import Op, Value
-from tilec.ir.intervals import Range
+from tilec.ir.intervals import Range, decide
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
@@ -42,12 +42,7 @@ class Stored:
         """Whether two threads may write an element by one and the other."""
         if self.tensor is not other.tensor or self.by == other.by:
             return False
-        return not any(map(_are_apart, self.box, other.box))
-
-
-def _are_apart(a: Range, b: Range) -> bool:
-    below = a[1] is not None and b[0] is not None and a[1] < b[0]
-    return below or (b[1] is not None and a[0] is not None and b[1] < a[0])
+        return not any(decide("eq", a, b) == (0, 0) for a, b in zip(self.box, other.box))
 
 
 @dataclass
