@@ -368,8 +368,7 @@ class CompiledKernel(Launchable):
                 unfit = f"rows without gaps and an address divisible by {a.dense} bytes, got "
                 unfit += f"strides {t.strides} and an address divisible by {alignment(t.pointer)}"
             elif row_fact(t, a.align) < a.row:
-                unfit = "rows of whole 16 bytes with gaps behind them, got rows of "
-                unfit += f"{t.shape[-1]} elements"
+                unfit = f"rows of whole {a.row} bytes, got rows of {t.shape[-1]} elements"
             if unfit:
                 message = f"{a.name}: this variant was compiled for {unfit}"
                 hint = "compile it for a specification of such an array, or pass a copy"
