@@ -35,6 +35,7 @@ from tilec.support.syntax import name_nodes, names_in
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
+_ENDS = (T.infinity, T.max_value, T.min_value)
 
 
 def with_dtypes(
@@ -130,9 +131,9 @@ class _Folded:
             case ast.Constant(bool()):
                 bools = self._is_only_folded(behind, BOOL, _is_bool)
                 return (_text(BOOL, value), value) if bools else None
-            case ast.Constant() | ast.UnaryOp() if _is_int(value):
+            case ast.Constant() | ast.UnaryOp() | ast.Call() if self._is_int(value):
                 dtype = self._of_int(behind)
-                if dtype is not None and self._is_only_folded(behind, dtype, _is_int):
+                if dtype is not None and self._is_only_folded(behind, dtype, self._is_int):
                     return _text(dtype, value), value
         if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
             return _text(FLOAT32, value), value
@@ -201,10 +202,26 @@ class _Folded:
                 return True
             case ast.Name() | ast.Attribute():
                 return isinstance(self.named(value), float)
-            case ast.Call(func, [ast.Constant(text)], []):
-                word = self.named(func)
-                return word is float or (word is T.infinity and text == FLOAT32.name)
-        return False
+            case ast.Call(func, [ast.Constant(str())], []) if self.named(func) is float:
+                return True
+        dtype = self._end_of(value)
+        return dtype is not None and dtype.is_float
+
+    def _is_int(self, value: ast.expr) -> bool:
+        """Whether it is an int, or an end of ints that indices have, too."""
+        dtype = self._end_of(value)
+        ours = dtype is not None and dtype.is_int and common_dtype(self.index, dtype) is self.index
+        return ours or _is_int(value)
+
+    def _end_of(self, value: ast.expr) -> DType | None:
+        """The dtype whose largest or smallest number a word is, which is a number as any other."""
+        match value:
+            case ast.Call(ast.Name() | ast.Attribute() as func, args, []):
+                if any(self.named(func) is word for word in _ENDS):
+                    if not args:
+                        return FLOAT32
+                    return None if self.dtype_of is None else self.dtype_of(args[0])
+        return None
 
     def _chosen(self, s: ast.stmt) -> ast.expr | None:
         """What a statement gives the name: on a condition, or out of loops."""

@@ -11,6 +11,7 @@
                                                                 other += -X[b, c, h, w]
     if X[i, j] > 0:                             found = max(found, X[i, j] > 0)  # bools
         found = True
+    a, b = X[i, j], Y[i, j]                     a = X[i, j]; b = Y[i, j]
 
 Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
 indices name; who reads this form asks for that (`Rows._read`).
@@ -23,14 +24,67 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.frontend.whole_loops.nests import DtypeOf, Nest, chain_of, declared, index_of
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Nest,
+    chain_of,
+    declared,
+    every,
+    fresh_name,
+    index_of,
+)
 from tilec.ir.types import BOOL
-from tilec.support.syntax import names_in, parsed
+from tilec.support.syntax import names_in, parsed, placed
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
 }  # fmt: skip
 _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
+
+
+def one_by_one(nest: Nest, used: set[str]) -> Nest:
+    """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
+    `used`, where `y` reads `a`, and of `a = b = 0`."""
+    taken = {*used}
+
+    def fresh(base: str) -> str:
+        taken.add(name := fresh_name(base, taken))
+        return name
+
+    class Apart(ast.NodeTransformer):
+        def visit_Assign(self, s: ast.Assign) -> ast.AST | list[ast.stmt]:
+            match s:
+                case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
+                    names = [_assigned(t) for t in targets]
+                    if len(names) != len(values) or "" in names:
+                        return s
+                    read = (names_in(value) for value in values)
+                    if any(reads & {*names[:at]} for at, reads in enumerate(read)):
+                        others = [fresh(name.lower()) for name in names]
+                        pairs = [(ast.Name(o, ast.Store()), v) for o, v in zip(others, values)]
+                        pairs += [(t, ast.Name(o, ast.Load())) for t, o in zip(targets, others)]
+                    else:
+                        pairs = [*zip(targets, values)]
+                case ast.Assign([_, _, *_] as targets, ast.Constant() as value):
+                    pairs = [(target, value) for target in targets]
+                case _:
+                    return s
+            return [placed(ast.Assign([copy.deepcopy(t)], v), s) for t, v in pairs]
+
+    several = (ast.Tuple, ast.Constant)
+    found = (s for s in every(ast.Assign, *nest.body) if isinstance(s.value, several))
+    if not any(len(s.targets) > 1 or isinstance(s.value, ast.Tuple) for s in found):
+        return nest
+    made = [Apart().visit(copy.deepcopy(s)) for s in nest.body]
+    return replace(nest, body=tuple(x for s in made for x in (s if isinstance(s, list) else [s])))
+
+
+def _assigned(target: ast.expr) -> str:
+    """The name, or the tensor, that an assignment changes; "" for anything else."""
+    match target:
+        case ast.Name(name) | ast.Subscript(ast.Name(name)):
+            return name
+    return ""
 
 
 def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:

@@ -153,7 +153,8 @@ class Rows:
         used = [n.id for n in name_nodes(*loop.body)]
         others = {name for s in behind for name in _given(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
-        folded = all(used.count(name) == 2 - once[name] for name in folds)
+        apart = folds.keys() - self._running(chain)
+        folded = all(used.count(name) == 2 - once[name] for name in apart)
         return None if not folded or own & others else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
@@ -201,6 +202,10 @@ class Rows:
         """The variables that a statement leaves the largest or smallest element in, and its place;
         none, which lanes of a warp do not look for together."""
         return ()
+
+    def _running(self, chain: Sequence[ast.For]) -> set[str]:
+        """The variables that are read between the folds into them, too: of a warp's lanes none."""
+        return set()
 
     def _is_atomic(self, s: ast.stmt) -> bool:
         """Whether a statement adds to an element, in any order: not where lanes of a warp come
