@@ -196,6 +196,8 @@ class Folds(Rows):
         """That of an expression behind the statements `before` it in a loop; None where it does not
         follow from what is read."""
         match value:
+            case ast.Name(name) if name in self.sums:
+                return self.dtype_of(self.sums[name])
             case ast.Name(name):
                 for at, s in reversed([*enumerate(before)]):
                     match s:
@@ -203,7 +205,7 @@ class Folds(Rows):
                             return self.dtype_of(dtype)
                         case ast.Assign([ast.Name(made)], given) if made == name:
                             return self.dtype(given, before[:at])
-                return self.dtype_of(self.sums[name]) if name in self.sums else None
+                return None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
                 return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
             case ast.UnaryOp(ast.USub(), given):
