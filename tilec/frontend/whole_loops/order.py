@@ -53,6 +53,7 @@ def one_by_one(nest: Nest, used: set[str]) -> Nest:
 
     class Apart(ast.NodeTransformer):
         def visit_Assign(self, s: ast.Assign) -> ast.AST | list[ast.stmt]:
+            pairs: list[tuple[ast.expr, ast.expr]]
             match s:
                 case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
                     names = [_assigned(t) for t in targets]

@@ -232,11 +232,11 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 got = self.fresh("sums")
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
                 after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
-                begun, found = f"{kept}[{self.o}]", f"{got}[{self.o}]"
-                both = f"{begun} {symbol} {found}"
+                begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
+                both = f"{begun} {symbol} {all_of_it}"
                 if asked:
-                    test = f"{found} {asked.compared} {begun}"
-                    both = f"{self.language}.if_then_else({test}, {found}, {begun})"
+                    test = f"{all_of_it} {asked.compared} {begun}"
+                    both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
                 else:
                     folded = f"{own} {symbol} ({text})"
                 last += parsed(
