@@ -111,6 +111,24 @@ def share(X: T.Tensor((3, M, N), "float32"), Y: T.Tensor((3, M, N), "float32")):
             Y[b, i, j] = upto
 
 
+@tilec.kernel
+def from_the_end(
+    X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32"),
+    Z: T.Tensor((M, N), "float32"), S: T.Tensor((M,), "float32"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        acc, total, most = 0.0, 0.0, -1.0
+        for j in range(N - 1, -1, -1):
+            acc += X[i, j]
+            Y[i, j] = acc
+        for j in range(N):
+            most = T.max(most, X[i, N - 1 - j])
+            Z[i, N - j - 1] = most
+        for j in range(N - 1, -1, -1):
+            total += X[i, j] * (j % 3)
+        S[i] = total
+
+
 def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, list[Any], list[Any]]:
     """A kernel, what it is given, and what it must leave in the last ones."""
     x = rng.standard_normal((m, n)).astype(np.float32)
@@ -144,6 +162,11 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
         at = fall.argmax(1) if n else np.full(m, -1)
         worst = fall.max(1) if n else np.full(m, -1.0)
         return drawdown, [x], [worst, at.astype(np.int32), fall + level[:, :-1]]
+    if name == "from_the_end":
+        wide = x.astype(float)[:, ::-1]
+        most = np.maximum.accumulate(np.maximum(wide, -1), 1)
+        total = (x.astype(float) * (np.arange(n) % 3)).sum(1)
+        return from_the_end, [x], [wide.cumsum(1)[:, ::-1], most[:, ::-1], total]
     x = rng.random((3, m, n)).astype(np.float32) + 0.1
     return share, [x], [(x / x.sum(2, keepdims=True, dtype=float)).cumsum(2)]
 
@@ -152,7 +175,7 @@ DTYPES = {
     "sums_before": ("float16", "float32"), "ends": ("float16", "float32"),
     "counts": ("int32", "int64"), "drawdown": ("float32", "int32", "float32"),
 }  # fmt: skip
-NAMES = ("sums", "sums_before", "products", "ends", "counts", "drawdown", "share")
+NAMES = ("sums", "sums_before", "products", "ends", "counts", "drawdown", "share", "from_the_end")
 
 
 def outputs(name: str, want: list[Any]) -> list[np.ndarray]:

@@ -58,7 +58,7 @@ class WholeLoops(Statements):
         """`local`: the names that `named` takes for the loop's own, to which those are added that
         its statements become."""
         used = self.frame.source.used_names()
-        single = typed = one_by_one(nest, used)
+        single = typed = one_by_one(nest, named, used)
         local |= assigned_names([*single.body])
         used = used | local
         if self._has_no_double(nest):

@@ -245,11 +245,11 @@ class Rows:
 
 def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
     """Whether iterations of a loop that differ in `name` alone have different places: an index is
-    `name` plus what no loop changes."""
+    `name`, or its negative, plus what no loop changes."""
 
     def plain(index: ast.expr) -> bool:
         match index:
-            case ast.BinOp(left, ast.Add(), right):
+            case ast.BinOp(left, ast.Add() | ast.Sub(), right):
                 return any(
                     plain(a) and names_in(b).isdisjoint(changed)
                     for a, b in ((left, right), (right, left))
