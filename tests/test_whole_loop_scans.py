@@ -129,6 +129,23 @@ def from_the_end(
         S[i] = total
 
 
+@tilec.kernel
+def by_conditions(
+    X: T.Tensor((M, N), "float32"), B: T.Tensor((M,), "float32"),
+    Y: T.Tensor((M, N), "float32"), Z: T.Tensor((M, N), "int32"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        top: T.float32 = B[i]
+        low = 9
+        for j in range(N):
+            if top <= X[i, j]:
+                top = X[i, j]
+            Y[i, j] = top
+            Z[i, j] = low
+            if T.int32(j - 5) < low:
+                low = T.int32(j - 5)
+
+
 def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, list[Any], list[Any]]:
     """A kernel, what it is given, and what it must leave in the last ones."""
     x = rng.standard_normal((m, n)).astype(np.float32)
@@ -162,6 +179,13 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
         at = fall.argmax(1) if n else np.full(m, -1)
         worst = fall.max(1) if n else np.full(m, -1.0)
         return drawdown, [x], [worst, at.astype(np.int32), fall + level[:, :-1]]
+    if name == "by_conditions":
+        x[rng.random(x.shape) < 0.1] = np.nan
+        begun = np.where(np.arange(m) % 3 == 1, np.nan, rng.standard_normal(m)).astype(np.float32)
+        top = np.fmax.accumulate(np.hstack([begun[:, None], x]), 1)[:, 1:]
+        top[np.isnan(begun)] = np.nan
+        low = np.where(np.arange(n) > 0, -5, 9) + first.astype(int)
+        return by_conditions, [x, begun], [top, low]
     if name == "from_the_end":
         wide = x.astype(float)[:, ::-1]
         most = np.maximum.accumulate(np.maximum(wide, -1), 1)
@@ -174,8 +198,12 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
 DTYPES = {
     "sums_before": ("float16", "float32"), "ends": ("float16", "float32"),
     "counts": ("int32", "int64"), "drawdown": ("float32", "int32", "float32"),
+    "by_conditions": ("float32", "int32"),
 }  # fmt: skip
-NAMES = ("sums", "sums_before", "products", "ends", "counts", "drawdown", "share", "from_the_end")
+NAMES = (
+    "sums", "sums_before", "products", "ends", "counts", "drawdown", "share", "from_the_end",
+    "by_conditions",
+)  # fmt: skip
 
 
 def outputs(name: str, want: list[Any]) -> list[np.ndarray]:

@@ -44,7 +44,7 @@ class Scans(Folds):
         origins = {name: {name} for name in read}  # what a name follows from
         for s, fold in zip(body, folds):
             if fold is not None and fold[0] in read:
-                if self._is_scanned(s, *fold) and _from(origins, fold[2]) <= found:
+                if self._is_scanned(*fold) and _from(origins, fold[2]) <= found:
                     found.add(fold[0])
                 continue
             name, value = given_by(s)
@@ -52,11 +52,11 @@ class Scans(Folds):
                 origins[name] = _from(origins, value)
         return found
 
-    def _is_scanned(self, s: ast.stmt, name: str, word: str, value: ast.expr) -> bool:
+    def _is_scanned(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a scan gives what a fold does: one of a kind that there is, whose order does not
         count, from what the variable is at first."""
         kept, given = self.dtype_of(self.sums[name]), self._dtype_once(value)
-        if word not in SCANS or kept is None or kept is BOOL or self._asked(s) is not None:
+        if word not in SCANS or kept is None or kept is BOOL:
             return False
         if kept.is_float:
             return kept.bits >= 16

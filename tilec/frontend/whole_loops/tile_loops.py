@@ -174,9 +174,9 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
         names, steps, carried = list[tuple[ast.stmt, str]](), list[Step](), list[str]()
         runs = {name: self.fresh(name) for name in sorted(running)}
-        self.running = {
-            name: f"{run}[{self.o}, {self.n} + {PAD - 1}]" for name, run in runs.items()
-        }
+        self.asked = {pick.best for s in loop.body if (pick := self._asked(s)) is not None}
+        for name, run in runs.items():
+            self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
         self.kinds: list[str] = []
@@ -226,7 +226,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             if start is None:
                 return None
             before += parsed(f"{self.language}.fill({tile}, {start})", s)
-            asked = self._asked(s)
+            asked = self._asked(s) if name in self.asked else None
             folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
             if symbol or asked:
                 got = self.fresh("sums")
@@ -273,11 +273,20 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             [*made, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
             [f"{self.scan}({run}[0:{outer}, {PAD - 1}:{end}], {word!r}, 1)"],
         )
-        self.running[name] = own
+        self.running[name] = self._at(name, own)
         begun = f"{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
         begun += f"{each}{first} = {self.held[name]}[{o}]"
-        ended = f"{each}{self.held[name]}[{o}] = {first}"
+        ended = f"{each}{self.held[name]}[{o}] = {self._at(name, first)}"
         return begun, step, f"{each}{first} = {run}[{o}, {end - 1}]", ended
+
+    def _at(self, name: str, place: str) -> str:
+        """A variable that runs, whose scan is at a place: one that a condition compares with stays
+        what is no number."""
+        dtype, t = self.dtype_of(self.sums[name]), self.language
+        if name not in self.asked or dtype is None or not dtype.is_float:
+            return place
+        begun = f"{self.held[name]}[{self.o}]"
+        return f"{t}.if_then_else({t}.isnan({begun}), {begun}, {place})"
 
     def _pick_lines(
         self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
