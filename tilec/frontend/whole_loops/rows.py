@@ -151,7 +151,7 @@ class Rows:
             if not self._is_pure(value):
                 return None
         used = [n.id for n in name_nodes(*loop.body)]
-        others = {name for s in behind for name in _given(s)} | self.outside
+        others = {name for s in behind for name in needed_by(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
         apart = folds.keys() - self._running(chain)
         folded = all(used.count(name) == 2 - once[name] for name in apart)
@@ -259,7 +259,7 @@ def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
     return any(map(plain, nests.indices_of(place)))
 
 
-def _given(s: ast.stmt) -> set[str]:
+def needed_by(s: ast.stmt) -> set[str]:
     """The names that a statement has from those before it: of a loop, those that its iterations do
     not begin by setting."""
     if not isinstance(s, ast.For):
@@ -267,7 +267,7 @@ def _given(s: ast.stmt) -> set[str]:
     found, made = names_in(s.iter), names_in(s.target)
     for inner in s.body:
         if isinstance(inner, ast.For):
-            found |= _given(inner) - made
+            found |= needed_by(inner) - made
             continue
         targets = inner.targets if isinstance(inner, ast.Assign) else []
         own = {t.id for t in targets if isinstance(t, ast.Name)}
