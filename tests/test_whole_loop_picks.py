@@ -109,8 +109,9 @@ def ends(
                     low = T.exp(X[i, j])
             if T.float32(X[i, j]) * 0.3 < near:
                 near = T.float32(X[i, j]) * 0.3
-            if high <= X[i, j]:
-                high = X[i, j]
+            if j >= 0:
+                if high <= X[i, j]:
+                    high = X[i, j]
         A[i] = top
         B[i] = low
         C[i] = near

@@ -138,8 +138,9 @@ def by_conditions(
         top: T.float32 = B[i]
         low = 9
         for j in range(N):
-            if top <= X[i, j]:
-                top = X[i, j]
+            if X[i, j] < 9:
+                if top <= X[i, j]:
+                    top = X[i, j]
             Y[i, j] = top
             Z[i, j] = low
             if T.int32(j - 5) < low:

@@ -110,7 +110,8 @@ class Folds(Rows):
             return None
         text = ast.unparse(value)
         given, kept = self._dtype_once(value), self.dtype_of(self.sums[name])
-        if given and kept and given.is_int and kept.is_int and given.bits < kept.bits:
+        narrow = given and kept and given.is_int and kept.is_int and given.bits < kept.bits
+        if narrow and kept and word in ("max", "min"):
             text = f"{self.language}.cast({text}, {kept.name!r})"  # as `nothing` may be wide
         chosen = f"{self.language}.if_then_else({ast.unparse(test)}, {text}, {nothing})"
         return name, word, ast.parse(chosen, mode="eval").body
@@ -228,6 +229,13 @@ class Folds(Rows):
                     return self.dtype_of(others[0] if found is T.cast else given)
                 return self.dtype(given, before) if found is T.abs else None
         return None
+
+    def _asked_inside(self, s: ast.stmt) -> Pick | None:
+        """The same, under other conditions, too."""
+        found = self._asked(s)
+        if found is None and isinstance(s, ast.If) and len(s.body) == 1:
+            return self._asked_inside(s.body[0])
+        return found
 
     def _dtype_once(self, value: ast.expr) -> DType | None:
         """That of an expression of names that one statement of the nest alone gives a value."""

@@ -174,7 +174,8 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
         names, steps, carried = list[tuple[ast.stmt, str]](), list[Step](), list[str]()
         runs = {name: self.fresh(name) for name in sorted(running)}
-        self.asked = {pick.best for s in loop.body if (pick := self._asked(s)) is not None}
+        asked = {p.best: p for s in loop.body if (p := self._asked_inside(s)) is not None}
+        self.asked = {*asked}
         for name, run in runs.items():
             self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
@@ -226,16 +227,15 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             if start is None:
                 return None
             before += parsed(f"{self.language}.fill({tile}, {start})", s)
-            asked = self._asked(s) if name in self.asked else None
             folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
-            if symbol or asked:
+            if symbol or name in asked:
                 got = self.fresh("sums")
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
                 after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
                 begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
                 both = f"{begun} {symbol} {all_of_it}"
-                if asked:
-                    test = f"{all_of_it} {asked.compared} {begun}"
+                if name in asked:
+                    test = f"{all_of_it} {asked[name].compared} {begun}"
                     both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
                 else:
                     folded = f"{own} {symbol} ({text})"
