@@ -207,3 +207,26 @@ def test_several_names_at_once(target: str, m: int, n: int, rng: np.random.Gener
     want = ((b * (a + b)).sum(1) + (a + b).sum(1)) / (3 * n), (a + b).sum(1)
     np.testing.assert_allclose(y.T, want, rtol=1e-4)
     assert n != 300 or target != "cuda:sm_90a" or is_over_tiles(divergence, p, q, y)
+
+
+@tilec.kernel
+def of_all(X: T.Tensor((M, N), "float32"), Y: T.Tensor((2,), "float32")):
+    for z in T.Parallel(1):
+        top, low = -1.0, X[0, 0]
+        for i in range(M):
+            for j in range(N):
+                if T.abs(X[i, j]) > top:
+                    top = T.abs(X[i, j])
+                if X[i, j] < low:
+                    low = X[i, j]
+        Y[z], Y[z + 1] = top, low
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_blocks_look_together(target: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((64, 3001)).astype(np.float32)
+    y = np.full(2, np.nan, np.float32)
+    run(of_all, target, x, y)
+    np.testing.assert_array_equal(y, [abs(x).max(), x.min()])
+    if target == "cuda:sm_90a":
+        assert "combine_parts" in of_all.compile(x, y, target=target).stages["tile"]

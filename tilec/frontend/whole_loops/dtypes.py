@@ -137,6 +137,10 @@ class _Folded:
                     return _text(dtype, value), value
         if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
             return _text(FLOAT32, value), value
+        dtype = self._reads().dtype(value, ())
+        if dtype is not None and self._folded(behind) == {dtype}:  # as the elements are
+            if self._is_only_folded(behind, dtype, lambda v: False):
+                return _text(dtype, value), value
         return None
 
     def _is_only_folded(
@@ -180,19 +184,25 @@ class _Folded:
 
     def _of_int(self, behind: Sequence[ast.stmt]) -> DType | None:
         """The dtype that what is folded makes of an int."""
-        known = self.dtype_of or (lambda written: FLOAT32)
-        reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
-        counts = {index_of(s) for s in every(ast.For, *behind)}
-        dtypes = {
+        dtypes = self._folded(behind)
+        if dtypes == {FLOAT32}:
+            return FLOAT32
+        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
+        return self.index if small else None
+
+    def _folded(self, behind: Sequence[ast.stmt]) -> set[DType | None]:
+        """The dtypes of what is folded."""
+        counts, reads = {index_of(s) for s in every(ast.For, *behind)}, self._reads()
+        return {
             self.index
             if _is_int(value) or (isinstance(value, ast.Name) and value.id in counts)
             else reads.dtype(value, before)
             for _, value, before in self._folds(behind)
         }
-        if dtypes == {FLOAT32}:
-            return FLOAT32
-        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
-        return self.index if small else None
+
+    def _reads(self) -> Folds:
+        known = self.dtype_of or (lambda written: FLOAT32)
+        return Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
 
     def _is_float(self, value: ast.expr) -> bool:
         match value:
