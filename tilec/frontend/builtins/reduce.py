@@ -28,7 +28,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import BlockIndex, CombineParts, Const, For, Load, Reduce, Scan, Yield
-from tilec.ir.ops.tile import REDUCTIONS
+from tilec.ir.ops.tile import REDUCTIONS, SCANS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
 _MOST_LOCAL = 1024  # elements that a thread reduces by itself
@@ -143,6 +143,16 @@ def _combine_parts(t: Expressions, c: Call) -> Scalar:
 
 builtin(T.cumsum)(lambda t, c: _scan(t, c, "sum"))
 builtin(T.cummax)(lambda t, c: _scan(t, c, "max"))
+
+
+def scan_tile(src: Any, kind: str, dim: int, dst: Any = None, reverse: bool = False) -> None:
+    """As T.cumsum and T.cummax, of any `kind` of `Scan`. Programs that tilec writes say it
+    (`whole_loops.scans`)."""
+
+
+@builtin(scan_tile)
+def _scan_tile(t: Expressions, c: Call) -> None:
+    _scan(t, c, c.choice("kind", SCANS))
 
 
 def _scan(t: Expressions, c: Call, kind: str) -> None:

@@ -129,14 +129,17 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         magnitude: Magnitude,
         dtype_of: DtypeOf,
         combine: object,
+        scan: object,
     ) -> ast.With | None:
         """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
-        `combine`: what gives what blocks have together."""
-        block, part, combined = (self._fresh(n) for n in ("block", "part", "combined"))
+        `combine`: what gives what blocks have together; `scan`: running values."""
+        ours = "block", "part", "combined", "scan"
+        block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
         writer = Tiles(
             self.nest, named, known, lanes, self.language, "", self._fresh,
             magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
+            scan=scanned,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):
@@ -155,7 +158,7 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
 """
         self.given |= {"BODY": found.body, "BLOCK": block, "PART": part}
         self.given["ONE"] = self._fresh("one")
-        self.names[combined] = combine
+        self.names |= {combined: combine, scanned: scan}
         return self._written(text)
 
     def _fresh(self, base: str) -> str:

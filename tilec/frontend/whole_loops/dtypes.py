@@ -34,6 +34,7 @@ from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
+_ENDS = (T.infinity, T.max_value, T.min_value)
 
 
 def with_dtypes(
@@ -128,12 +129,16 @@ class _Folded:
             case ast.Constant(bool()):
                 bools = self._is_only_folded(behind, BOOL, _is_bool)
                 return (_text(BOOL, value), value) if bools else None
-            case ast.Constant() | ast.UnaryOp() if _is_int(value):
+            case ast.Constant() | ast.UnaryOp() | ast.Call() if self._is_int(value):
                 dtype = self._of_int(behind)
-                if dtype is not None and self._is_only_folded(behind, dtype, _is_int):
+                if dtype is not None and self._is_only_folded(behind, dtype, self._is_int):
                     return _text(dtype, value), value
         if self._is_float(value) and self._is_only_folded(behind, FLOAT32, self._is_float):
             return _text(FLOAT32, value), value
+        dtype = self._reads().dtype(value, ())
+        if dtype is not None and self._folded(behind) == {dtype}:  # as the elements are
+            if self._is_only_folded(behind, dtype, lambda v: False):
+                return _text(dtype, value), value
         return None
 
     def _is_only_folded(
@@ -177,19 +182,25 @@ class _Folded:
 
     def _of_int(self, behind: Sequence[ast.stmt]) -> DType | None:
         """The dtype that what is folded makes of an int."""
-        known = self.dtype_of or (lambda written: FLOAT32)
-        reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
-        counts = {index_of(s) for s in every(ast.For, *behind)}
-        dtypes = {
+        dtypes = self._folded(behind)
+        if dtypes == {FLOAT32}:
+            return FLOAT32
+        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
+        return self.index if small else None
+
+    def _folded(self, behind: Sequence[ast.stmt]) -> set[DType | None]:
+        """The dtypes of what is folded."""
+        counts, reads = {index_of(s) for s in every(ast.For, *behind)}, self._reads()
+        return {
             self.index
             if _is_int(value) or (isinstance(value, ast.Name) and value.id in counts)
             else reads.dtype(value, before)
             for _, value, before in self._folds(behind)
         }
-        if dtypes == {FLOAT32}:
-            return FLOAT32
-        small = all(d and d.is_int and common_dtype(self.index, d) is self.index for d in dtypes)
-        return self.index if small else None
+
+    def _reads(self) -> Folds:
+        known = self.dtype_of or (lambda written: FLOAT32)
+        return Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
 
     def _is_float(self, value: ast.expr) -> bool:
         match value:
@@ -199,10 +210,26 @@ class _Folded:
                 return True
             case ast.Name() | ast.Attribute():
                 return isinstance(self.named(value), float)
-            case ast.Call(func, [ast.Constant(text)], []):
-                word = self.named(func)
-                return word is float or (word is T.infinity and text == FLOAT32.name)
-        return False
+            case ast.Call(func, [ast.Constant(str())], []) if self.named(func) is float:
+                return True
+        dtype = self._end_of(value)
+        return dtype is not None and dtype.is_float
+
+    def _is_int(self, value: ast.expr) -> bool:
+        """Whether it is an int, or an end of ints that indices have, too."""
+        dtype = self._end_of(value)
+        ours = dtype is not None and dtype.is_int and common_dtype(self.index, dtype) is self.index
+        return ours or _is_int(value)
+
+    def _end_of(self, value: ast.expr) -> DType | None:
+        """The dtype whose largest or smallest number a word is, which is a number as any other."""
+        match value:
+            case ast.Call(ast.Name() | ast.Attribute() as func, args, []):
+                if any(self.named(func) is word for word in _ENDS):
+                    if not args:
+                        return FLOAT32
+                    return None if self.dtype_of is None else self.dtype_of(args[0])
+        return None
 
     def _chosen(self, s: ast.stmt) -> ast.expr | None:
         """What a statement gives the name: on a condition, or out of loops."""

@@ -21,11 +21,18 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
-from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    changed_by,
+    counted,
+    is_alone,
+    tensor_of,
+)
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.ops import FOLDS
 from tilec.ir.types import DType
+from tilec.support.syntax import every, name_nodes
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -88,23 +95,25 @@ class Folds(Rows):
         return self.magnitude(self._extent(loop))[0]
 
     def _fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
-        test: ast.expr | None = None
-        if isinstance(s, ast.If) and len(s.body) == 1 and not s.orelse:
-            test, s = s.test, s.body[0]
-        found = super()._fold(s) or self._other_fold(s)
-        if found is None or self._is_cut_off(*found):
-            return None
-        if test is None:
-            return found
-        if not self._is_pure(test):
+        if not isinstance(s, ast.If):
+            found = super()._fold(s) or self._other_fold(s)
+            return None if found is None or self._is_cut_off(*found) else found
+        if (asked := self._asked(s)) is not None:
+            return asked.best, asked.word, asked.value
+        test = s.test
+        found = self._fold(s.body[0]) if len(s.body) == 1 and not s.orelse else None
+        if found is None or not self._is_pure(test):
             return None
         name, word, value = found
         nothing = self._neutral(word, self.sums[name])
         if nothing is None:
             return None
-        chosen = (
-            f"{self.language}.if_then_else({ast.unparse(test)}, {ast.unparse(value)}, {nothing})"
-        )
+        text = ast.unparse(value)
+        given, kept = self._dtype_once(value), self.dtype_of(self.sums[name])
+        narrow = given and kept and given.is_int and kept.is_int and given.bits < kept.bits
+        if narrow and kept and word in ("max", "min"):
+            text = f"{self.language}.cast({text}, {kept.name!r})"  # as `nothing` may be wide
+        chosen = f"{self.language}.if_then_else({ast.unparse(test)}, {text}, {nothing})"
         return name, word, ast.parse(chosen, mode="eval").body
 
     def _other_fold(self, s: ast.stmt) -> tuple[str, str, ast.expr] | None:
@@ -125,41 +134,60 @@ class Folds(Rows):
         ours = kept is not None and kept.is_int and word in ("sum", "prod")
         return ours and given is not None and given.is_float
 
-    def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
+    def _compared(self, s: ast.stmt) -> tuple[Pick, dict[str, ast.expr]] | None:
+        """A condition that gives a variable what is more, or less, than it; with all that it gives
+        variables. The place of it is not read."""
         match s:
-            case ast.If(
-                ast.Compare(left, [compared], [right]),
-                [ast.Assign([ast.Name(a)], x), ast.Assign([ast.Name(b)], y)],
-                [],
-            ) if type(compared) in _SIDES and len(chain) == 1:
-                pass
+            case ast.If(ast.Compare(left, [compared], [right]), body, []) if (
+                type(compared) in _SIDES
+            ):
+                given = {t: v for t, v in map(given_by, body) if v is not None}
             case _:
                 return None
-        word, how = _SIDES[type(compared)]
-        best = {a, b} & {n.id for side in (left, right) if isinstance(n := side, ast.Name)}
-        if len(best) != 1 or a == b or not {a, b} <= {*self.sums}:
+        if len(given) != len(body) or not given.keys() <= {*self.sums}:
             return None
-        given = {a: x, b: y}
+        word, how = _SIDES[type(compared)]
+        best = given.keys() & {n.id for side in (left, right) if isinstance(n := side, ast.Name)}
+        if len(best) != 1:
+            return None
         (name,) = best
-        (at,) = {a, b} - best
         value = left
         if isinstance(left, ast.Name) and left.id == name:
             value, how = right, _TURNED[how]
             word = "max" if word == "min" else "min"
-        target = chain[0].target
-        same = ast.unparse(given[name]) == ast.unparse(value)
-        if not same or ast.unparse(given[at]) != ast.unparse(target) or not self._is_pure(value):
+        if ast.unparse(given[name]) != ast.unparse(value) or not self._is_pure(value):
             return None
-        found = Pick(name, at, word, how, value)
+        return Pick(name, "", word, how, value), given
+
+    def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
+        """That and the place of the element."""
+        found = self._compared(s)
+        if found is None or len(found[1]) != 2 or len(chain) != 1:
+            return None
+        (at,) = found[1].keys() - {found[0].best}
+        pick = found[0]._replace(at=at)
+        if ast.unparse(found[1][at]) != ast.unparse(chain[0].target):
+            return None
         body = chain[-1].body
-        return found if self._keeps(found, body[: body.index(s)]) else None
+        return pick if self._keeps(pick, body[: body.index(s)]) else None
+
+    def _asked(self, s: ast.stmt) -> Pick | None:
+        """`if value > best: best = value`: T.max but for what `best` is at first, which stays if it
+        is no number. What floats round, or are not, keeps its order."""
+        found = self._compared(s)
+        if found is None or len(found[1]) != 1:
+            return None
+        kept, given = self.dtype_of(self.sums[found[0].best]), self._dtype_once(found[0].value)
+        if kept is None or not (kept.is_float or (given is not None and is_exact(given, kept))):
+            return None
+        return found[0]
 
     def _keeps(self, p: Pick, before: Sequence[ast.stmt]) -> bool:
         """Whether its variables hold what they are given as it is. The next element is compared
         with a rounded one otherwise, and which is the most follows from their order."""
         best, at = (self.dtype_of(self.sums[name]) for name in (p.best, p.at))
         given = self.dtype(p.value, before)
-        if best is None or at is None or given is None or not _is_exact(given, best):
+        if best is None or at is None or given is None or not is_exact(given, best):
             return False
         if at.bits < 32:
             return False
@@ -169,6 +197,8 @@ class Folds(Rows):
         """That of an expression behind the statements `before` it in a loop; None where it does not
         follow from what is read."""
         match value:
+            case ast.Name(name) if name in self.sums:
+                return self.dtype_of(self.sums[name])
             case ast.Name(name):
                 for at, s in reversed([*enumerate(before)]):
                     match s:
@@ -176,7 +206,7 @@ class Folds(Rows):
                             return self.dtype_of(dtype)
                         case ast.Assign([ast.Name(made)], given) if made == name:
                             return self.dtype(given, before[:at])
-                return self.dtype_of(self.sums[name]) if name in self.sums else None
+                return None
             case ast.Subscript(ast.Name(tensor)) if tensor not in self.own:
                 return self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
             case ast.UnaryOp(ast.USub(), given):
@@ -199,6 +229,19 @@ class Folds(Rows):
                     return self.dtype_of(others[0] if found is T.cast else given)
                 return self.dtype(given, before) if found is T.abs else None
         return None
+
+    def _asked_inside(self, s: ast.stmt) -> Pick | None:
+        """The same, under other conditions, too."""
+        found = self._asked(s)
+        if found is None and isinstance(s, ast.If) and len(s.body) == 1:
+            return self._asked_inside(s.body[0])
+        return found
+
+    def _dtype_once(self, value: ast.expr) -> DType | None:
+        """That of an expression of names that one statement of the nest alone gives a value."""
+        stored = [n.id for n in name_nodes(*self.nest.body) if isinstance(n.ctx, ast.Store)]
+        once = [s for s in every(ast.Assign, *self.nest.body) if stored.count(given_by(s)[0]) == 1]
+        return self.dtype(value, once)
 
     def _picked(self, s: ast.stmt, chain: Sequence[ast.For]) -> tuple[str, ...]:
         found = self._pick(s, chain)
@@ -228,7 +271,15 @@ class Folds(Rows):
         return False
 
 
-def _is_exact(given: DType, kept: DType) -> bool:
+def given_by(s: ast.stmt) -> tuple[str, ast.expr | None]:
+    """The name that a statement gives a value, and the value."""
+    match s:
+        case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), _, value):
+            return name, value
+    return "", None
+
+
+def is_exact(given: DType, kept: DType) -> bool:
     """Whether one dtype has all numbers of another."""
     if given is kept:
         return True

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import same_value
-from tilec.frontend.builtins.reduce import combine_parts
+from tilec.frontend.builtins.reduce import combine_parts, scan_tile
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar
 from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
-from tilec.frontend.whole_loops.order import across_rows
+from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.places import as_folds
+from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
@@ -48,17 +49,20 @@ class WholeLoops(Statements):
         extents = [self.expression(e) for e in nest.extents]
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
-            forms[node] = self._form(node, nest, named, extents, tiles)
+            forms[node] = self._form(node, nest, named, local, extents, tiles)
         return forms[node]
 
     def _form(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, extents: list[object],
-        tiles: Mapping[str, str],
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str],
+        extents: list[object], tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
+        """`local`: the names that `named` takes for the loop's own, to which those are added that
+        its statements become."""
         used = self.frame.source.used_names()
-        typed = nest
-        if self._has_no_double(nest):
-            typed = with_dtypes(nest, named, self._dtype_of, self.index_dtype)
+        single = one_by_one(nest, named, used)
+        local |= assigned_names([*single.body])
+        used = used | local
+        typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
         product = nests.product_of(typed, named) if tiles else None
         if product is not None and self._can_tile(product):
@@ -74,7 +78,7 @@ class WholeLoops(Statements):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         made = self._with_loops(blocks, named)
         if made is None:
-            cast = with_casts(nest, typed)
+            cast = with_casts(single, self._typed(single, named))
             straight = nests.written_out(cast, named, self._static)
             if straight is not None and not changes_literals(cast, named):
                 return self._elements(node, straight)
@@ -82,9 +86,12 @@ class WholeLoops(Statements):
             made = blocks.threads()
         return made, blocks.names
 
-    def _has_no_double(self, nest: nests.Nest) -> bool:
+    def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
+        """The nest with the dtypes of its variables, where nothing is a float64."""
         values = (self.names.get(n.id) for n in name_nodes(*nest.body))
-        return not any(getattr(v, "dtype", None) is FLOAT64 for v in values)
+        if any(getattr(v, "dtype", None) is FLOAT64 for v in values):
+            return nest
+        return with_dtypes(nest, named, self._dtype_of, self.index_dtype)
 
     def _elements(self, node: ast.For, nest: nests.Nest) -> Form:
         """A nest without loops as tiles of elements."""
@@ -123,7 +130,7 @@ class WholeLoops(Statements):
         if not self.row_lanes:
             return None
         return blocks.tiles(
-            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts
+            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts, scan_tile
         )
 
     def _about(self, extent: ast.expr) -> tuple[int, int]:

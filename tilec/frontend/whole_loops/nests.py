@@ -237,6 +237,17 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     return None
 
 
+def counted_down(iterated: ast.expr, named: Named) -> ast.expr | None:
+    """The extent of a loop that counts down to 0 by 1: `range(n - 1, -1, -1)`."""
+    match iterated:
+        case ast.Call(func, [first, ast.UnaryOp(ast.USub(), a), ast.UnaryOp(ast.USub(), b)], []):
+            if named(func) is range and _is_one(a) and _is_one(b):
+                match first:
+                    case ast.BinOp(extent, ast.Sub(), last) if _is_one(last):
+                        return extent
+    return None
+
+
 def chain_of(loop: ast.For) -> list[ast.For]:
     """Loops with nothing between them."""
     found = [loop]
@@ -301,7 +312,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     where they are in one another; that of the last index, where elements have it last; and, of
     other nests, those of rows that may be shorter than a tile."""
     within = [*every(ast.For, *nest.body)]
-    inner = [counted(s.iter, named) for s in within]
+    inner = [counted(s.iter, named) or counted_down(s.iter, named) for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
@@ -419,6 +430,10 @@ def _numbers(s: ast.AST) -> int | None:
 
 def _is_zero(node: ast.expr | None = None) -> bool:
     return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def _same(a: ast.AST, b: ast.AST) -> bool:

@@ -11,6 +11,8 @@
                                                                 other += -X[b, c, h, w]
     if X[i, j] > 0:                             found = max(found, X[i, j] > 0)  # bools
         found = True
+    for j in range(N - 1, -1, -1):              for k in range(N):  # j is N - 1 - k
+        a, b = X[i, j], Y[i, j]                     a = X[i, N - 1 - k]; b = Y[i, N - 1 - k]
 
 Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
 indices name; who reads this form asks for that (`Rows._read`).
@@ -23,14 +25,92 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilec.frontend.whole_loops.nests import DtypeOf, Nest, chain_of, declared, index_of
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Named,
+    Nest,
+    Put,
+    chain_of,
+    counted_down,
+    declared,
+    fresh_name,
+    index_of,
+)
 from tilec.ir.types import BOOL
-from tilec.support.syntax import names_in, parsed
+from tilec.support.syntax import every, name_nodes, names_in, parsed
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
 }  # fmt: skip
 _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
+
+
+def one_by_one(nest: Nest, named: Named, used: set[str]) -> Nest:
+    """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
+    `used`, where `y` reads `a`, and of `a = b = 0`; and with loops downwards as others."""
+    apart = _OneByOne(nest, named, {*used})
+    made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
+    body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
+    return replace(nest, body=body) if apart.changed else nest
+
+
+class _OneByOne(ast.NodeTransformer):
+    def __init__(self, nest: Nest, named: Named, used: set[str]) -> None:
+        self.nest, self.named, self.used = nest, named, used
+        self.changed = False
+
+    def fresh(self, base: str) -> str:
+        self.used.add(name := fresh_name(base, self.used))
+        return name
+
+    def visit_Assign(self, s: ast.Assign) -> ast.AST | list[ast.stmt]:
+        pairs: list[tuple[ast.expr, ast.expr]]
+        match s:
+            case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)):
+                names = [_assigned(t) for t in targets]
+                if len(names) != len(values) or "" in names:
+                    return s
+                read = (names_in(value) for value in values)
+                pairs = [*zip(targets, values)]
+                if any(reads & {*names[:at]} for at, reads in enumerate(read)):
+                    others = [self.fresh(name.lower()) for name in names]
+                    made, kept = ([ast.Name(o, c()) for o in others] for c in (ast.Store, ast.Load))
+                    for n in (*made, *kept):
+                        ast.copy_location(n, s)
+                    pairs = [*zip(made, values), *zip(targets, kept)]
+            case ast.Assign([_, _, *_] as targets, ast.Constant() as value):
+                pairs = [(target, value) for target in targets]
+            case _:
+                return s
+        self.changed = True
+        return [ast.copy_location(ast.Assign([t], v), s) for t, v in pairs]
+
+    def visit_For(self, s: ast.For) -> ast.AST:
+        self.generic_visit(s)
+        extent, index = counted_down(s.iter, self.named), index_of(s)
+        loops = [x for x in every(ast.For, *self.nest.body) if index_of(x) == index]
+        inside = [n for x in loops for n in name_nodes(x) if n.id == index]
+        everywhere = sum(n.id == index for n in name_nodes(*self.nest.body))
+        set_by = sum(isinstance(n.ctx, ast.Store) for n in inside)
+        if extent is None or set_by != len(loops) or len(inside) != everywhere or s.orelse:
+            return s
+        self.changed = True
+        count, name = ast.unparse(extent), self.fresh(index)
+        (made,) = parsed(f"for {name} in range({count}): pass", s)
+        assert isinstance(made, ast.For) and isinstance(s.iter, ast.Call)
+        assert isinstance(made.iter, ast.Call)
+        made.iter.func = s.iter.func  # `range`, as the author calls it
+        put = Put({index: ast.parse(f"({count}) - 1 - {name}", mode="eval").body})
+        made.body = [put.visit(x) for x in s.body]
+        return made
+
+
+def _assigned(target: ast.expr) -> str:
+    """The name, or the tensor, that an assignment changes; "" for anything else."""
+    match target:
+        case ast.Name(name) | ast.Subscript(ast.Name(name)):
+            return name
+    return ""
 
 
 def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:

@@ -150,9 +150,10 @@ class Rows:
             if not self._is_pure(value):
                 return None
         used = [n.id for n in name_nodes(*loop.body)]
-        others = {name for s in behind for name in _given(s)} | self.outside
+        others = {name for s in behind for name in needed_by(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
-        folded = all(used.count(name) == 2 - once[name] for name in folds)
+        apart = folds.keys() - self._running(chain)
+        folded = all(used.count(name) == 2 - once[name] for name in apart)
         return None if not folded or own & others else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
@@ -201,6 +202,10 @@ class Rows:
         none, which lanes of a warp do not look for together."""
         return ()
 
+    def _running(self, chain: Sequence[ast.For]) -> set[str]:
+        """The variables that are read between the folds into them, too: of a warp's lanes none."""
+        return set()
+
     def _is_atomic(self, s: ast.stmt) -> bool:
         """Whether a statement adds to an element, in any order: not where lanes of a warp come
         together behind each loop."""
@@ -239,11 +244,11 @@ class Rows:
 
 def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
     """Whether iterations of a loop that differ in `name` alone have different places: an index is
-    `name` plus what no loop changes."""
+    `name`, or its negative, plus what no loop changes."""
 
     def plain(index: ast.expr) -> bool:
         match index:
-            case ast.BinOp(left, ast.Add(), right):
+            case ast.BinOp(left, ast.Add() | ast.Sub(), right):
                 return any(
                     plain(a) and names_in(b).isdisjoint(changed)
                     for a, b in ((left, right), (right, left))
@@ -253,7 +258,7 @@ def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
     return any(map(plain, nests.indices_of(place)))
 
 
-def _given(s: ast.stmt) -> set[str]:
+def needed_by(s: ast.stmt) -> set[str]:
     """The names that a statement has from those before it: of a loop, those that its iterations do
     not begin by setting."""
     if not isinstance(s, ast.For):
@@ -261,7 +266,7 @@ def _given(s: ast.stmt) -> set[str]:
     found, made = names_in(s.iter), names_in(s.target)
     for inner in s.body:
         if isinstance(inner, ast.For):
-            found |= _given(inner) - made
+            found |= needed_by(inner) - made
             continue
         targets = inner.targets if isinstance(inner, ast.Assign) else []
         own = {t.id for t in targets if isinstance(t, ast.Name)}

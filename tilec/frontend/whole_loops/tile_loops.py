@@ -6,8 +6,9 @@ import ast
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tilec.frontend.whole_loops.folds import Folds, Pick
+from tilec.frontend.whole_loops.folds import Pick
 from tilec.frontend.whole_loops.nests import (
     Put,
     chain_of,
@@ -17,24 +18,36 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
     unravelled,
 )
+from tilec.frontend.whole_loops.scans import PAD, Scans, makers
 from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import every, names_in, parsed
 
 _OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
 
+class Step(NamedTuple):
+    """What is done for each element of a tile that is `whole`, and of one that sticks out, as the
+    lines of a loop; and `behind` that, for all of it."""
+
+    whole: Sequence[str]
+    edge: Sequence[str]
+    behind: Sequence[str]
+
+
 @dataclass
-class TileLoops(Folds):
+class TileLoops(Scans):
     """`block` and `part`: what stands for the block's number, and for which of those it is that
-    share columns. A tile has `outer` iterations, or columns, and `inner` elements of each; `o`,
-    `n` and `step` name a place in it, and its number."""
+    share columns; `scan`: for what makes running values. A tile has `outer` iterations, or columns,
+    and `inner` elements of each; `o`, `n` and `step` name a place in it, and its number."""
 
     block: str = ""
     part: str = ""
     combined: str = ""
+    scan: str = ""
     held: dict[str, str] = field(default_factory=dict)  # variables, and the fragments they are in
     written_out: dict[str, ast.expr] = field(default_factory=dict)  # names, for what they stand
     frozen: set[str] = field(default_factory=set)  # variables that these need as they are
+    running: dict[str, str] = field(default_factory=dict)  # variables, and places of tiles
     outer: int = 1
     inner: int = 1
     columns: bool = False
@@ -63,10 +76,8 @@ class TileLoops(Folds):
 
     def _names(self) -> Put:
         """Elements of fragments for variables; written out names before them."""
-        held = {
-            name: ast.parse(f"{tile}[{self.o}]", mode="eval").body
-            for name, tile in self.held.items()
-        }
+        places = {name: f"{tile}[{self.o}]" for name, tile in self.held.items()} | self.running
+        held = {name: ast.parse(place, mode="eval").body for name, place in places.items()}
         return Put({**held, **self.written_out})
 
     def _put(self, node: ast.expr) -> ast.expr:
@@ -146,9 +157,27 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         chain = chain_of(loop)
         if self._read(chain, behind) is None:
             return None
+        running = self._running(chain)
+        if running and self.columns:
+            return None  # a thread goes down each, beside its neighbours
+        inner = self.inner
+        self.inner = self._fitting(running, self.outer, inner) if running else inner
+        made = self._folded(chain, running)
+        self.inner, self.running = inner, {}
+        return made
+
+    def _folded(
+        self, chain: Sequence[ast.For], running: set[str]
+    ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
         loop = chain[-1]
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
+        names, steps, carried = list[tuple[ast.stmt, str]](), list[Step](), list[str]()
+        runs = {name: self.fresh(name) for name in sorted(running)}
+        asked = {p.best: p for s in loop.body if (p := self._asked_inside(s)) is not None}
+        self.asked = {*asked}
+        for name, run in runs.items():
+            self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
         self.kinds: list[str] = []
@@ -175,10 +204,20 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                     before, first = before + more, first + loads
                 whole.append(ast.unparse(made))
                 edge += self._stored_if(made)
+                names.append((s, whole[-1]))
                 continue
             name, word, value = fold
             if name in self.frozen:
                 return None
+            if name in runs:
+                found = self._scan(name, runs[name], word, value, names)
+                if found is None:
+                    return None
+                begun, step, carry, ended = found
+                before, after = before + parsed(begun, s), after + parsed(ended, s)
+                steps.append(step)
+                carried.append(carry)
+                continue
             tile, kept = self.fresh("parts"), self.held[name]
             before += self._fragment(tile, shape, self.sums[name], s)
             own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
@@ -188,26 +227,66 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             if start is None:
                 return None
             before += parsed(f"{self.language}.fill({tile}, {start})", s)
-            folded = f"{own} {symbol} ({text})"
-            if symbol:
+            folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
+            if symbol or name in asked:
                 got = self.fresh("sums")
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
                 after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
+                begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
+                both = f"{begun} {symbol} {all_of_it}"
+                if name in asked:
+                    test = f"{all_of_it} {asked[name].compared} {begun}"
+                    both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
+                else:
+                    folded = f"{own} {symbol} ({text})"
                 last += parsed(
                     f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
-                    f"    {kept}[{self.o}] = {kept}[{self.o}] {symbol} {got}[{self.o}]",
+                    f"    {begun} = {both}",
                     s,
                 )
                 self.shared.append(got)
             else:  # of blocks that share it each has what it began with
-                folded = f"{self.language}.{word}({own}, {text})"
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
                 after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
                 self.shared.append(kept)
             whole.append(f"{own} = {folded}")
             edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
-        tiles = self._over_tiles(chain, first, whole, edge)
+        tiles = self._over_tiles(chain, first, [*steps, Step(whole, edge, carried)])
         return [*before, *tiles, *after], last
+
+    def _scan(
+        self, name: str, run: str, word: str, value: ast.expr, names: Sequence[tuple[ast.stmt, str]]
+    ) -> tuple[str, Step, str, str] | None:
+        """What stands before a loop to have all values of a variable that runs in `run`, what is
+        done in a tile, then at its end, and behind the loop. `names`: the statements of the loop
+        before the fold, as they are written for a tile."""
+        t, o, outer, end = self.language, self.o, self.outer, self.inner + PAD
+        dtype, start = ast.unparse(self.sums[name]), self._neutral(word, self.sums[name])
+        if start is None:
+            return None
+        own, first = f"{run}[{o}, {self.n} + {PAD}]", f"{run}[{o}, {PAD - 1}]"
+        each = f"for {o} in {t}.Parallel({outer}):\n    "
+        made = makers(value, names)
+        text = f"{t}.cast({ast.unparse(self._put(value))}, {dtype})"
+        step = Step(
+            [*made, f"{own} = {text}"],
+            [*made, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
+            [f"{self.scan}({run}[0:{outer}, {PAD - 1}:{end}], {word!r}, 1)"],
+        )
+        self.running[name] = self._at(name, own)
+        begun = f"{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
+        begun += f"{each}{first} = {self.held[name]}[{o}]"
+        ended = f"{each}{self.held[name]}[{o}] = {self._at(name, first)}"
+        return begun, step, f"{each}{first} = {run}[{o}, {end - 1}]", ended
+
+    def _at(self, name: str, place: str) -> str:
+        """A variable that runs, whose scan is at a place: one that a condition compares with stays
+        what is no number."""
+        dtype, t = self.dtype_of(self.sums[name]), self.language
+        if name not in self.asked or dtype is None or not dtype.is_float:
+            return place
+        begun = f"{self.held[name]}[{self.o}]"
+        return f"{t}.if_then_else({t}.isnan({begun}), {begun}, {place})"
 
     def _pick_lines(
         self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
@@ -254,11 +333,10 @@ for {o} in {t}.Parallel({self.outer}):
         self,
         chain: Sequence[ast.For],
         first: Sequence[str],
-        whole: Sequence[str],
-        edge: Sequence[str],
+        steps: Sequence[Step],
     ) -> list[ast.stmt]:
-        """The loops over tiles, of which a block has its share: what is done `first`, then in a
-        tile that is `whole`, and in one that sticks out."""
+        """The loops over tiles, of which a block has its share: what is done `first`, then in
+        steps."""
         around, flat, _ = self._levels(chain)
         extents = [self._range(s) for s in flat]
         extent = " * ".join(extents)
@@ -293,10 +371,13 @@ for {o} in {t}.Parallel({self.outer}):
         text = f"""
 for {turn} in {self.language}.serial({turns}):
     {found}
-    {over(first).strip()}
-    if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(whole)}
-    else:{over([f"{self.wanted} = {inside}", *edge])}
-"""
+    {over(first).strip()}"""
+        for step in steps:
+            text += f"""
+    if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(step.whole)}
+    else:{over([f"{self.wanted} = {inside}", *step.edge])}
+    """
+            text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
         for s in reversed(around) if self.parts == 1 else ():
             made = self._around(s, made)

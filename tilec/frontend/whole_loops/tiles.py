@@ -172,7 +172,7 @@ class Tiles(TileLoops):
         """How many blocks share iterations, of `most`: where one loop folds all that there is."""
         folds = {self._kind(s) for s in nests.chain_of(loops[0])[-1].body}
         before = self.nest.body[: self.nest.body.index(loops[0]) + 1]
-        if len(loops) > 1 or not folds - {""} or self._store(before):
+        if len(loops) > 1 or not folds - {""} or self._store(before) or self._is_running(loops[0]):
             return 1
         if not all(map(self._kind, every(ast.If, loops[0]))):
             return 1
@@ -182,6 +182,10 @@ class Tiles(TileLoops):
         """How a statement of a loop folds, "" where it does not."""
         found = replace(self, sums=nests.declared(self.nest))._fold(s)
         return "" if found is None else found[1]
+
+    def _is_running(self, loop: ast.For) -> bool:
+        known = replace(self, sums=nests.declared(self.nest))
+        return bool(known._running(nests.chain_of(loop)))
 
     def _store(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether any of them writes an element: of blocks that share columns one alone may."""

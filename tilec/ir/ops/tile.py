@@ -298,6 +298,7 @@ class Gemm(Op):
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+SCANS = ("sum", "prod", "max", "min")
 COMBINED = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 """The kind of `Binary` that combines two results of a reduction, where it has another name."""
 
@@ -371,7 +372,7 @@ class Scan(Op):
     place and with it, make together; with `reverse`, from its own place on. Both have the same
     extents, and may be the same region.
 
-    `kind`: "sum" or "max". It is computed in `accumulator` and rounded once."""
+    `kind`: one of `SCANS`. It is computed in `accumulator` and rounded once."""
 
     source: Region
     dest: Region
@@ -382,7 +383,7 @@ class Scan(Op):
     @property
     def combine(self) -> str:
         """The kind of `Binary` that combines two results."""
-        return {"sum": "add"}.get(self.kind, self.kind)
+        return COMBINED.get(self.kind, self.kind)
 
     @property
     def accumulator(self) -> DType:
@@ -390,7 +391,7 @@ class Scan(Op):
         return Reduce(self.source, self.dest, self.dim, self.kind, loc=self.loc).accumulator
 
     def verify(self) -> None:
-        if self.source.extents != self.dest.extents or self.kind not in ("sum", "max"):
+        if self.source.extents != self.dest.extents or self.kind not in SCANS:
             boxes = f"{self.source.extents} into {self.dest.extents}"
             raise InternalError(f"scan by {self.kind!r} of {boxes}", self.loc)
 
