@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 from tilec import language as T
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
+from tilec.ir.types import FLOAT32
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import name_nodes, nodes
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
     from tilec.frontend.evaluation import Evaluation
-    from tilec.frontend.whole_loops import dtypes, nests, places
+    from tilec.frontend.whole_loops import dtypes, nests, places, products
     from tilec.frontend.whole_loops.nests import Tells
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     dtypes = Lazy("tilec.frontend.whole_loops.dtypes")
     nests = Lazy("tilec.frontend.whole_loops.nests")
     places = Lazy("tilec.frontend.whole_loops.places")
+    products = Lazy("tilec.frontend.whole_loops.products")
 
 
 def names_of_list(name: str, count: int) -> tuple[str, ...]:
@@ -142,9 +144,16 @@ class BodyReader:
         if found is None:
             return None
         nest = dtypes.with_dtypes(found[1], self.meaning)
-        is_product = nests.product_of(nest, self.meaning) is not None
-        sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
-        return {size: nests.fresh_name(size, used) for size in sizes}
+
+        def is_product(side: bool) -> bool:
+            """Where conditions of operands, which may depend on constants, have this side."""
+            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+            return products.find_product(*args) is not None
+
+        sides = (True, False) if any(nests.every(ast.IfExp, *nest.body)) else (True,)
+        names = ("BM", "BN", "BK") if any(map(is_product, sides)) else ()
+        used = self.source.used_names()
+        return {size: nests.fresh_name(size, used) for size in names}
 
     def telling(self) -> dict[str, Tells]:
         """The sizes that a whole loop's form follows, and what they count."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins.reduce import combine_parts
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
-from tilec.frontend.values import Buffer, Scalar
+from tilec.frontend.values import Buffer, Scalar, is_literal
 from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import as_folds
+from tilec.frontend.whole_loops.products import Product, Sum, find_product
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import name_nodes, names_in
 
@@ -60,15 +61,13 @@ class WholeLoops(Statements):
         if self._has_no_double(nest):
             typed = with_dtypes(nest, named, self._dtype_of, self.index_dtype)
         blocks = Blocks(node, typed, used, self.threads)
-        product = nests.product_of(typed, named) if tiles else None
-        if product is not None and self._can_tile(product):
+        product = self._product(node, typed, named, used) if tiles else None
+        if product is not None and (tiled := self._tiled(product, extents)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
-            texts = ast.unparse(product.total), ast.unparse(product.dtype)
-            same = replace(product, total=node, dtype=product.extent)
-            key = node, same, texts, tuple(tiles.items()), edges
+            key = node, product.text, tiled, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
-                written[key] = blocks.product(product, tiles, edges), blocks.names
+                written[key] = blocks.product(product, tiled, tiles, edges), blocks.names
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
@@ -144,31 +143,50 @@ class WholeLoops(Statements):
         value, usual = self.expression(extent), (_USUAL, 1)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
-    def _can_tile(self, p: nests.Product) -> bool:
-        """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,
+    def _product(
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, used: set[str]
+    ) -> Product | None:
+        own = assigned_names([node])
+
+        def decided(test: ast.expr) -> bool | None:
+            known = self.expression(test) if own.isdisjoint(names_in(test)) else None
+            return bool(known) if is_literal(known) else None
+
+        return find_product(
+            nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
+        )
+
+    def _tiled(self, p: Product, extents: Sequence[object]) -> tuple[str, str] | None:
+        """The row and the column that tiles go along, the longest ones; None where T.gemm does not
+        give what the loop does."""
+
+        def size(index: str) -> int:
+            return static_int(extents[p.outer.index(index)]) or _USUAL
+
+        if not all(map(self._can_tile, p.sums, itertools.repeat(p.inner[-1]))):
+            return None
+        row, column = (max(reversed(found), key=size) for found in (p.rows, p.columns))
+        return row, column
+
+    def _can_tile(self, s: Sum, inner: tuple[str, ast.expr]) -> bool:
+        """Whether T.gemm gives what is added up: its operands' dtypes, cast to that of the sum,
         and a sum along whole tensors."""
-        sides = [self.names.get(o.tensor.id) for o in (p.left, p.right)]
-        left, right = sides
-        if not isinstance(left, Buffer) or not isinstance(right, Buffer):
-            return False
-        total = self._dtype_of(p.dtype)
-        given = left.type.dtype
-        for operand in (p.left, p.right):
-            cast = given if operand.dtype is None else self._dtype_of(operand.dtype)
-            if cast is not total:
+        total, sides = self._dtype_of(s.dtype), list[tuple[DType, DType | None]]()
+        extent = self.expression(inner[1])
+        for o in (s.left, s.right):
+            buffer, at = self.names.get(o.tensor.id), o.where(inner[0])
+            if not isinstance(buffer, Buffer) or len(buffer.shape) != len(o.indices):
                 return False
+            if at is None or not same_value(extent, buffer.shape[at]):
+                return False
+            given = buffer.type.dtype
+            sides.append((given, given if o.dtype is None else self._dtype_of(o.dtype)))
+        (given, left), (other, right) = sides
+        if total is None or given is not other or not {left, right} <= {given, total}:
+            return False
         wider = FLOAT32 if given.is_float and given.bits <= 16 else given
         wider = INT32 if given.is_int and given.bits == 8 else wider
-        extent = self.expression(p.extent)
-        along = [
-            b.shape[o.indices.index(p.inner)] for b, o in zip((left, right), (p.left, p.right))
-        ]
-        return (
-            right.type.dtype is given
-            and total is wider
-            and (given.is_float or given.bits == 8)
-            and all(same_value(extent, e) for e in along)
-        )
+        return total is wider and total in (left, right) and (given.is_float or given.bits == 8)
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
         value = self.expression(node)
