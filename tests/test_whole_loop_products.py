@@ -1,5 +1,6 @@
 """Sums of products of whole tensors in the ways that people write them: each is a tiled T.gemm."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -463,3 +464,47 @@ def test_what_a_product_would_not_give_stays_a_loop(
         assert "gemm" not in kernel.compile(a, w, c, target=target).stages["tile"]
         run(kernel, target, a, w, c)
         np.testing.assert_allclose(c, wanted(a, w), rtol=5e-3, atol=2e-2)
+
+
+@tilec.kernel
+def scaled(
+    A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), S: T.Tensor((K,), f16),
+    C: T.Tensor((M, N), f16),
+) -> None:  # fmt: skip
+    for i, j in T.Parallel(M, N):
+        acc: T.float32 = 0
+        for k in range(K):
+            a = T.cast(A[i, k], f32) * T.cast(S[k], f32)
+            acc += a * T.cast(W[k, j], f32)
+        C[i, j] = acc
+
+
+@tilec.kernel
+def distances(A: T.Tensor((M, K), f16), W: T.Tensor((N, K), f16), C: T.Tensor((M, N), f16)) -> None:
+    for i, j in T.Parallel(M, N):
+        acc: T.float32 = 0
+        for k in range(K):
+            d = T.cast(A[i, k], f32) - T.cast(W[j, k], f32)
+            acc += d * d
+        C[i, j] = acc
+
+
+def told(kernel: Any, *shapes: tuple[int, ...], target: str = "cuda:sm_90a") -> set[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel.compile(*(tilec.spec(shape, f16) for shape in shapes), target=target)
+    return {str(w.message) for w in caught if issubclass(w.category, tilec.PerformanceWarning)}
+
+
+def test_a_large_sum_of_products_that_is_a_loop_is_told() -> None:
+    a, w, c = (600, 512), (512, 700), (600, 700)
+    for kernel, shapes, why in (
+        (scaled, (a, w, (512,), c), "3 factors go with k, and T.gemm takes two"),
+        (condition, (a, w, c), "a condition says what is added"),
+        (sum_of_halves, (a, w, c), "the tensors' dtypes, or a sum that ends before they do"),
+    ):
+        (said,) = told(kernel, *shapes)
+        assert why in said and "acc += " in said and "scale what it gives behind" in said
+        assert not told(kernel, *shapes, target="cpu")
+    assert not told(scaled, (600, 20), (20, 700), (20,), c)
+    assert not told(distances, a, (700, 512), c)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from tilec.frontend.arithmetic import static_int
@@ -17,10 +18,12 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.order import across_rows
 from tilec.frontend.whole_loops.places import as_folds
-from tilec.frontend.whole_loops.products import Product, Sum, find_product
+from tilec.frontend.whole_loops.products import Product, Sum, find_product, missed_product
+from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import name_nodes, names_in
 
+_SMALL = 64  # of an extent, below which no one waits for a loop
 _USUAL = 8192  # where nothing is known of a row's length
 
 
@@ -71,6 +74,7 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
+        self._tell_missed(typed, named)
         made = self._with_loops(blocks, named)
         if made is None:
             cast = with_casts(nest, typed)
@@ -155,6 +159,27 @@ class WholeLoops(Statements):
         return find_product(
             nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
         )
+
+    def _tell_missed(self, nest: nests.Nest, named: nests.Named) -> None:
+        """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU."""
+        found = missed_product(nest, named) if self.row_lanes else None
+        if found is None or self._number(found.inner[-1:]) < _SMALL:
+            return
+        if self._number(nest.extents) < _SMALL**2:
+            return
+        dtypes = [getattr(self.names.get(name), "dtype", None) for name in found.tensors]
+        if all(d and (d.bits == 8 or (d.is_float and d.bits <= 32)) for d in dtypes):
+            message = f"threads add up these products one by one, no T.gemm does: {found.why}"
+            hint = (
+                "let acc += x * y add elements of two tensors of one dtype, cast to the sum's, and "
+                "scale what it gives behind the loop"
+            )
+            with self.at(found.statement):
+                warn(PerformanceWarning, message, self.loc, hint)
+
+    def _number(self, extents: Sequence[ast.expr]) -> int:
+        """About how many iterations loops have."""
+        return math.prod(self._about(e)[0] or _USUAL for e in extents)
 
     def _tiled(self, p: Product, extents: Sequence[object]) -> tuple[str, str] | None:
         """The row and the column that tiles go along, the longest ones; None where T.gemm does not

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.values import as_syntax
@@ -152,6 +154,41 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     return found if sums and rows and columns else None
 
 
+class Missed(NamedTuple):
+    """A statement that adds up products of elements of rows and columns, which are those of
+    `tensors`; `inner` are the extents of its loops, `why` says what T.gemm does not give."""
+
+    statement: ast.stmt
+    tensors: frozenset[str]
+    inner: tuple[ast.expr, ...]
+    why: str
+
+
+def missed_product(nest: Nest, named: Named) -> Missed | None:
+    """Such a statement of a nest that is no product."""
+    for loop in (s for s in nest.body if isinstance(s, ast.For)):
+        inner, reader = _loops(loop, named), _Reader(named, lambda test: True)
+        if inner is None:
+            continue
+        within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
+        for s in within:
+            added = reader.added(s)
+            if added is None:
+                reader.note(s)
+                continue
+            operands = reader.factors(added[1], inner[-1][0])
+            pairs = itertools.permutations([names_in(*o.indices) for o in operands], 2)
+            if any({*nest.indices} & a - b and {*nest.indices} & b - a for a, b in pairs):
+                why = "the tensors' dtypes, or a sum that ends before they do, are not T.gemm's"
+                if len(operands) > 2:
+                    why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
+                elif any(s in x.body + x.orelse for x in within if isinstance(x, ast.If)):
+                    why = "a condition says what is added"
+                tensors = frozenset(o.tensor.id for o in operands)
+                return Missed(s, tensors, tuple(e for _, e in inner), why)
+    return None
+
+
 def _loops(loop: ast.For, named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
     """The indices and the extents of loops in one another."""
     found = []
@@ -222,13 +259,13 @@ class _Reader:
         """Whether a loop does nothing but add to what began before it, and name what it adds."""
         named = []
         for s in inside:
-            found = self._added(s)
+            found = self.added(s)
             if found is None:
                 named.append(s)
                 continue
             total = self.totals.setdefault(ast.unparse(found[0]), _Total(found[0]))
             total.added.append(found[1])
-        if not all(map(self._begins, before)) or not all(map(self._names, named)):
+        if not all(map(self._begins, before)) or not all(map(self.note, named)):
             return False
         self.inside = {n.id for n in name_nodes(*named) if isinstance(n.ctx, ast.Store)}
         own = {n for t in self.totals.values() for n in names_in(t.total)}
@@ -250,7 +287,7 @@ class _Reader:
                         return []
         return made
 
-    def _added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    def added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
         """What a statement adds to, and what it adds."""
         match s:
             case ast.AugAssign(target, ast.Add(), value):
@@ -286,7 +323,7 @@ class _Reader:
                     isinstance(target, ast.Name) and cast is not None and self._starts(name, *cast)
                 )
         self.begun.append(s)
-        return self._names(s)
+        return self.note(s)
 
     def _allocated(
         self, name: str, called: object, args: Sequence[ast.expr], words: Sequence[ast.keyword]
@@ -319,7 +356,7 @@ class _Reader:
         self.begun.append(ast.copy_location(made, start))
         return is_pure(start, self.named)
 
-    def _names(self, s: ast.stmt) -> bool:
+    def note(self, s: ast.stmt) -> bool:
         """Notes what a statement gives a name."""
         match s:
             case ast.Assign([ast.Name(name)], value) if is_pure(value, self.named):
@@ -342,6 +379,16 @@ class _Reader:
         made = Put(self.names).visit(copy.deepcopy(node))
         assert isinstance(made, ast.expr)
         return made
+
+    def factors(self, node: ast.expr, inner: str) -> list[Operand]:
+        """The elements at places that depend on `inner` of which an expression is the product."""
+        match node := self._meant(node):
+            case ast.BinOp(a, ast.Mult(), b):
+                return self.factors(a, inner) + self.factors(b, inner)
+        found, cast = self._operand(node), self._cast(node)
+        if found is None and cast is not None:
+            return self.factors(cast[0], inner)
+        return [found] if found is not None and inner in names_in(*found.indices) else []
 
     def _operand(self, node: ast.expr) -> Operand | None:
         match node:
