@@ -1,5 +1,6 @@
 """Sums of products of whole tensors in the ways that people write them: each is a tiled T.gemm."""
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -381,6 +382,20 @@ def test_sizes_of_one_and_of_none(m: int, n: int, k: int) -> None:
             run(kernel, target, x, w, c, **TILES)
             want = product + 77 * (kernel is added_to)
             np.testing.assert_allclose(c, want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "b, m, others", [(70, 1, "M"), (1, 70, "B"), (4000, 500, "B"), (90000, 500, "M")]
+)
+def test_tiles_go_along_rows_that_fill_them(b: int, m: int, others: str) -> None:
+    """And the grid is one that can be launched: it has 65535 blocks for the others at most."""
+    x, w, y = (tilec.spec(shape, f16) for shape in ((b, m, 8), (24, 8), (b, m, 24)))
+    made = linear.compile(x, w, y, target="cuda:sm_90a", **TILES).stages["tile"]
+    assert "gemm" in made and re.search(rf"yield \[%\d+, %\d+, %{others}\]", made)
+    if b * m < 100:
+        x, w, y = numbers(f16, b, m, 8), numbers(f16, 24, 8), np.full((b, m, 24), 77, f16)
+        run(linear, "cuda:sm_90a", x, w, y, **TILES)
+        np.testing.assert_allclose(y, x.astype(np.float64) @ w.T, rtol=2e-2, atol=2e-2)
 
 
 @tilec.kernel

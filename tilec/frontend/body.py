@@ -143,17 +143,23 @@ class BodyReader:
         found = nests.whole_loop(body, self.meaning)
         if found is None:
             return None
-        nest = dtypes.with_dtypes(found[1], self.meaning)
-
-        def is_product(side: bool) -> bool:
-            """Where conditions of operands, which may depend on constants, have this side."""
-            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
-            return products.find_product(*args) is not None
-
-        sides = (True, False) if any(nests.every(ast.IfExp, *nest.body)) else (True,)
-        names = ("BM", "BN", "BK") if any(map(is_product, sides)) else ()
+        names = () if self._product(found[1]) is None else ("BM", "BN", "BK")
         used = self.source.used_names()
         return {size: nests.fresh_name(size, used) for size in names}
+
+    def _product(self, nest: nests.Nest) -> products.Product | None:
+        """What it is where all conditions of operands, which may depend on constants, have one
+        side."""
+        nest = dtypes.with_dtypes(nest, self.meaning)
+
+        def of_side(side: bool) -> products.Product | None:
+            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+            return products.find_product(*args)
+
+        found = of_side(True)
+        if found is None and any(nests.every(ast.IfExp, *nest.body)):
+            found = of_side(False)
+        return found
 
     def telling(self) -> dict[str, Tells]:
         """The sizes that a whole loop's form follows, and what they count."""
@@ -161,7 +167,13 @@ class BodyReader:
         assert found is not None
         told: dict[str, Tells] = {}
         nest = places.as_folds(found[1], self.meaning, str) or found[1]
-        for what, extents in nests.telling(nest, self.meaning).items():
+        product = self._product(found[1])
+        several = () if product is None else product.several
+        longest = (e for i, e in zip(found[1].indices, found[1].extents) if i in several)
+        for what, extents in (
+            ("loops", tuple(longest)),
+            *nests.telling(nest, self.meaning).items(),
+        ):
             for n in name_nodes(*extents):
                 if isinstance(size := self.meaning(n), T.Size):
                     told[size.text] = what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -24,6 +23,9 @@ from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude
 from tilec.support.syntax import name_nodes, names_in
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
+_MOST_BLOCKS = 65535  # along the third dimension of a grid
+_FULL = 128  # of rows or columns, that fill a tile
+_LONG = 1 << 20  # more than all known lengths
 _USUAL = 8192  # where nothing is known of a row's length
 
 
@@ -65,7 +67,7 @@ class WholeLoops(Statements):
             typed = with_dtypes(nest, named, self._dtype_of, self.index_dtype)
         blocks = Blocks(node, typed, used, self.threads)
         product = self._product(node, typed, named, used) if tiles else None
-        if product is not None and (tiled := self._tiled(product, extents)):
+        if product is not None and (tiled := self._tiled(product, nest)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
             key = node, product.text, tiled, tuple(tiles.items()), edges
             written = self.frame.source.written
@@ -181,17 +183,21 @@ class WholeLoops(Statements):
         """About how many iterations loops have."""
         return math.prod(self._about(e)[0] or _USUAL for e in extents)
 
-    def _tiled(self, p: Product, extents: Sequence[object]) -> tuple[str, str] | None:
-        """The row and the column that tiles go along, the longest ones; None where T.gemm does not
-        give what the loop does."""
+    def _tiled(self, p: Product, nest: nests.Nest) -> tuple[str, str] | None:
+        """The row and the column that tiles go along, the last ones that fill a tile; None where
+        T.gemm does not give what the loop does, or a grid does not count the others."""
+        extents = dict(zip(nest.indices, nest.extents))
 
-        def size(index: str) -> int:
-            return static_int(extents[p.outer.index(index)]) or _USUAL
+        def length(index: str) -> int:
+            known = self._about(extents[index])[0] or _LONG
+            return known if known >= _MOST_BLOCKS else min(known, _FULL)
 
-        if not all(map(self._can_tile, p.sums, itertools.repeat(p.inner[-1]))):
+        if not all(self._can_tile(s, p.inner[-1]) for s in p.sums):
             return None
-        row, column = (max(reversed(found), key=size) for found in (p.rows, p.columns))
-        return row, column
+        row, column = max(reversed(p.rows), key=length), max(reversed(p.columns), key=length)
+        others = [self._static(e) for i, e in extents.items() if i not in (row, column)]
+        counted = math.prod(n for n in others if n is not None) <= _MOST_BLOCKS
+        return (row, column) if counted else None
 
     def _can_tile(self, s: Sum, inner: tuple[str, ast.expr]) -> bool:
         """Whether T.gemm gives what is added up: its operands' dtypes, cast to that of the sum,

@@ -99,6 +99,11 @@ class Product:
         return [o for s in self.sums for o in (s.left, s.right)]
 
     @property
+    def several(self) -> set[str]:
+        """The indices of which tiles go along the longest ones."""
+        return {i for found in (self.rows, self.columns) if len(found) > 1 for i in found}
+
+    @property
     def text(self) -> str:
         """All of it that may differ between two of one loop."""
         written = [*self.before, *self.epilogue, *(e for _, e in self.inner)]
