@@ -1,7 +1,6 @@
 """Sums of products of whole tensors in the ways that people write them: each is a tiled T.gemm."""
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +237,20 @@ def convolution(
         Y[b, p, q, n] = acc
 
 
+@tilec.kernel
+def channels_first(
+    X: T.Tensor((B, K, M + 2, H + 2), f16), W: T.Tensor((N, K, 3, 3), f16),
+    Y: T.Tensor((B, N, M, H), f16),
+) -> None:  # fmt: skip
+    for b, n, p, q in T.Parallel(B, N, M, H):
+        acc: T.float32 = 0
+        for c in range(K):
+            for r in range(3):
+                for s in range(3):
+                    acc += T.cast(X[b, c, p + r, q + s], f32) * T.cast(W[n, c, r, s], f32)
+        Y[b, n, p, q] = T.max(acc, 0)
+
+
 def numbers(dtype: str, *shape: int) -> np.ndarray:
     random = np.random.default_rng(shape)
     if dtype in (i8, i32):
@@ -316,6 +329,12 @@ CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str]] =
     ),
     "convolution": (
         convolution, [numbers(f16, 2, 5, 36, 24), numbers(f16, 3, 3, 24, 40)], slid, f16
+    ),
+    "channels first": (
+        channels_first, [numbers(f16, 2, 24, 5, 36), numbers(f16, 40, 24, 3, 3)],
+        lambda x, w: np.maximum(
+            slid(x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0)).transpose(0, 3, 1, 2), 0
+        ), f16,
     ),
 }  # fmt: skip
 
@@ -396,130 +415,3 @@ def test_tiles_go_along_rows_that_fill_them(b: int, m: int, others: str) -> None
         x, w, y = numbers(f16, b, m, 8), numbers(f16, 24, 8), np.full((b, m, 24), 77, f16)
         run(linear, "cuda:sm_90a", x, w, y, **TILES)
         np.testing.assert_allclose(y, x.astype(np.float64) @ w.T, rtol=2e-2, atol=2e-2)
-
-
-@tilec.kernel
-def sum_of_halves(
-    A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)
-) -> None:
-    for i, j in T.Parallel(M, N):
-        acc = T.alloc_var(f16)
-        acc = 0
-        for k in range(K):
-            acc += A[i, k] * W[k, j]
-        C[i, j] = acc
-
-
-@tilec.kernel
-def halves_in_place(
-    A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)
-) -> None:
-    for i, j in T.Parallel(M, N):
-        C[i, j] = T.cast(0, f16)
-        for k in range(K):
-            C[i, j] += T.cast(A[i, k], f32) * T.cast(W[k, j], f32)
-
-
-@tilec.kernel
-def condition(A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)) -> None:
-    for i, j in T.Parallel(M, N):
-        acc: T.float32 = 0
-        for k in range(K):
-            if A[i, k] > 0:
-                acc += T.cast(A[i, k], f32) * T.cast(W[k, j], f32)
-        C[i, j] = acc
-
-
-@tilec.kernel
-def last_one(A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)) -> None:
-    for i, j in T.Parallel(M, N):
-        acc: T.float32 = 0
-        a: T.float32 = 0
-        for k in range(K):
-            a = T.cast(A[i, k], f32)
-            acc += a * T.cast(W[k, j], f32)
-        C[i, j] = acc + a
-
-
-@tilec.kernel
-def series(A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)) -> None:
-    for i, j in T.Parallel(M, N):
-        acc: T.float32 = 1
-        for k in range(K):
-            part = acc * T.cast(W[k, j], f32) / 64
-            acc += part * T.cast(A[i, k], f32)
-        C[i, j] = acc
-
-
-def halves(a: np.ndarray, w: np.ndarray, single: bool) -> np.ndarray:
-    c = np.zeros((len(a), w.shape[1]), np.float16)
-    for k in range(len(w)):
-        one, other = a[:, [k]], w[k]
-        product = one.astype(f32) * other.astype(f32) if single else one * other
-        c = (c + product).astype(np.float16)
-    return c
-
-
-LOOPS: dict[str, tuple[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
-    "of halves": (sum_of_halves, lambda a, w: halves(a, w, False)),
-    "halves in place": (halves_in_place, lambda a, w: halves(a, w, True)),
-    "condition": (condition, lambda a, w: np.maximum(a, 0).astype(np.float64) @ w),
-    "last": (last_one, lambda a, w: a.astype(np.float64) @ w + a[:, -1:]),
-    "series": (series, lambda a, w: (1 + a[:, :, None].astype(np.float64) * w / 64).prod(1)),
-}
-
-
-@pytest.mark.parametrize("kernel, wanted", LOOPS.values(), ids=LOOPS)
-def test_what_a_product_would_not_give_stays_a_loop(
-    kernel: Any, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> None:
-    a, w = numbers(f16, 9, 21), numbers(f16, 21, 10)
-    for target in ("cpu", "cuda:sm_90a"):
-        c = np.full((9, 10), 77, f16)
-        assert "gemm" not in kernel.compile(a, w, c, target=target).stages["tile"]
-        run(kernel, target, a, w, c)
-        np.testing.assert_allclose(c, wanted(a, w), rtol=5e-3, atol=2e-2)
-
-
-@tilec.kernel
-def scaled(
-    A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), S: T.Tensor((K,), f16),
-    C: T.Tensor((M, N), f16),
-) -> None:  # fmt: skip
-    for i, j in T.Parallel(M, N):
-        acc: T.float32 = 0
-        for k in range(K):
-            a = T.cast(A[i, k], f32) * T.cast(S[k], f32)
-            acc += a * T.cast(W[k, j], f32)
-        C[i, j] = acc
-
-
-@tilec.kernel
-def distances(A: T.Tensor((M, K), f16), W: T.Tensor((N, K), f16), C: T.Tensor((M, N), f16)) -> None:
-    for i, j in T.Parallel(M, N):
-        acc: T.float32 = 0
-        for k in range(K):
-            d = T.cast(A[i, k], f32) - T.cast(W[j, k], f32)
-            acc += d * d
-        C[i, j] = acc
-
-
-def told(kernel: Any, *shapes: tuple[int, ...], target: str = "cuda:sm_90a") -> set[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        kernel.compile(*(tilec.spec(shape, f16) for shape in shapes), target=target)
-    return {str(w.message) for w in caught if issubclass(w.category, tilec.PerformanceWarning)}
-
-
-def test_a_large_sum_of_products_that_is_a_loop_is_told() -> None:
-    a, w, c = (600, 512), (512, 700), (600, 700)
-    for kernel, shapes, why in (
-        (scaled, (a, w, (512,), c), "3 factors go with k, and T.gemm takes two"),
-        (condition, (a, w, c), "a condition says what is added"),
-        (sum_of_halves, (a, w, c), "the tensors' dtypes, or a sum that ends before they do"),
-    ):
-        (said,) = told(kernel, *shapes)
-        assert why in said and "acc += " in said and "scale what it gives behind" in said
-        assert not told(kernel, *shapes, target="cpu")
-    assert not told(scaled, (600, 20), (20, 700), (20,), c)
-    assert not told(distances, a, (700, 512), c)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -149,14 +150,15 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     sums = []
     for total, dtype, *factors in reader.products():
         pair = _sides(nest.indices, *factors)
-        if pair is None or not all(o.is_along(inner[-1][0]) for o in pair):
+        if pair is None:
             return None
         sums.append(Sum(total, dtype, *pair))
+    inner = _longest_last(inner, [o for s in sums for o in (s.left, s.right)])
     rows = tuple(i for i in nest.indices if all(_by_one(i, s.left, s.right) for s in sums))
     columns = tuple(i for i in nest.indices if all(_by_one(i, s.right, s.left) for s in sums))
     begun = tuple(reader.begun)
     found = Product(nest.indices, rows, columns, inner, tuple(sums), begun, epilogue)
-    return found if sums and rows and columns else None
+    return found if sums and inner and rows and columns else None
 
 
 class Missed(NamedTuple):
@@ -171,26 +173,33 @@ class Missed(NamedTuple):
 
 def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
+    stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
         inner, reader = _loops(loop, named), _Reader(named, lambda test: True)
         if inner is None:
             continue
         within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
+        under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}
+        found, others = dict[ast.stmt, list[Operand]](), False
         for s in within:
             added = reader.added(s)
-            if added is None:
-                reader.note(s)
-                continue
-            operands = reader.factors(added[1], inner[-1][0])
+            operands = [] if added is None else reader.factors(added[1], inner[-1][0])
             pairs = itertools.permutations([names_in(*o.indices) for o in operands], 2)
             if any({*nest.indices} & a - b and {*nest.indices} & b - a for a, b in pairs):
-                why = "the tensors' dtypes, or a sum that ends before they do, are not T.gemm's"
-                if len(operands) > 2:
-                    why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
-                elif any(s in x.body + x.orelse for x in within if isinstance(x, ast.If)):
-                    why = "a condition says what is added"
-                tensors = frozenset(o.tensor.id for o in operands)
-                return Missed(s, tensors, tuple(e for _, e in inner), why)
+                found[s] = operands
+            elif not isinstance(s, ast.For | ast.If):
+                others |= added is not None or not reader.note(s)
+        others |= any(stored.count(name) > 1 for name in reader.names)
+        for s, operands in found.items():
+            why = "the tensors' dtypes, or a sum that ends before they do, are not T.gemm's"
+            if len(operands) > 2:
+                why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
+            elif s in under:
+                why = "a condition says what is added"
+            elif others:
+                why = "the loop does something else, too"
+            tensors = frozenset(o.tensor.id for o in operands)
+            return Missed(s, tensors, tuple(e for _, e in inner), why)
     return None
 
 
@@ -203,6 +212,23 @@ def _loops(loop: ast.For, named: Named) -> tuple[tuple[str, ast.expr], ...] | No
             return None
         found.append((index_of(s), extent))
     return tuple(found)
+
+
+def _longest_last(
+    inner: tuple[tuple[str, ast.expr], ...], operands: Sequence[Operand]
+) -> tuple[tuple[str, ast.expr], ...]:
+    """Loops in an order in which tiles go along the last one, the longest that can be; no loops,
+    where none can."""
+
+    def size(loop: tuple[str, ast.expr]) -> int:
+        extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
+        return extent if isinstance(extent, int) else sys.maxsize
+
+    along = [loop for loop in inner if all(o.is_along(loop[0]) for o in operands)]
+    if not along:
+        return ()
+    last = max(reversed(along), key=size)
+    return (*(loop for loop in inner if loop is not last), last)
 
 
 def _sides(outer: Sequence[str], a: Operand, b: Operand) -> tuple[Operand, Operand] | None:
