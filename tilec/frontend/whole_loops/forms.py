@@ -165,7 +165,7 @@ class WholeLoops(Statements):
     def _tell_missed(self, nest: nests.Nest, named: nests.Named) -> None:
         """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU."""
         found = missed_product(nest, named) if self.row_lanes else None
-        if found is None or self._number(found.inner[-1:]) < _SMALL:
+        if found is None or self._number(found.inner) < _SMALL:
             return
         if self._number(nest.extents) < _SMALL**2:
             return

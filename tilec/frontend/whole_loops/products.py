@@ -163,7 +163,8 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
 
 class Missed(NamedTuple):
     """A statement that adds up products of elements of rows and columns, which are those of
-    `tensors`; `inner` are the extents of its loops, `why` says what T.gemm does not give."""
+    `tensors`; `inner` are extents of its loops that do not follow from the
+    iteration, `why` says what T.gemm does not give."""
 
     statement: ast.stmt
     tensors: frozenset[str]
@@ -199,7 +200,8 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
             elif others:
                 why = "the loop does something else, too"
             tensors = frozenset(o.tensor.id for o in operands)
-            return Missed(s, tensors, tuple(e for _, e in inner), why)
+            known = tuple(e for _, e in inner if names_in(e).isdisjoint((*nest.indices, *stored)))
+            return Missed(s, tensors, known, why)
     return None
 
 
