@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 from tilec import language as T
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
+from tilec.ir.types import FLOAT32
 from tilec.support.lazy import Lazy
 from tilec.support.syntax import every, name_nodes, nodes
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
     from tilec.frontend.evaluation import Evaluation
-    from tilec.frontend.whole_loops import dtypes, nests, places
+    from tilec.frontend.whole_loops import dtypes, nests, places, products
     from tilec.frontend.whole_loops.nests import Tells
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     dtypes = Lazy("tilec.frontend.whole_loops.dtypes")
     nests = Lazy("tilec.frontend.whole_loops.nests")
     places = Lazy("tilec.frontend.whole_loops.places")
+    products = Lazy("tilec.frontend.whole_loops.products")
 
 
 def names_of_list(name: str, count: int) -> tuple[str, ...]:
@@ -141,10 +143,23 @@ class BodyReader:
         found = nests.whole_loop(body, self.meaning)
         if found is None:
             return None
-        nest = dtypes.with_dtypes(found[1], self.meaning)
-        is_product = nests.product_of(nest, self.meaning) is not None
-        sizes, used = ("BM", "BN", "BK") if is_product else (), self.source.used_names()
-        return {size: nests.fresh_name(size, used) for size in sizes}
+        names = () if self._product(found[1]) is None else ("BM", "BN", "BK")
+        used = self.source.used_names()
+        return {size: nests.fresh_name(size, used) for size in names}
+
+    def _product(self, nest: nests.Nest) -> products.Product | None:
+        """What it is where all conditions of operands, which may depend on constants, have one
+        side."""
+        nest = dtypes.with_dtypes(nest, self.meaning)
+
+        def of_side(side: bool) -> products.Product | None:
+            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+            return products.find_product(*args)
+
+        found = of_side(True)
+        if found is None and any(every(ast.IfExp, *nest.body)):
+            found = of_side(False)
+        return found
 
     def telling(self) -> dict[str, Tells]:
         """The sizes that a whole loop's form follows, and what they count."""
@@ -152,7 +167,13 @@ class BodyReader:
         assert found is not None
         told: dict[str, Tells] = {}
         nest = places.as_folds(found[1], self.meaning, str) or found[1]
-        for what, extents in nests.telling(nest, self.meaning).items():
+        product = self._product(found[1])
+        several = () if product is None else product.several
+        longest = (e for i, e in zip(found[1].indices, found[1].extents) if i in several)
+        for what, extents in (
+            ("loops", tuple(longest)),
+            *nests.telling(nest, self.meaning).items(),
+        ):
             for n in name_nodes(*extents):
                 if isinstance(size := self.meaning(n), T.Size):
                     told[size.text] = what

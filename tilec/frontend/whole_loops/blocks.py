@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Product, fresh_name, unravelled
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, unravelled
+from tilec.frontend.whole_loops.products import Operand, Product, beside
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.ir.types import next_power_of_2
@@ -20,6 +22,16 @@ _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
 
 Given = str | ast.expr | list[ast.stmt]
+
+
+class _Tile(NamedTuple):
+    """A shared tile of an operand: the statements that make and fill it, and whether it goes down
+    its columns along the sum."""
+
+    name: str
+    made: str
+    copied: str
+    k_first: bool
 
 
 class Blocks:
@@ -35,35 +47,77 @@ class Blocks:
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
-    def product(self, p: Product, sizes: Mapping[str, str], edges: bool) -> ast.With:
-        """A tiled T.gemm, with tiles of `sizes`; `edges`: its results are compared with the
-        loop's extents."""
-        m, n = p.outer.index(p.m), p.outer.index(p.n)
+    def product(
+        self, p: Product, tiled: tuple[str, str], sizes: Mapping[str, str], edges: bool
+    ) -> ast.With:
+        """A tiled T.gemm for each sum, with tiles of `sizes` along the row and the column that are
+        `tiled`; `edges`: its results are compared with the loop's extents."""
+        m, n = map(p.outer.index, tiled)
         batch = [d for d in range(len(p.outer)) if d not in (m, n)]
-        turned = p.left.indices[-1] != p.inner, p.right.indices[-1] == p.inner
-        lead = "".join(f"I{d}, " for d in batch)
         batches = f", {_product(batch)}" * bool(batch)
-        a = "BK, BM" if turned[0] else "BM, BK"
-        b = "BN, BK" if turned[1] else "BK, BN"
+        for d, (index, extent) in enumerate(p.inner):
+            self.given |= {f"J{d}": index, f"K{d}": extent}
+        *around, k = range(len(p.inner))
+        steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
+        if around:
+            step, turn = f"(step % {steps})", f"(step // {steps})"
+        of_k = {p.inner[k][0]: (f"{step} * BK", "BK")}
+        tiles: dict[str, _Tile] = {}
+        sums: dict[str, str] = {}
+        gemms = []
+        for s in p.sums:
+            total = sums.setdefault(ast.unparse(s.total), _numbered("sums", len(sums)))
+            self.given[f"DTYPE_{total}"] = s.dtype
+            for name, operand, begins in (
+                ("a_tile", s.left, {tiled[0]: ("by * BM", "BM"), **of_k}),
+                ("b_tile", s.right, {tiled[1]: ("bx * BN", "BN"), **of_k}),
+            ):
+                if operand.text not in tiles:
+                    same = sum(t.name.startswith(name) for t in tiles.values())
+                    tiles[operand.text] = self._tile(_numbered(name, same), operand, begins)
+            a, b = tiles[s.left.text], tiles[s.right.text]
+            turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
+            gemms.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
+        made = [t.made for t in tiles.values()]
+        made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
+        made += [f"T.clear({x})" for x in sums.values()]
         text = f"""
 with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
-    a_tile = T.alloc_shared(({a}), LEFT.dtype)
-    b_tile = T.alloc_shared(({b}), RIGHT.dtype)
-    sums = T.alloc_fragment((BM, BN), DTYPE)
-    T.clear(sums)
-    for step in T.Pipelined(T.ceildiv(K, BK)):
-        T.copy(LEFT[{lead}{"step * BK, by * BM" if turned[0] else "by * BM, step * BK"}], a_tile)
-        T.copy(RIGHT[{lead}{"bx * BN, step * BK" if turned[1] else "step * BK, bx * BN"}], b_tile)
-        T.gemm(a_tile, b_tile, sums, transpose_A={turned[0]}, transpose_B={turned[1]})
+    {"; ".join(made)}
+    for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
+        {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
+        {"; ".join([*(t.copied for t in tiles.values()), *gemms])}
     for row, column in T.Parallel(BM, BN):
         I{m} = by * BM + row
         I{n} = bx * BN + column
         {f"if I{m} < E{m} and I{n} < E{n}: BODY" if edges else "BODY"}
 """
-        self.given |= {"K": p.extent, "LEFT": p.left.tensor, "RIGHT": p.right.tensor}
-        self.given |= {"DTYPE": p.dtype, "BODY": list(p.epilogue), **sizes}
-        return self._written(text, p.total)
+        self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
+        return self._written(text, sums)
+
+    def _tile(self, name: str, o: Operand, begins: Mapping[str, tuple[str, str]]) -> _Tile:
+        """A tile of an operand; `begins`: of the indices that it goes by, where it begins, and how
+        many it has."""
+        tensor, shape, at = self._put(o.tensor), list[str](), list[str]()
+        last_two = {o.where(i) for i in begins} == {len(o.indices) - 2, len(o.indices) - 1}
+        for d, index in enumerate(o.indices):
+            by = next((i for i in begins if o.where(i) == d), "")
+            place = " + ".join(self._put(x) for x in beside(index, by))
+            if by:
+                start, size = begins[by]
+                shape.append(size)
+                place = f"{place} + {start}" if place else start
+                place += "" if last_two else f":{place} + {size}"
+            at.append(place)
+        made = f"{name} = T.alloc_shared(({', '.join(shape)}), {tensor}.dtype)"
+        return _Tile(name, made, f"T.copy({tensor}[{', '.join(at)}], {name})", shape[0] == "BK")
+
+    def _put(self, node: ast.expr) -> str:
+        """A name for the author's syntax."""
+        name = f"GIVEN{len(self.given)}"
+        self.given[name] = node
+        return name
 
     def elements(self, about: Sequence[int], edges: bool) -> ast.With:
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
@@ -170,17 +224,18 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         """Statements that take the indices out of a row-major number."""
         return unravelled([f"I{d}" for d in indices], [f"E{d}" for d in indices], number)
 
-    def _written(self, text: str, total: ast.AST | None = None) -> ast.With:
-        """The syntax of `text`, at the loop's place but for what is the author's; `total`, what
-        the author calls a tile's element."""
+    def _written(self, text: str, totals: Mapping[str, str] | None = None) -> ast.With:
+        """The syntax of `text`, at the loop's place but for what is the author's; `totals`: which
+        fragment holds what the author calls so."""
         (made,) = parsed(text, self.node)
         ours = names_in(made) - {*self.given, "T"}
         suffix = ""
         while self.used & {n + suffix for n in ours}:
             suffix += "_"
         names = {n: n + suffix for n in ours} | {"T": self.language}
-        element = f"{names.get('sums')}[{names.get('row')}, {names.get('column')}]"
-        made = _Fill(self.given, names, total, element).visit(made)
+        place = f"[{names.get('row')}, {names.get('column')}]"
+        elements = {total: names[x] + place for total, x in (totals or {}).items()}
+        made = _Fill(self.given, names, elements).visit(made)
         assert isinstance(made, ast.With)
         return made
 
@@ -204,23 +259,25 @@ def threads_of(tile: Sequence[int]) -> int:
     return max(_THREADS // 2, min(2 * _THREADS, math.prod(tile) // 8))
 
 
+def _numbered(name: str, number: int) -> str:
+    return name + f"{number}" * bool(number)
+
+
 def _product(extents: list[int]) -> str:
     return " * ".join(f"E{d}" for d in extents) or "1"
 
 
 class _Fill(ast.NodeTransformer):
     """Puts the author's syntax in the place of names, and gives other names those of `names`. In
-    the author's own statements `total` becomes `element`."""
+    the author's own statements what is written as in `elements` becomes one of these."""
 
     def __init__(
         self,
         given: Mapping[str, Given],
         names: Mapping[str, str],
-        total: ast.AST | None,
-        element: str,
+        elements: Mapping[str, str],
     ) -> None:
-        self.given, self.names = given, names
-        self.total, self.element = total and ast.unparse(total), element
+        self.given, self.names, self.elements = given, names, elements
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         found = self.given.get(node.id)
@@ -237,8 +294,8 @@ class _Fill(ast.NodeTransformer):
 
     def _own(self, node: ast.AST) -> ast.AST:
         """A copy of the author's syntax."""
-        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) == self.total:
-            made = ast.parse(self.element, mode="eval").body
+        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in self.elements:
+            made = ast.parse(self.elements[ast.unparse(node)], mode="eval").body
             assert isinstance(made, ast.Subscript)
             made.ctx = node.ctx
             return placed(made, node)

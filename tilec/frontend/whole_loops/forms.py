@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import same_value
 from tilec.frontend.builtins.reduce import combine_parts, scan_tile
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
-from tilec.frontend.values import Buffer, Scalar
+from tilec.frontend.values import Buffer, Scalar, is_literal
 from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.places import as_folds
+from tilec.frontend.whole_loops.products import Product, Sum, find_product, missed_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
+from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
 
+_SMALL = 64  # of an extent, below which no one waits for a loop
+_MOST_BLOCKS = 65535  # along the third dimension of a grid
+_FULL = 128  # of rows or columns, that fill a tile
+_LONG = 1 << 20  # more than all known lengths
 _USUAL = 8192  # where nothing is known of a row's length
 
 
@@ -64,18 +70,17 @@ class WholeLoops(Statements):
         used = used | local
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
-        product = nests.product_of(typed, named) if tiles else None
-        if product is not None and self._can_tile(product):
+        product = self._product(node, typed, named, used) if tiles else None
+        if product is not None and (tiled := self._tiled(product, nest)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
-            texts = ast.unparse(product.total), ast.unparse(product.dtype)
-            same = replace(product, total=node, dtype=product.extent)
-            key = node, same, texts, tuple(tiles.items()), edges
+            key = node, product.text, tiled, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
-                written[key] = blocks.product(product, tiles, edges), blocks.names
+                written[key] = blocks.product(product, tiled, tiles, edges), blocks.names
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
+        self._tell_missed(typed, named)
         made = self._with_loops(blocks, named)
         if made is None:
             cast = with_casts(single, self._typed(single, named))
@@ -151,31 +156,75 @@ class WholeLoops(Statements):
         value, usual = self.expression(extent), (_USUAL, 1)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
-    def _can_tile(self, p: nests.Product) -> bool:
-        """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,
+    def _product(
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, used: set[str]
+    ) -> Product | None:
+        own = assigned_names([node])
+
+        def decided(test: ast.expr) -> bool | None:
+            known = self.expression(test) if own.isdisjoint(names_in(test)) else None
+            return bool(known) if is_literal(known) else None
+
+        return find_product(
+            nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
+        )
+
+    def _tell_missed(self, nest: nests.Nest, named: nests.Named) -> None:
+        """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU."""
+        found = missed_product(nest, named) if self.row_lanes else None
+        if found is None or self._number(found.inner) < _SMALL:
+            return
+        if self._number(nest.extents) < _SMALL**2:
+            return
+        dtypes = [getattr(self.names.get(name), "dtype", None) for name in found.tensors]
+        if all(d and (d.bits == 8 or (d.is_float and d.bits <= 32)) for d in dtypes):
+            message = f"threads add up these products one by one, no T.gemm does: {found.why}"
+            hint = (
+                "let acc += x * y add elements of two tensors of one dtype, cast to the sum's, and "
+                "scale what it gives behind the loop"
+            )
+            with self.at(found.statement):
+                warn(PerformanceWarning, message, self.loc, hint)
+
+    def _number(self, extents: Sequence[ast.expr]) -> int:
+        """About how many iterations loops have."""
+        return math.prod(self._about(e)[0] or _USUAL for e in extents)
+
+    def _tiled(self, p: Product, nest: nests.Nest) -> tuple[str, str] | None:
+        """The row and the column that tiles go along, the last ones that fill a tile; None where
+        T.gemm does not give what the loop does, or a grid does not count the others."""
+        extents = dict(zip(nest.indices, nest.extents))
+
+        def length(index: str) -> int:
+            known = self._about(extents[index])[0] or _LONG
+            return known if known >= _MOST_BLOCKS else min(known, _FULL)
+
+        if not all(self._can_tile(s, p.inner[-1]) for s in p.sums):
+            return None
+        row, column = max(reversed(p.rows), key=length), max(reversed(p.columns), key=length)
+        others = [self._static(e) for i, e in extents.items() if i not in (row, column)]
+        counted = math.prod(n for n in others if n is not None) <= _MOST_BLOCKS
+        return (row, column) if counted else None
+
+    def _can_tile(self, s: Sum, inner: tuple[str, ast.expr]) -> bool:
+        """Whether T.gemm gives what is added up: its operands' dtypes, cast to that of the sum,
         and a sum along whole tensors."""
-        sides = [self.names.get(o.tensor.id) for o in (p.left, p.right)]
-        left, right = sides
-        if not isinstance(left, Buffer) or not isinstance(right, Buffer):
-            return False
-        total = self._dtype_of(p.dtype)
-        given = left.type.dtype
-        for operand in (p.left, p.right):
-            cast = given if operand.dtype is None else self._dtype_of(operand.dtype)
-            if cast is not total:
+        total, sides = self._dtype_of(s.dtype), list[tuple[DType, DType | None]]()
+        extent = self.expression(inner[1])
+        for o in (s.left, s.right):
+            buffer, at = self.names.get(o.tensor.id), o.where(inner[0])
+            if not isinstance(buffer, Buffer) or len(buffer.shape) != len(o.indices):
                 return False
+            if at is None or not same_value(extent, buffer.shape[at]):
+                return False
+            given = buffer.type.dtype
+            sides.append((given, given if o.dtype is None else self._dtype_of(o.dtype)))
+        (given, left), (other, right) = sides
+        if total is None or given is not other or not {left, right} <= {given, total}:
+            return False
         wider = FLOAT32 if given.is_float and given.bits <= 16 else given
         wider = INT32 if given.is_int and given.bits == 8 else wider
-        extent = self.expression(p.extent)
-        along = [
-            b.shape[o.indices.index(p.inner)] for b, o in zip((left, right), (p.left, p.right))
-        ]
-        return (
-            right.type.dtype is given
-            and total is wider
-            and (given.is_float or given.bits == 8)
-            and all(same_value(extent, e) for e in along)
-        )
+        return total is wider and total in (left, right) and (given.is_float or given.bits == 8)
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
         value = self.expression(node)

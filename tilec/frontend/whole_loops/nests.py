@@ -29,32 +29,6 @@ _PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A factor `tensor[…, k]`: its indices, and what it is cast to first."""
-
-    tensor: ast.Name
-    indices: tuple[str, ...]
-    dtype: ast.expr | None
-
-
-@dataclass(frozen=True)
-class Product:
-    """A loop over `outer` that sums `left * right` along `inner`, and what it does with the sum:
-    `epilogue`, where `total` stands for it. `m` is an index of `left` alone, `n` of `right`."""
-
-    outer: tuple[str, ...]
-    m: str
-    n: str
-    inner: str
-    extent: ast.expr
-    left: Operand
-    right: Operand
-    total: ast.AST
-    dtype: ast.expr
-    epilogue: tuple[ast.stmt, ...]
-
-
-@dataclass(frozen=True)
 class Nest:
     """Perfectly nested T.Parallel loops: indices, extents, the innermost body."""
 
@@ -149,78 +123,6 @@ class Put(ast.NodeTransformer):
         if isinstance(made, ast.Name | ast.Subscript):
             made.ctx = node.ctx
         return ast.copy_location(made, node)
-
-
-def product_of(nest: Nest, named: Named) -> Product | None:
-    """The sum of products that a loop's body is; None for any other."""
-    statements = list(nest.body)
-    start = _zero(statements, named)
-    if start is None or not statements:
-        return None
-    total, dtype = start
-    loop = statements.pop(0)
-    if not isinstance(loop, ast.For) or not (inner := index_of(loop)) or loop.orelse:
-        return None
-    extent = counted(loop.iter, named)
-    added = _added(loop.body[0], total) if len(loop.body) == 1 else None
-    if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
-        return None
-    if not names_in(extent).isdisjoint(nest.indices):
-        return None  # a triangle
-    factors = _operand(added.left, named), _operand(added.right, named)
-    if factors[0] is None or factors[1] is None:
-        return None
-    for left, right in (factors, factors[::-1]):
-        assert left is not None and right is not None
-        shared = [i for i in nest.indices if i in left.indices and i in right.indices]
-        free = [i for i in nest.indices if i not in shared]
-        if len(free) != 2:
-            return None
-        m, n = free
-        if _is_matrix(left, (*shared, m), inner) and _is_matrix(right, (*shared, n), inner):
-            break
-    else:
-        return None
-    if any(every(ast.For | ast.While | ast.With | ast.Return, *statements)):
-        return None
-    if inner in names_in(*statements):
-        return None
-    assert left is not None and right is not None
-    return Product(nest.indices, m, n, inner, extent, left, right, total, dtype, tuple(statements))
-
-
-def _zero(statements: list[ast.stmt], named: Named) -> tuple[ast.AST, ast.expr] | None:
-    """How the sum is written, and its dtype; takes the statements that make it 0."""
-    first = statements.pop(0)
-    if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name):
-        return (first.target, first.annotation) if _is_zero(first.value) else None
-    if not isinstance(first, ast.Assign) or not isinstance(first.value, ast.Call):
-        return None
-    (name,), made = first.targets, first.value
-    kind = named(made.func)
-    if not isinstance(name, ast.Name) or not made.args or not statements:
-        return None
-    given = {k.arg: k.value for k in made.keywords}
-    if kind is T.alloc_var:
-        init = made.args[1] if len(made.args) > 1 else given.get("init")
-        second = statements[0]
-        if init is None and isinstance(second, ast.Assign) and _same(second.targets[0], name):
-            init = second.value
-            statements.pop(0)
-        return (name, made.args[0]) if _is_zero(init) else None
-    dtype = made.args[1] if len(made.args) > 1 else given.get("dtype")
-    if kind not in (T.alloc_local, T.alloc_fragment) or dtype is None:
-        return None
-    if ast.unparse(made.args[0]) not in ("(1,)", "[1]", "1"):
-        return None
-    total = ast.parse(f"{name.id}[0]", mode="eval").body
-    match statements.pop(0):
-        case ast.Expr(ast.Call(func, [buffer, *value])) if _same(buffer, name):
-            cleared = named(func) is T.clear or (named(func) is T.fill and _is_zero(*value))
-            return (total, dtype) if cleared else None
-        case ast.Assign([target], value) if _same(target, total) and _is_zero(value):
-            return total, dtype
-    return None
 
 
 def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
@@ -333,42 +235,6 @@ def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> s
     return "; ".join(made) or "pass"
 
 
-def _added(statement: ast.stmt, total: ast.AST) -> ast.expr | None:
-    """What a statement adds to the sum."""
-    match statement:
-        case ast.AugAssign(target, ast.Add(), value) if _same(target, total):
-            return value
-        case ast.Assign([target], ast.BinOp(old, ast.Add(), value)):
-            return value if _same(target, total) and _same(old, total) else None
-    return None
-
-
-def _operand(node: ast.expr, named: Named) -> Operand | None:
-    match node:
-        case ast.Call(ast.Attribute(value, "astype"), [dtype]):
-            found = _operand(value, named)
-        case ast.Call(func, [dtype, value]) if named(func) is T.Cast:
-            found = _operand(value, named)
-        case ast.Call(func, [value, dtype]) if named(func) is T.cast:
-            found = _operand(value, named)
-        case ast.Call(dtype, [value]) if isinstance(named(dtype), DType):
-            found = _operand(value, named)
-        case ast.Subscript(ast.Name() as tensor, ast.Tuple(indices)):
-            names = tuple(i.id for i in indices if isinstance(i, ast.Name))
-            return Operand(tensor, names, None) if len(names) == len(indices) else None
-        case _:
-            return None
-    if found is None or found.dtype is not None:
-        return None
-    return Operand(found.tensor, found.indices, dtype)
-
-
-def _is_matrix(operand: Operand, wanted: tuple[str, ...], inner: str) -> bool:
-    """Whether the indices are `wanted` and `inner`, the last two in either order."""
-    found = operand.indices
-    return found[:-2] == wanted[:-1] and sorted(found[-2:]) == sorted((wanted[-1], inner))
-
-
 def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     """Whether a body is assignments alone, which T.Parallel takes over tiles; `variables`: or
     makes variables of a dtype, and has loops over numbers that are written down."""
@@ -428,16 +294,8 @@ def _numbers(s: ast.AST) -> int | None:
             return None
 
 
-def _is_zero(node: ast.expr | None = None) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
-
-
 def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
-
-
-def _same(a: ast.AST, b: ast.AST) -> bool:
-    return ast.unparse(a) == ast.unparse(b)
 
 
 def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | None:

@@ -228,18 +228,25 @@ class Rows:
         return ours if ours in FOLDS.values() else FOLDS.get(self.named(func))
 
     def _is_pure(self, value: ast.expr) -> bool:
-        """Whether it is arithmetic on elements alone."""
-        for n in ast.walk(value):
-            if isinstance(n, ast.Lambda | ast.NamedExpr | ast.Starred | ast.comprehension):
-                return False
-            if not isinstance(n, ast.Call) or ast.unparse(n.func).startswith(f"{self.language}."):
-                continue  # what this module has written is
-            plain = isinstance(n.func, ast.Name | ast.Attribute)
-            found = self.named(n.func) if plain else None
-            cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
-            if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
-                return False
-        return True
+        return is_pure(value, self.named, self.language)
+
+
+def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:
+    """Whether it is arithmetic on elements alone; what calls words of `language` is this module's
+    own."""
+    for n in ast.walk(value):
+        if isinstance(n, ast.Lambda | ast.NamedExpr | ast.Starred | ast.comprehension):
+            return False
+        if not isinstance(n, ast.Call):
+            continue
+        if language and ast.unparse(n.func).startswith(f"{language}."):
+            continue
+        plain = isinstance(n.func, ast.Name | ast.Attribute)
+        found = named(n.func) if plain else None
+        cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
+        if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
+            return False
+    return True
 
 
 def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:

@@ -1,0 +1,463 @@
+"""Whole loops that are sums of products, as T.gemm gives them.
+
+    for b, s, n in T.Parallel(B, S, N):
+        gate: T.float32 = bias[n]
+        for k in range(K):
+            x = T.cast(X[b, s, k], "float32")
+            gate += x * T.cast(W[n, k], "float32")
+        Y[b, s, n] = T.silu(gate)
+
+What an index is follows from the operands that depend on it: `n` is a column, as only the right
+operand does; `b` and `s` are rows, as only the left one does; what both or neither depend on is the
+same for a tile, and so are all rows but one. Names stand for what they are given, and what a sum
+begins with is added behind the loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tilec import language as T
+from tilec.frontend.values import as_syntax
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Fresh,
+    Named,
+    Nest,
+    Put,
+    chain_of,
+    counted,
+    index_of,
+    indices_of,
+    other_operand,
+)
+from tilec.frontend.whole_loops.places import in_variables
+from tilec.frontend.whole_loops.rows import is_pure
+from tilec.ir.types import DType
+from tilec.support.syntax import every, name_nodes, names_in
+
+Decided = Callable[[ast.expr], bool | None]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor `tensor[…, k]`: its indices, and what it is cast to first."""
+
+    tensor: ast.Name
+    indices: tuple[ast.expr, ...]
+    dtype: ast.expr | None
+
+    @property
+    def text(self) -> str:
+        """What it is, without the cast."""
+        return ", ".join(map(ast.unparse, (self.tensor, *self.indices)))
+
+    def where(self, name: str) -> int | None:
+        """The dimension along which it goes by `name`, which no other index depends on."""
+        found = [d for d, i in enumerate(self.indices) if name in names_in(i)]
+        return found[0] if len(found) == 1 and _goes_by(self.indices[found[0]], name) else None
+
+    def is_along(self, name: str) -> bool:
+        """Whether `name` alone is an index, and no other depends on it."""
+        at = self.where(name)
+        return at is not None and isinstance(self.indices[at], ast.Name)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What the body calls a sum, its dtype, and the operands of what it adds up."""
+
+    total: ast.expr
+    dtype: ast.expr
+    left: Operand
+    right: Operand
+
+
+@dataclass(frozen=True)
+class Product:
+    """A loop over `outer` that adds up `sums` along `inner`, loops in one another with their
+    extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
+    `rows`: indices by which all left operands go and no right one, `columns`: the other way
+    round."""
+
+    outer: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    inner: tuple[tuple[str, ast.expr], ...]
+    sums: tuple[Sum, ...]
+    before: tuple[ast.stmt, ...]
+    epilogue: tuple[ast.stmt, ...]
+
+    @property
+    def operands(self) -> list[Operand]:
+        return [o for s in self.sums for o in (s.left, s.right)]
+
+    @property
+    def several(self) -> set[str]:
+        """The indices of which tiles go along the longest ones."""
+        return {i for found in (self.rows, self.columns) if len(found) > 1 for i in found}
+
+    @property
+    def text(self) -> str:
+        """All of it that may differ between two of one loop."""
+        written = [*self.before, *self.epilogue, *(e for _, e in self.inner)]
+        for s in self.sums:
+            written += [s.total, s.dtype]
+        return "\n".join([*map(ast.unparse, written), *(o.text for o in self.operands)])
+
+
+def find_product(
+    nest: Nest, named: Named, decided: Decided, dtype_of: DtypeOf, fresh: Fresh
+) -> Product | None:
+    """The sums of products that a nest is, also where elements are what is added to."""
+    found = product_of(nest, named, decided)
+    if found is None:
+        found = product_of(in_variables(nest, named, dtype_of, "", fresh), named, decided)
+    return found
+
+
+def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
+    """The sums of products that a loop's body is; None for any other. `decided`: what is known of
+    a condition before the kernel runs."""
+    at = next((n for n, s in enumerate(nest.body) if isinstance(s, ast.For)), len(nest.body))
+    before, epilogue = nest.body[:at], nest.body[at + 1 :]
+    if at == len(nest.body) or any(every(ast.For | ast.While | ast.With | ast.Return, *epilogue)):
+        return None
+    loop = nest.body[at]
+    assert isinstance(loop, ast.For)
+    inner = _loops(loop, named)
+    reader = _Reader(named, decided)
+    if inner is None or not reader.reads(before, chain_of(loop)[-1].body):
+        return None
+    stored = [n.id for n in name_nodes(*before, loop) if isinstance(n.ctx, ast.Store)]
+    own = {name for name, _ in inner} | reader.inside
+    if own & names_in(*before, *epilogue) or any(
+        stored.count(n) > 1 for n in {*reader.names, *own}
+    ):
+        return None
+    if not {*nest.indices}.isdisjoint(stored):
+        return None
+    extents = [e for _, e in inner]
+    if not names_in(*extents).isdisjoint({*nest.indices, *stored}):
+        return None  # a triangle
+    sums = []
+    for total, dtype, *factors in reader.products():
+        pair = _sides(nest.indices, *factors)
+        if pair is None:
+            return None
+        sums.append(Sum(total, dtype, *pair))
+    inner = _longest_last(inner, [o for s in sums for o in (s.left, s.right)])
+    rows = tuple(i for i in nest.indices if all(_by_one(i, s.left, s.right) for s in sums))
+    columns = tuple(i for i in nest.indices if all(_by_one(i, s.right, s.left) for s in sums))
+    begun = tuple(reader.begun)
+    found = Product(nest.indices, rows, columns, inner, tuple(sums), begun, epilogue)
+    return found if sums and inner and rows and columns else None
+
+
+class Missed(NamedTuple):
+    """A statement that adds up products of elements of rows and columns, which are those of
+    `tensors`; `inner` are extents of its loops that do not follow from the
+    iteration, `why` says what T.gemm does not give."""
+
+    statement: ast.stmt
+    tensors: frozenset[str]
+    inner: tuple[ast.expr, ...]
+    why: str
+
+
+def missed_product(nest: Nest, named: Named) -> Missed | None:
+    """Such a statement of a nest that is no product."""
+    stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
+    for loop in (s for s in nest.body if isinstance(s, ast.For)):
+        inner, reader = _loops(loop, named), _Reader(named, lambda test: True)
+        if inner is None:
+            continue
+        within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
+        under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}
+        found, others = dict[ast.stmt, list[Operand]](), False
+        for s in within:
+            added = reader.added(s)
+            operands = [] if added is None else reader.factors(added[1], inner[-1][0])
+            pairs = itertools.permutations([names_in(*o.indices) for o in operands], 2)
+            if any({*nest.indices} & a - b and {*nest.indices} & b - a for a, b in pairs):
+                found[s] = operands
+            elif not isinstance(s, ast.For | ast.If):
+                others |= added is not None or not reader.note(s)
+        others |= any(stored.count(name) > 1 for name in reader.names)
+        for s, operands in found.items():
+            why = "the tensors' dtypes, or a sum that ends before they do, are not T.gemm's"
+            if len(operands) > 2:
+                why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
+            elif s in under:
+                why = "a condition says what is added"
+            elif others:
+                why = "the loop does something else, too"
+            tensors = frozenset(o.tensor.id for o in operands)
+            known = tuple(e for _, e in inner if names_in(e).isdisjoint((*nest.indices, *stored)))
+            return Missed(s, tensors, known, why)
+    return None
+
+
+def _loops(loop: ast.For, named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
+    """The indices and the extents of loops in one another."""
+    found = []
+    for s in chain_of(loop):
+        extent = counted(s.iter, named)
+        if extent is None or s.orelse or not index_of(s):
+            return None
+        found.append((index_of(s), extent))
+    return tuple(found)
+
+
+def _longest_last(
+    inner: tuple[tuple[str, ast.expr], ...], operands: Sequence[Operand]
+) -> tuple[tuple[str, ast.expr], ...]:
+    """Loops in an order in which tiles go along the last one, the longest that can be; no loops,
+    where none can."""
+
+    def size(loop: tuple[str, ast.expr]) -> int:
+        extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
+        return extent if isinstance(extent, int) else sys.maxsize
+
+    along = [loop for loop in inner if all(o.is_along(loop[0]) for o in operands)]
+    if not along:
+        return ()
+    last = max(reversed(along), key=size)
+    return (*(loop for loop in inner if loop is not last), last)
+
+
+def _sides(outer: Sequence[str], a: Operand, b: Operand) -> tuple[Operand, Operand] | None:
+    """Two operands; the one that alone depends on the last of such indices is the right one."""
+    of_a, of_b = names_in(*a.indices), names_in(*b.indices)
+    free = [i for i in outer if (i in of_a) != (i in of_b)]
+    if not free:
+        return None
+    return (b, a) if free[-1] in of_a else (a, b)
+
+
+def _by_one(index: str, one: Operand, other: Operand) -> bool:
+    """Whether one operand alone depends on an index, and goes by it."""
+    return one.where(index) is not None and index not in names_in(*other.indices)
+
+
+def _goes_by(index: ast.expr, name: str) -> bool:
+    """Whether an index is `name`, or that plus what does not depend on it."""
+    rest = beside(index, name)
+    return len(rest) == len(_terms(index)) - 1 and name not in names_in(*rest)
+
+
+def beside(index: ast.expr, name: str) -> list[ast.expr]:
+    """What is added to `name` in an index."""
+    return [t for t in _terms(index) if not (isinstance(t, ast.Name) and t.id == name)]
+
+
+def _terms(index: ast.expr) -> list[ast.expr]:
+    match index:
+        case ast.BinOp(left, ast.Add(), right):
+            return _terms(left) + _terms(right)
+        case ast.BinOp(left, ast.Sub(), right):
+            return [*_terms(left), ast.copy_location(ast.UnaryOp(ast.USub(), right), right)]
+    return [index]
+
+
+@dataclass
+class _Total:
+    """A variable that a loop adds to: what the body calls it, and its dtype; what is added to."""
+
+    total: ast.expr
+    added: list[ast.expr] = field(default_factory=list)
+    dtype: ast.expr | None = None
+    begins: bool = False
+
+
+class _Reader:
+    """Reads a body. `names`: the syntax that names stand for, `inside` those that the loop makes;
+    `begun`: what stands before the loop, as it is to stand behind it."""
+
+    def __init__(self, named: Named, decided: Decided) -> None:
+        self.named, self.decided = named, decided
+        self.names: dict[str, ast.expr] = {}
+        self.inside: set[str] = set()
+        self.totals: dict[str, _Total] = {}
+        self.begun: list[ast.stmt] = []
+
+    def reads(self, before: Sequence[ast.stmt], inside: Sequence[ast.stmt]) -> bool:
+        """Whether a loop does nothing but add to what began before it, and name what it adds."""
+        named = []
+        for s in inside:
+            found = self.added(s)
+            if found is None:
+                named.append(s)
+                continue
+            total = self.totals.setdefault(ast.unparse(found[0]), _Total(found[0]))
+            total.added.append(found[1])
+        if not all(map(self._begins, before)) or not all(map(self.note, named)):
+            return False
+        self.inside = {n.id for n in name_nodes(*named) if isinstance(n.ctx, ast.Store)}
+        own = {n for t in self.totals.values() for n in names_in(t.total)}
+        values = [v for s in (*self.begun, *named) if (v := getattr(s, "value", None)) is not None]
+        return own.isdisjoint(names_in(*values)) and all(t.begins for t in self.totals.values())
+
+    def products(self) -> list[tuple[ast.expr, ast.expr, Operand, Operand]]:
+        """What is added to which total, of which dtype; none, where some of it is no product."""
+        made = []
+        for t in self.totals.values():
+            for value in t.added:
+                match self._meant(value):
+                    case ast.BinOp(a, ast.Mult(), b) if t.dtype is not None:
+                        one, other = self._operand(a), self._operand(b)
+                        if one is None or other is None:
+                            return []
+                        made.append((t.total, t.dtype, one, other))
+                    case _:
+                        return []
+        return made
+
+    def added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+        """What a statement adds to, and what it adds."""
+        match s:
+            case ast.AugAssign(target, ast.Add(), value):
+                return target, value
+            case ast.Assign([target], ast.BinOp(a, ast.Add(), b)):
+                found = other_operand(ast.unparse(target), a, b)
+                return None if found is None else (target, found)
+            case ast.Assign([target], ast.Call(func, [a, b, c], [])):
+                if self._called(func) is T.fma and ast.unparse(c) == ast.unparse(target):
+                    return target, ast.copy_location(ast.BinOp(a, ast.Mult(), b), s)
+        return None
+
+    def _begins(self, s: ast.stmt) -> bool:
+        """Reads a statement before the loop: a total's allocation, what it begins with, a name."""
+        match s:
+            case ast.Assign([ast.Name(name)], ast.Call(func, args, words)) if self._called(
+                func
+            ) in (T.alloc_var, T.alloc_local, T.alloc_fragment):
+                return self._allocated(name, self._called(func), args, words)
+            case ast.Expr(ast.Call(func, [ast.Name(name), *value], [])):
+                called, zero = self._called(func), ast.copy_location(ast.Constant(0), s)
+                if called is T.clear or (called is T.fill and value):
+                    return self._starts(f"{name}[0]", (value or [zero])[0])
+                return False
+            case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value):
+                if name in self.totals:
+                    return self._starts(name, value, dtype)
+            case ast.Assign([target], value) if (name := ast.unparse(target)) in self.totals:
+                if self.totals[name].dtype is not None:
+                    return self._starts(name, value)
+                cast = self._cast(value)  # which says the dtype
+                return (
+                    isinstance(target, ast.Name) and cast is not None and self._starts(name, *cast)
+                )
+        self.begun.append(s)
+        return self.note(s)
+
+    def _allocated(
+        self, name: str, called: object, args: Sequence[ast.expr], words: Sequence[ast.keyword]
+    ) -> bool:
+        given: dict[str | None, ast.expr] = {w.arg: w.value for w in words}
+        if called is T.alloc_var:
+            given |= dict(zip(("dtype", "init"), args))
+        else:
+            given |= dict(zip(("shape", "dtype"), args))
+            one = "shape" in given and ast.unparse(given["shape"]) in ("(1,)", "[1]", "1")
+            name = f"{name}[0]" if one else ""
+        total, start = self.totals.get(name), given.get("init")
+        if total is None or total.dtype is not None:
+            return False
+        total.dtype = given.get("dtype")
+        return start is None or self._starts(name, start)
+
+    def _starts(self, name: str, start: ast.expr, dtype: ast.expr | None = None) -> bool:
+        """Notes what a total begins with: it is added behind the loop to what is summed from 0."""
+        total = self.totals.get(name)
+        if total is None or total.begins:
+            return False
+        total.begins, total.dtype = True, total.dtype or dtype
+        if total.dtype is None or _is_zero(start):
+            return total.dtype is not None
+        cast = ast.copy_location(ast.Call(as_syntax(T.cast), [start, total.dtype], []), start)
+        target = copy.deepcopy(total.total)
+        assert isinstance(target, ast.Name | ast.Subscript)
+        made = ast.AugAssign(target, ast.Add(), cast)
+        self.begun.append(ast.copy_location(made, start))
+        return is_pure(start, self.named)
+
+    def note(self, s: ast.stmt) -> bool:
+        """Notes what a statement gives a name."""
+        match s:
+            case ast.Assign([ast.Name(name)], value) if is_pure(value, self.named):
+                self.names[name] = self._meant(value)
+            case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value) if is_pure(
+                value, self.named
+            ):
+                cast = ast.Call(as_syntax(T.cast), [self._meant(value), dtype], [])
+                self.names[name] = ast.copy_location(cast, s)
+            case _:
+                return False
+        return True
+
+    # --- expressions ------------------------------------------------------------------------------
+
+    def _meant(self, node: ast.expr) -> ast.expr:
+        """An expression without names that stand for others."""
+        if not names_in(node) & self.names.keys():
+            return node
+        made = Put(self.names).visit(copy.deepcopy(node))
+        assert isinstance(made, ast.expr)
+        return made
+
+    def factors(self, node: ast.expr, inner: str) -> list[Operand]:
+        """The elements at places that depend on `inner` of which an expression is the product."""
+        match node := self._meant(node):
+            case ast.BinOp(a, ast.Mult(), b):
+                return self.factors(a, inner) + self.factors(b, inner)
+        found, cast = self._operand(node), self._cast(node)
+        if found is None and cast is not None:
+            return self.factors(cast[0], inner)
+        return [found] if found is not None and inner in names_in(*found.indices) else []
+
+    def _operand(self, node: ast.expr) -> Operand | None:
+        match node:
+            case ast.Subscript(ast.Name() as tensor):
+                if any(every(ast.Slice, node)) or not is_pure(node, self.named):
+                    return None
+                return Operand(tensor, tuple(indices_of(node)), None)
+            case ast.IfExp(test, one, other):
+                side = self.decided(test)
+                return None if side is None else self._operand(one if side else other)
+        cast = self._cast(node)
+        found = None if cast is None else self._operand(cast[0])
+        if found is None or cast is None or found.dtype is not None:
+            return None
+        return Operand(found.tensor, found.indices, cast[1])
+
+    def _cast(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+        """What is cast, and to which dtype."""
+        match node:
+            case ast.Call(ast.Attribute(value, "astype"), [dtype], []):
+                return value, dtype
+            case ast.Call(func, [dtype, value], []) if self._called(func) is T.Cast:
+                return value, dtype
+            case ast.Call(func, [value, dtype], []) if self._called(func) is T.cast:
+                return value, dtype
+            case ast.Call(dtype, [value], []) if isinstance(self._called(dtype), DType):
+                return value, dtype
+        return None
+
+    def _called(self, func: ast.expr) -> object:
+        match func:
+            case ast.Constant(word):
+                return word
+            case ast.Name() | ast.Attribute():
+                return self.named(func)
+        return None
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
