@@ -85,7 +85,8 @@ def starts_as_bias(
     for i, j in T.Parallel(M, N):
         acc: T.float32 = V[j]
         for k in range(K):
-            acc += T.cast(A[i, k], f32) * T.cast(W[k, j], f32)
+            a, w = T.cast(A[i, k], f32), T.cast(W[k, j], f32)
+            acc += a * w
         C[i, j] = acc
 
 

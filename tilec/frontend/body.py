@@ -21,12 +21,13 @@ from tilec.support.syntax import every, name_nodes, nodes
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
     from tilec.frontend.evaluation import Evaluation
-    from tilec.frontend.whole_loops import dtypes, nests, places, products
+    from tilec.frontend.whole_loops import dtypes, nests, order, places, products
     from tilec.frontend.whole_loops.nests import Tells
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     dtypes = Lazy("tilec.frontend.whole_loops.dtypes")
     nests = Lazy("tilec.frontend.whole_loops.nests")
+    order = Lazy("tilec.frontend.whole_loops.order")
     places = Lazy("tilec.frontend.whole_loops.places")
     products = Lazy("tilec.frontend.whole_loops.products")
 
@@ -150,6 +151,7 @@ class BodyReader:
     def _product(self, nest: nests.Nest) -> products.Product | None:
         """What it is where all conditions of operands, which may depend on constants, have one
         side."""
+        nest = order.one_by_one(nest, self.meaning, self.source.used_names())
         nest = dtypes.with_dtypes(nest, self.meaning)
 
         def of_side(side: bool) -> products.Product | None:
