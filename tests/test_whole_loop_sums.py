@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-M, N, K = T.dynamic("M, N, K")
+B, L, M, N, K = T.dynamic("B, L, M, N, K")
 f16, f32 = "float16", "float32"
 
 
@@ -103,6 +103,26 @@ def test_what_a_product_would_not_give_stays_a_loop(
 
 
 @tilec.kernel
+def strided(
+    X: T.Tensor((B, K, L), f16), W: T.Tensor((N, K), f16), Y: T.Tensor((B, N, M), f16)
+) -> None:
+    for b, n, i in T.Parallel(B, N, M):
+        acc: T.float32 = 0
+        for k in range(K):
+            acc += T.cast(X[b, k, 2 * i], f32) * T.cast(W[n, k], f32)
+        Y[b, n, i] = acc
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_no_tile_goes_along_images_for_want_of_their_pixels(target: str) -> None:
+    x, w, y = numbers(3, 21, 30), numbers(10, 21), np.full((3, 10, 15), 77, f16)
+    assert "gemm" not in strided.compile(x, w, y, target=target).stages["tile"]
+    run(strided, target, x, w, y)
+    wanted = np.einsum("bki,nk->bni", x[:, :, ::2].astype(np.float64), w)
+    np.testing.assert_allclose(y, wanted, rtol=5e-3, atol=2e-2)
+
+
+@tilec.kernel
 def scaled(
     A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), S: T.Tensor((K,), f16),
     C: T.Tensor((M, N), f16),
@@ -149,7 +169,7 @@ def test_a_large_sum_of_products_that_is_a_loop_is_told() -> None:
         (scaled, (a, w, (512,), c), "3 factors go with k, and T.gemm takes two"),
         (condition, (a, w, c), "a condition says what is added"),
         (counted, (a, w, c), "the loop does something else, too"),
-        (sum_of_halves, (a, w, c), "the tensors' dtypes, or a sum that ends before they do"),
+        (sum_of_halves, (a, w, c), "its indices, dtypes, or a sum that ends before its tensors"),
     ):
         (said,) = told(kernel, *shapes)
         assert why in said and "acc += " in said and "scale what it gives behind" in said

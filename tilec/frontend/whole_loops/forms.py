@@ -192,7 +192,9 @@ class WholeLoops(Statements):
 
     def _tiled(self, p: Product, nest: nests.Nest) -> tuple[str, str] | None:
         """The row and the column that tiles go along, the last ones that fill a tile; None where
-        T.gemm does not give what the loop does, or a grid does not count the others."""
+        T.gemm does not give what the loop does, a grid does not count the others, or one of these
+        is a row or a column that no tile can go along (`i` of `X[b, c, 2 * i + u]`): a convolution
+        with a stride of few images took three times a loop's time, with tiles of these."""
         extents = dict(zip(nest.indices, nest.extents))
 
         def length(index: str) -> int:
@@ -200,6 +202,9 @@ class WholeLoops(Statements):
             return known if known >= _MOST_BLOCKS else min(known, _FULL)
 
         if not all(self._can_tile(s, p.inner[-1]) for s in p.sums):
+            return None
+        sides = [names_in(*(e for o in each for e in o.indices)) for each in zip(*p.pairs)]
+        if any(i in sides[0] ^ sides[1] for i in {*extents} - {*p.rows, *p.columns}):
             return None
         row, column = max(reversed(p.rows), key=length), max(reversed(p.columns), key=length)
         others = [self._static(e) for i, e in extents.items() if i not in (row, column)]

@@ -95,8 +95,12 @@ class Product:
     epilogue: tuple[ast.stmt, ...]
 
     @property
+    def pairs(self) -> list[tuple[Operand, Operand]]:
+        return [(s.left, s.right) for s in self.sums]
+
+    @property
     def operands(self) -> list[Operand]:
-        return [o for s in self.sums for o in (s.left, s.right)]
+        return [o for pair in self.pairs for o in pair]
 
     @property
     def several(self) -> set[str]:
@@ -191,7 +195,7 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
                 others |= added is not None or not reader.note(s)
         others |= any(stored.count(name) > 1 for name in reader.names)
         for s, operands in found.items():
-            why = "the tensors' dtypes, or a sum that ends before they do, are not T.gemm's"
+            why = "its indices, dtypes, or a sum that ends before its tensors are not T.gemm's"
             if len(operands) > 2:
                 why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
             elif s in under:
