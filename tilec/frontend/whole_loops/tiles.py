@@ -253,8 +253,8 @@ def _of_rows(tile: tuple[int, int, int], length: int, iterations: int) -> tuple[
     outer, inner, threads = tile
     if iterations < outer:
         return 1, max(length, _THREADS), _THREADS
-    while iterations // outer < _BLOCKS and outer // 2 * min(2 * inner, length) >= threads:
-        outer, inner = outer // 2, min(2 * inner, length)
+    while iterations // outer < _BLOCKS and outer // 2 * min(2 * inner, length) >= 4 * threads:
+        outer, inner = outer // 2, min(2 * inner, length)  # a vector for each thread
     return outer, inner, threads
 
 
