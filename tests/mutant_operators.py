@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Replacement, Value, walk
 from tilec.ir.loc import Loc
@@ -64,7 +65,7 @@ from tilec.ir.ops import (
     WgmmaWait,
     While,
 )
-from tilec.ir.types import BOOL, INT32, ScalarType
+from tilec.ir.types import BOOL, INT32, ScalarType, VectorType
 
 REMOVED: tuple[type[Op], ...] = (
     Barrier, WarpSync, ProxyFence, MbarrierInit, MbarrierInitFence, MbarrierExpect, MbarrierArrive,
@@ -317,15 +318,16 @@ def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
     """Guards that are missing or off by one, loops that go round once more than the other role's.
 
     The guards of one line are changed together: of an unrolled access only some reach the bound."""
-    made = func.body.defs
-    guards: set[Value] = set()
+    made, facts = func.body.defs, facts_of(func)
+    guards: dict[Value, int] = {}  # elements that are asked for by one
     in_scope = {id(o) for s in walk(func.body) if isinstance(s, Scope) for o in walk(s.body)}
     for o in walk(func.body):
         if isinstance(o, MemLoad | MemStore | CpAsync):
             for guard in (getattr(o, "guard", None), getattr(o, "valid", None)):
-                guards |= set() if guard is None else _parts(guard, made)
+                for part in set() if guard is None else _parts(guard, made):
+                    guards[part] = max(guards.get(part, 1), _lanes(o))
         elif isinstance(o, If) and any(isinstance(x, MemLoad | MemStore) for x in walk(o.then)):
-            guards |= _parts(o.cond, made)
+            guards |= dict.fromkeys(_parts(o.cond, made) - guards.keys(), 1)
     groups: dict[tuple[str, str, int], tuple[Loc, dict[int, Make]]] = {}
 
     def together(operator: str, what: str, i: int, make: Make) -> None:
@@ -341,7 +343,8 @@ def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
             case Compare(kind="lt" | "le" | "gt" | "ge") if o.result in guards:
                 rhs = made.get(o.rhs)
                 bound = str(rhs.value) if isinstance(rhs, Const) else o.rhs.name or "bound"
-                together("bound off by one", f"index {o.kind} {bound}", i, _wider)
+                by = min(guards[o.result], facts.divisor(o.rhs))  # rows end between two vectors
+                together("bound off by one", f"index {o.kind} {bound}", i, partial(_wider, by=by))
             case For(kind="pipelined" | "persistent" | "serial") if id(o) in in_scope:
                 yield _at("extent + 1", f"{o.kind} loop of one role", o, i, _longer)
     for (operator, what, _), (loc, makes) in groups.items():
@@ -368,11 +371,17 @@ def _parts(value: Value, made: dict[Value, Op]) -> set[Value]:
     return found
 
 
-def _wider(o: Op) -> Sequence[Op]:
+def _lanes(o: Op) -> int:
+    """How many elements an access has."""
+    moved = o.result if isinstance(o, MemLoad) else o.value if isinstance(o, MemStore) else None
+    return moved.type.lanes if moved is not None and isinstance(moved.type, VectorType) else 1
+
+
+def _wider(o: Op, by: int) -> Sequence[Op]:
     assert isinstance(o, Compare)
     b = Builder(o.loc)
     kind = "sub" if o.kind in ("lt", "le") else "add"
-    moved = b.value(Binary, kind, o.lhs, b.value(Const, 1, o.lhs.dtype))
+    moved = b.value(Binary, kind, o.lhs, b.value(Const, by, o.lhs.dtype))
     return _after(b, replace(o, lhs=moved))
 
 

@@ -166,15 +166,6 @@ RULES: tuple[Rule, ...] = (
         (("2:4 sparse GEMM", "bound off by one", "index lt bound"),),
     ),
     Rule(
-        "rows end between two vectors",
-        "Of a vector the last element is asked for, and rows are known to be whole vectors: what "
-        "is in front of a bound that is one further is in front of the row's end, too.",
-        (
-            ("transposition.*", "bound off by one", "index lt M.*"),
-            ("multicast by hand|fused epilogue", "bound off by one", "index lt N"),
-        ),
-    ),
-    Rule(
         "a tile without iterations",
         "These stand in the branch for tiles whose loop has none; the family's all have three.",
         (
