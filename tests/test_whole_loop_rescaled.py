@@ -129,7 +129,20 @@ def another_begin(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
         Y[i] = s
 
 
-@pytest.mark.parametrize("kernel", [another_factor, another_begin])
+@tilec.kernel
+def begins_at_one(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
+    """By a call that has a 0 to itself."""
+    for i in T.Parallel(M):
+        m: T.float32 = 0
+        s: T.float32 = T.exp(0.0)
+        for j in range(N):
+            new = T.max(m, X[i, j])
+            s = s * T.exp(m - new) + T.exp(X[i, j] - new)
+            m = new
+        Y[i] = s
+
+
+@pytest.mark.parametrize("kernel", [another_factor, another_begin, begins_at_one])
 @pytest.mark.parametrize("target", TARGETS)
 def test_others_are_one_threads(target: str, kernel: Any, rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 90)).astype(np.float32)
@@ -137,7 +150,7 @@ def test_others_are_one_threads(target: str, kernel: Any, rng: np.random.Generat
     run(kernel, target, x, y)
     m, s = np.full(4, -1e30), np.zeros(4)
     power = 0.5
-    if kernel is another_begin:
+    if kernel is not another_factor:
         m, s, power = np.zeros(4), np.ones(4), 1.0
     for column in x.T.astype(float):
         new = np.maximum(m, column)

@@ -294,6 +294,10 @@ def _numbers(s: ast.AST) -> int | None:
             return None
 
 
+def is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
+
+
 def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
 

@@ -35,6 +35,7 @@ from tilec.frontend.whole_loops.nests import (
     counted,
     index_of,
     indices_of,
+    is_zero,
     other_operand,
 )
 from tilec.frontend.whole_loops.places import in_variables
@@ -383,7 +384,7 @@ class _Reader:
         if total is None or total.begins:
             return False
         total.begins, total.dtype = True, total.dtype or dtype
-        if total.dtype is None or _is_zero(start):
+        if total.dtype is None or is_zero(start):
             return total.dtype is not None
         cast = ast.copy_location(ast.Call(as_syntax(T.cast), [start, total.dtype], []), start)
         target = copy.deepcopy(total.total)
@@ -461,7 +462,3 @@ class _Reader:
             case ast.Name() | ast.Attribute():
                 return self.named(func)
         return None
-
-
-def _is_zero(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False

@@ -21,8 +21,9 @@ from dataclasses import replace
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import given_by
-from tilec.frontend.whole_loops.nests import Named, Nest, Put
+from tilec.frontend.whole_loops.nests import Named, Nest, Put, is_zero
 from tilec.frontend.whole_loops.rows import FOLDS, needed_by
+from tilec.ir.types import DType
 from tilec.support.syntax import name_nodes, names_in, parsed
 
 _EXPONENTIALS = (T.exp, T.exp2)
@@ -82,7 +83,7 @@ class _Rescaled:
             elif s is not self.copied and not self._reads(s):
                 return None
         made = {n.id for n in name_nodes(*self.loop.body) if isinstance(n.ctx, ast.Store)}
-        zero = {name for name, v in map(given_by, before) if v is not None and _is_zero(v)}
+        zero = {name for name, v in map(given_by, before) if v is not None and self._is_zero(v)}
         stored = [n.id for n in name_nodes(*before) if isinstance(n.ctx, ast.Store)]
         zero = {name for name in zero if stored.count(name) == 1}
         left = (made - {self.most} - self.sums) & {name for s in behind for name in needed_by(s)}
@@ -184,11 +185,9 @@ class _Rescaled:
         plain = isinstance(func, ast.Name | ast.Attribute)
         return plain and FOLDS.get(self.named(func)) == "max"
 
-
-def _is_zero(value: ast.expr) -> bool:
-    match value:
-        case ast.Call(_, [ast.Constant() as number], []):
-            return _is_zero(number)
-        case ast.Constant(int() | float() as number):
-            return number == 0 and not isinstance(number, bool)
-    return False
+    def _is_zero(self, value: ast.expr) -> bool:
+        match value:
+            case ast.Call(ast.Name() | ast.Attribute() as func, [number], []):
+                word = self.named(func)
+                return (word is float or isinstance(word, DType)) and is_zero(number)
+        return is_zero(value)
