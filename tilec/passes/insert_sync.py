@@ -302,11 +302,7 @@ class _Placer:
                     state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
                     statements.append(o)
                 case ops.OrderedWait() if o.warpgroups:
-                    # Who has the turn meets nobody: the others meet for its products before.
-                    for x in takewhile(lambda x: not x.has(ops.OrderedArrive), block.ops[n:]):
-                        if isinstance(x, ops.Gemm):
-                            e, known = self._known(x)[0], state.near(self.group)
-                            self._order(e, known, x.loc, state, statements)
+                    self._before_turn(block.ops[n:], state, statements)
                     statements.append(o)
                 case ops.WgmmaWait():
                     state.drain(self.group, o.pending, o.fragments)
@@ -468,6 +464,12 @@ class _Placer:
         if self.by_hand and o.has(ops.CpAsyncWait):
             state.land(self.group)
         state.add(self.group, left)
+
+    def _before_turn(self, left: Sequence[Op], state: State, put: list[Op]) -> None:
+        # Who has the turn meets nobody: the others, who wait for it, meet for its products before.
+        for o in takewhile(lambda o: not o.has(ops.OrderedArrive), left):
+            if isinstance(o, ops.Gemm):
+                self._order(self._known(o)[0], state.near(self.group), o.loc, state, put)
 
     def _known(self, o: Op) -> tuple[Effects, Known]:
         """What `o` does, and what of it others must know of behind it."""

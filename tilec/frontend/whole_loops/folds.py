@@ -21,13 +21,7 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
-from tilec.frontend.whole_loops.nests import (
-    DtypeOf,
-    changed_by,
-    counted,
-    is_alone,
-    tensor_of,
-)
+from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.ops import FOLDS

@@ -169,6 +169,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
     def _folded(
         self, chain: Sequence[ast.For], running: set[str]
     ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+        """As `_folding`; `running`: the variables that a scan has at each element."""
         loop = chain[-1]
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
@@ -232,18 +233,9 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 got = self.fresh("sums")
                 before += self._fragment(got, (self.outer,), self.sums[name], s)
                 after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
-                begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
-                both = f"{begun} {symbol} {all_of_it}"
-                if name in asked:
-                    test = f"{all_of_it} {asked[name].compared} {begun}"
-                    both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
-                else:
+                if name not in asked:
                     folded = f"{own} {symbol} ({text})"
-                last += parsed(
-                    f"for {self.o} in {self.language}.Parallel({self.outer}):\n"
-                    f"    {begun} = {both}",
-                    s,
-                )
+                last += self._joined(kept, got, symbol, asked.get(name), s)
                 self.shared.append(got)
             else:  # of blocks that share it each has what it began with
                 reduced = f"{tile}, {kept}, dim={dim}, clear=False"
@@ -253,6 +245,18 @@ for {self.o} in {self.language}.Parallel({self.outer}):
             edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
         tiles = self._over_tiles(chain, first, [*steps, Step(whole, edge, carried)])
         return [*before, *tiles, *after], last
+
+    def _joined(
+        self, kept: str, got: str, symbol: str, asked: Pick | None, at: ast.stmt
+    ) -> list[ast.stmt]:
+        """Puts what a variable begins with and what a loop has folded together."""
+        begun, all_of_it = f"{kept}[{self.o}]", f"{got}[{self.o}]"
+        both = f"{begun} {symbol} {all_of_it}"
+        if asked is not None:
+            test = f"{all_of_it} {asked.compared} {begun}"
+            both = f"{self.language}.if_then_else({test}, {all_of_it}, {begun})"
+        each = f"for {self.o} in {self.language}.Parallel({self.outer}):\n    {begun} = {both}"
+        return parsed(each, at)
 
     def _scan(
         self, name: str, run: str, word: str, value: ast.expr, names: Sequence[tuple[ast.stmt, str]]
