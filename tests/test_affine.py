@@ -111,6 +111,34 @@ def test_an_index_that_wraps_is_no_sum(target: str) -> None:
     np.testing.assert_array_equal(b, np.where(index < 20, index + 1, 0))
 
 
+@tilec.kernel
+def rows_from(
+    X: T.Tensor(T.dynamic("M, N"), "float32"),
+    first: T.int32,
+    Y: T.Tensor((64, T.dynamic("N")), "float32"),
+):
+    with T.Kernel(T.ceildiv(Y.shape[1], 32), threads=128) as bx:
+        for i, j in T.Parallel(64, 32):
+            Y[i, bx * 32 + j] = X[first + i, bx * 32 + j]
+
+
+@pytest.mark.parametrize("first", [0, 5, 9, -3, -64, 2**31 - 2, 2**31 - 60, -(2**31)])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+def test_a_tile_whose_rows_wrap_is_not_inside(
+    target: str, first: int, rng: np.random.Generator
+) -> None:
+    """Its last row is one below 0, its first is none of the tensor's."""
+    x = rng.standard_normal((70, 33)).astype(np.float32)
+    y = np.full((64, 33), np.nan, np.float32)
+    if target == "cpu":
+        rows_from(x, first, y)
+    else:
+        assert not tilec.simulate(rows_from, x, first, y, target=target).findings
+    rows = first + np.arange(64)
+    inside = (rows >= 0) & (rows < 70)
+    np.testing.assert_array_equal(y, np.where(inside[:, None], x[rows % 70], 0))
+
+
 def test_a_chain_is_walked_once() -> None:
     """2000 steps with an unknown each: the sums stay short, so that time grows with the steps."""
     seconds = []

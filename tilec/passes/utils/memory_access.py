@@ -224,6 +224,8 @@ class MemoryFacts:
                     return None
                 end = self.tensors.number(b, extent, most.dtype)
                 conds.append(b.compare("lt", most, end))
+                if low:  # one that wraps around between the corners ends below 0
+                    conds.append(b.compare("ge", most, 0))
             if low:
                 if (least := clone_expression(b, index, inner, first)) is None:
                     return None
