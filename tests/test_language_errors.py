@@ -417,7 +417,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "assigning to a list": ("WORDS[0] = 1  #!", "known at compile time and cannot be assigned", ""),
     "unpacking": ("a, b, c = n, 1  #!", "2 values for 3 names", ""),
     "endless loop": ("while True:  #!\n    v += 1", "this loop never ends", ""),
-    "run-time step": ("for i in T.serial(0, 8, n):  #!\n    v += i", "the step of a loop", ""),
+    "step of 0": ("for i in T.serial(0, 8, 0):  #!\n    v += i", "the step of this loop is 0", ""),
     "float bound": (
         "for i in range(f):  #!\n    v += i",
         "a bound of this loop is a run-time float32",
