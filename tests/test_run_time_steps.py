@@ -76,7 +76,7 @@ def test_the_index_of_a_known_step_is_the_loops_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "step, says", [("0", "must not be zero"), ("0.5", "this loop is the float 0.5")]
+    "step, says", [("0", "a step of 0 never ends"), ("0.5", "this loop is the float 0.5")]
 )
 def test_what_is_no_step(step: str, says: str) -> None:
     by = float(step) if "." in step else int(step)
