@@ -117,6 +117,11 @@ CASES: dict[str, tuple[str, str, str]] = {
     # --- names, words, keywords ---
     "undefined name": ("T.fill(acc, zerro)  #!", "'zerro' is not defined", ""),
     "called buffer": ("x = A_s(0, 1)  #!", "cannot be called inside a kernel", "A_s[…]"),
+    "number of no dtype yet": (
+        "x = 0xEDB88320 if n > 0 else 0  #!",
+        "3988292384 does not fit int32",
+        "or T.uint32(3988292384) and operands as wide",
+    ),
     "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),
     "misspelt word": ("T.cler(acc)  #!", "no attribute 'cler'; did you mean 'clear'?", ""),
