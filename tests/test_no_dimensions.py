@@ -26,7 +26,7 @@ def counted(n: T.Tensor((), "int32"), Y: T.Tensor((N,), "int32"), last: T.Tensor
         for i in T.serial(n):
             Y[i] = n[()] - i
             last[()] = i
-        for i in T.Parallel(1):
+        for _ in T.Parallel(1):
             last[()] += 10
 
 
