@@ -296,6 +296,9 @@ class ForLoops(Loops):
             return
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
+        if 0 in extents:
+            self.forget(node.body, tuple(targets))
+            return
         width = static_int(header.arguments["coalesced_width"] or 0)
         if width is None or width < 0:
             message = "coalesced_width of T.Parallel must be a compile-time int"
@@ -409,9 +412,9 @@ class ForLoops(Loops):
                         hint = f"write T.Parallel({', '.join(known)})"
                     message = f"an extent of T.Parallel is {describe(e)}, not an integer"
                     raise self.error(message, hint, place)
-                if found < 1:
-                    message = f"an extent of T.Parallel is {found}, the least is 1"
-                    raise self.error(message, "write at least 1; indices count from 0", place)
+                if found < 0:
+                    message = f"an extent of T.Parallel is {found}, the least is 0"
+                    raise self.error(message, "write at least 0; indices count from 0", place)
                 extents.append(found)
             return tuple(extents)
 
