@@ -122,6 +122,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         "3988292384 does not fit int32",
         "or T.uint32(3988292384) and operands as wide",
     ),
+    "assert at run time": (
+        "assert v > 3  #!",
+        "the condition of this assert is only known at run time",
+        "write T.device_assert(v > 3)",
+    ),
     "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),
     "misspelt word": ("T.cler(acc)  #!", "no attribute 'cler'; did you mean 'clear'?", ""),
