@@ -277,10 +277,8 @@ class Statements(Assignments):
         said = "" if node.msg is None else self._message(node.msg)
         if isinstance(cond, Scalar):
             message = "the condition of this assert is only known at run time"
-            hint = (
-                f"write T.device_assert({ast.unparse(node.test)}), which the simulator checks, and "
-                "launches under TILEC_DEBUG=1"
-            )
+            test = ast.unparse(node.test)
+            hint = f"assert is for compile time; T.device_assert({test}) is for what runs"
             raise self.error(message, hint, node.test)
         hint = f"this variant of the kernel needs {ast.unparse(node.test)}"
         raise self.error(f"assertion failed: {said or ast.unparse(node.test)}", hint)
