@@ -125,7 +125,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "assert at run time": (
         "assert v > 3  #!",
         "the condition of this assert is only known at run time",
-        "T.device_assert(v > 3) is for what runs",
+        "T.device_assert(v > 3) for the rest",
     ),
     "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),

@@ -278,7 +278,9 @@ class Statements(Assignments):
         if isinstance(cond, Scalar):
             message = "the condition of this assert is only known at run time"
             test = ast.unparse(node.test)
-            hint = f"assert is for compile time; T.device_assert({test}) is for what runs"
+            hint = (
+                f"assert is for what is known at compile time, T.device_assert({test}) for the rest"
+            )
             raise self.error(message, hint, node.test)
         hint = f"this variant of the kernel needs {ast.unparse(node.test)}"
         raise self.error(f"assertion failed: {said or ast.unparse(node.test)}", hint)
