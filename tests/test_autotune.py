@@ -285,6 +285,36 @@ def test_a_reference_excludes_what_is_wrong(threads: Executor, own_cache: Path) 
     assert all(t.timing is not None for t in exact.trials), "near enough, it was said"
 
 
+def test_what_was_measured_unchecked_is_not_taken_for_checked(
+    threads: Executor, own_cache: Path
+) -> None:
+    x, y = arrays(3, 70)
+    kernel, asked = scaling(), list[str]()
+
+    def reference(x: Any, y: Any, by: float) -> Any:
+        asked.append("")
+        return x * by
+
+    tilec.autotune(kernel, configs=SIZES, executor=threads)(x, y, 2.0)
+    for _ in range(2):  # the second finds what the first has measured
+        checked = tilec.autotune(kernel, configs=SIZES, executor=threads, reference=reference)
+        checked(x, y, 2.0)
+        assert len(asked) == 1 and (y == 2 * x).all()
+
+
+def test_a_tuned_kernel_is_compiled_as_the_kernel_is() -> None:
+    array = tilec.spec((300,), "float32")
+    made = at_the_top.compile(array, target="cuda:sm_80", BN=32)
+    assert str(made) == str(at_the_top.kernel.compile(array, target="cuda:sm_80", BN=32))
+
+
+@pytest.mark.parametrize("shape", [(0, 70), (3, 0), (0, 0)])
+def test_empty_arrays(shape: tuple[int, int], threads: Executor, own_cache: Path) -> None:
+    x, y = arrays(*shape)
+    tilec.autotune(scaling(), configs=SIZES, executor=threads)(x, y, 2.0)
+    assert _copy(y[:, ::-1], "y").shape == shape
+
+
 def test_without_a_reference_most_are_right(threads: Executor, own_cache: Path) -> None:
     x, y = arrays(3, 70)
     found = tilec.autotune(scaling(), x, y, 2.0, configs=FAULTY, executor=threads)

@@ -134,3 +134,36 @@ def test_loops_over_nothing_of_fixed_sizes(target: str) -> None:
         c, want = np.zeros(n, np.float32), np.full(n, 2.0 if n > 1 else 0.0, np.float32)
         run(halves, target, np.ones(n, np.float32), c)
         np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize("rest", [0, 3])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "hip:gfx942"])
+def test_a_parallel_loop_over_what_is_left(target: str, rest: int) -> None:
+    """As of a tile's columns that no vector holds: there may be none."""
+
+    @tilec.kernel
+    def filled(Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = 1
+            for i, j in T.Parallel(rest, 2):
+                Y[8 + i * 2 + j] = 2
+
+    y = np.zeros(16, np.float32)
+    if target == "cpu":
+        filled(y)
+    else:
+        report = tilec.simulate(filled, y, target=target)
+        assert report.ok, report
+    assert [*y] == [1] * 8 + [2] * (2 * rest) + [0] * (8 - 2 * rest)
+
+
+def test_a_parallel_loop_of_less_than_nothing() -> None:
+    @tilec.kernel
+    def filled(Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(-1):
+                Y[i] = 1
+
+    with pytest.raises(tilec.CompileError, match="an extent of T.Parallel is -1, the least is 0"):
+        filled.compile(tilec.spec((3,), "float32"), target="cpu")

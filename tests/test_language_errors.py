@@ -117,6 +117,16 @@ CASES: dict[str, tuple[str, str, str]] = {
     # --- names, words, keywords ---
     "undefined name": ("T.fill(acc, zerro)  #!", "'zerro' is not defined", ""),
     "called buffer": ("x = A_s(0, 1)  #!", "cannot be called inside a kernel", "A_s[…]"),
+    "number of no dtype yet": (
+        "x = 0xEDB88320 if n > 0 else 0  #!",
+        "3988292384 does not fit int32",
+        "or T.uint32(3988292384) and operands as wide",
+    ),
+    "assert at run time": (
+        "assert v > 3  #!",
+        "the condition of this assert is only known at run time",
+        "T.device_assert(v > 3) for the rest",
+    ),
     "number of no int8": ("x = T.int8(200)  #!", "200 does not fit int8", "write one that fits"),
     "misspelt buffer": ("T.clear(A_z)  #!", "'A_z' is not defined; did you mean 'A_s'?", ""),
     "misspelt word": ("T.cler(acc)  #!", "no attribute 'cler'; did you mean 'clear'?", ""),
@@ -417,7 +427,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "assigning to a list": ("WORDS[0] = 1  #!", "known at compile time and cannot be assigned", ""),
     "unpacking": ("a, b, c = n, 1  #!", "2 values for 3 names", ""),
     "endless loop": ("while True:  #!\n    v += 1", "this loop never ends", ""),
-    "run-time step": ("for i in T.serial(0, 8, n):  #!\n    v += i", "the step of a loop", ""),
+    "step of 0": ("for i in T.serial(0, 8, 0):  #!\n    v += i", "the step of this loop is 0", ""),
     "float bound": (
         "for i in range(f):  #!\n    v += i",
         "a bound of this loop is a run-time float32",

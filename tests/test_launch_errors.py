@@ -178,6 +178,11 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
         lambda: scale(a.astype(">f4"), b, 1, 2.0),
         r"A: the array's bytes are in foreign order",
     ),
+    (
+        "mask",
+        lambda: scale(np.ma.masked_less(a, 3), b, 1, 2.0),
+        r"A: a masked array's mask is not seen by a kernel",
+    ),
     # rank, shape
     ("rank", lambda: scale(a[0], b, 1, 2.0), r"A: expected 2 dimensions, got 1 \(shape \(7,\)"),
     ("static extent", lambda: fixed(bf16(5, 48), padded()), r"A: dimension 0: expected 4, got 5"),

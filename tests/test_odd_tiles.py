@@ -373,3 +373,38 @@ def test_heads_that_the_wide_instruction_does_not_step_through(
     np.testing.assert_allclose(c, want + np.arange(dim), rtol=1e-3, atol=1e-2)
     chosen = kernel.compile(q, k, v, c, target=target).stages["select_gemm"]
     assert (chosen.count("wgmma") >= 2) == (wide and target == "cuda:sm_90a")
+
+
+@tilec.kernel
+def gathered_and_reduced(
+    A: T.Tensor((5, 5, 7), "float32"),
+    B: T.Tensor((5, 5, 7), "float32"),
+    C: T.Tensor((5, 5), "float32"),
+):
+    with T.Kernel(1, threads=256):
+        x = T.alloc_fragment((5, 5, 7), "float32")
+        y = T.alloc_shared((5, 5, 7), "float32")
+        s = T.alloc_fragment((5, 5), "float32")
+        T.copy(A, x)
+        for i, j, k in T.Parallel(5, 5, 7):
+            x[i, j, k] += 1
+        for i, j, k in T.Parallel(5, 5, 7):
+            y[i, j, k] = x[(k + 1) % 5, k // 2, (j + 1) % 7]
+        T.reduce_max(x, s, dim=2)
+        T.copy(y, B)
+        T.copy(s, C)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_what_goes_to_shared_memory_stays_as_large_as_it_is(
+    target: str, rng: np.random.Generator
+) -> None:
+    a = rng.integers(-9, 9, (5, 5, 7)).astype(np.float32)
+    b, c = np.zeros_like(a), np.zeros((5, 5), np.float32)
+    with pytest.warns(tilec.PerformanceWarning, match=r"x \(fragment \(5, 5, 7\) float32\)"):
+        report = tilec.simulate(gathered_and_reduced, a, b, c, target=target)
+    assert not report.findings, str(report)  # nothing beyond its extents is read
+    i, j, k = np.indices(a.shape)
+    assert (b == a[(k + 1) % 5, k // 2, (j + 1) % 7] + 1).all() and (c == a.max(2) + 1).all()
+    made = gathered_and_reduced.compile(a, b, c, target=target)
+    assert "shared<5x5x7xf32>" in made.stages["demote_fragments"]

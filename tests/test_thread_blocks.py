@@ -171,6 +171,41 @@ def test_three_dimensions():
     check(cube, np.zeros(60, "int32"), out=[0], wanted=[wanted])
 
 
+@tilec.kernel
+def own_loops(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32")):
+    with T.Kernel(T.ceildiv(N, 24), threads=24) as bx:
+        tx = T.get_thread_binding(0)
+        i = bx * 24 + tx
+        left = 24 - tx
+        steps = 0
+        while left != 0:  # below 0 for a thread that nobody has asked for
+            left -= 1
+            steps += A[i]
+        C[i] += steps
+
+
+@tilec.kernel
+def own_loops_and_tiles(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32")):
+    with T.Kernel(T.ceildiv(N, 24), threads=24) as bx:
+        tile = T.alloc_shared((24,), "int32")
+        tx = T.get_thread_binding(0)
+        i = bx * 24 + tx
+        T.copy(A[bx * 24], tile)
+        left = 24 - tx
+        steps = 0
+        while left != 0:
+            left -= 1
+            steps += tile[tx]
+        C[i] += steps
+
+
+@pytest.mark.parametrize("kernel", [own_loops, own_loops_and_tiles], ids=lambda k: k.name)
+def test_loops_of_each_thread(kernel):
+    """Threads that fill up the last warp do not run them, and read nothing of the next block's."""
+    a = np.arange(60, dtype="int32") + 3
+    check(kernel, a, a * 2, out=[1], wanted=[a * 2 + a * (24 - np.arange(60) % 24)])
+
+
 @pytest.mark.parametrize(
     "threads, says", [((4, 5, 6, 7), "one to three"), ((64, 64), "4096"), ((8, 0), "one to three")]
 )

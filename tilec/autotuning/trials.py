@@ -201,9 +201,11 @@ def _copy(array: Any, name: str) -> Any:
 
 
 def _like_numpy(array: Any) -> Any:
+    if not array.size:
+        return array.copy()
     reach = [(n - 1) * s for n, s in zip(array.shape, array.strides)]
     low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
-    memory = np.zeros(high - low + array.itemsize if array.size else 0, np.uint8)
+    memory = np.zeros(high - low + array.itemsize, np.uint8)
     made = np.ndarray(array.shape, array.dtype, memory, -low, array.strides)
     made[...] = array
     return made

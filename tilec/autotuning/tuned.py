@@ -24,7 +24,7 @@ from tilec.ir.caller import for_users, opaque
 from tilec.ir.errors import CompileError, LaunchError, shown
 from tilec.ir.schedule import plan_in
 from tilec.jit.choose import place_of
-from tilec.jit.compiled import require_memory
+from tilec.jit.compiled import CompiledKernel, require_memory
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.fingerprint import describe
 from tilec.jit.launchpath import name_of
@@ -93,6 +93,12 @@ class Tuned:
             tuning, found = self._tune(grid, args, kwargs, again=True)
         self._remember(*self._keys(grid, args, kwargs), found)
         return tuning
+
+    @for_users
+    def compile(self, /, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
+        """`Kernel.compile`, without a device: constants that are not given are as they are untuned,
+        or as `T.auto` predicts them."""
+        return self.kernel.compile_for(args, target, kwargs)
 
     def _call(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         problem, call = self._keys(grid, args, kwargs)
@@ -185,7 +191,9 @@ class Tuned:
         asked, configs = problem.asked({}), problem.configs
         call = asked.call
         place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
-        shelf = f"measured on {_device_name(call.device, call.index)} {describe(configs)}"
+        checked = "" if options.reference is None else "and checked "
+        device = _device_name(call.device, call.index)
+        shelf = f"measured {checked}on {device} {describe(configs)}"
         where = _place(asked)
         if options.key is not None:
             where = f"{options.key}: {self._keys(grid, args, kwargs)[0]}"

@@ -16,7 +16,19 @@ from tilec.ir.errors import CompileWarning, shown, warn
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
 from tilec.ir.semantics import OF_BITS
-from tilec.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT32, MOST_NARROW, DType
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    INT64,
+    MOST_NARROW,
+    UINT32,
+    UINT64,
+    DType,
+)
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
@@ -105,9 +117,11 @@ class Arithmetic(Context):
             raise self.error(f"{value!r} is not {article} {dtype.name}", "cast, or write an int")
         low, high = dtype_range(dtype)
         if not low <= int(value) <= high:
-            hint = (
-                "write one that fits, or take a wider dtype (of the other operand, in arithmetic)"
-            )
+            hint = "write one that fits"
+            for wider in (INT32, UINT32, INT64, UINT64):
+                if dtype_range(wider)[0] <= int(value) <= dtype_range(wider)[1]:
+                    hint += f", or T.{wider.name}({int(value)}) and operands as wide"
+                    break
             raise self.error(f"{value} does not fit {dtype.name} ({low} to {high})", hint)
         return int(value)
 

@@ -317,6 +317,8 @@ class Expressions(Containers):
 
     def _buffer_attribute(self, buffer: Buffer, name: str) -> object:
         match name:
+            case "shape" | "strides" if buffer.single:
+                return ()
             case "shape":
                 return buffer.shape
             case "dtype":

@@ -79,13 +79,10 @@ class ForLoops(Loops):
                 raise self.error("T.Pipelined cannot stand in T.Parallel", hint)
             start = self._bound(args["start"], header.place("start"))
             stop = self._bound(args["stop"], header.place("stop"))
-            step = static_int(args.get("step", 1))
-            if step is None or step == 0:
+            step = self._bound(args.get("step", 1), header.place("step"), "the step")
+            if step == 0:
                 raise self.error(
-                    f"the step of a loop must be a compile-time int other than 0, it is "
-                    f"{describe(args['step'])}",
-                    "count with a step of 1, and multiply the index",
-                    header.place("step"),
+                    "the step of this loop is 0", "write one that is not", header.place("step")
                 )
             if not isinstance(node.target, ast.Name):
                 message = "this loop has one index"
@@ -93,8 +90,9 @@ class ForLoops(Loops):
             kind = header.builtin.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.builtin, start, stop, step, attributes)
-        if (plain or kind == "unroll") and isinstance(start, int) and isinstance(stop, int):
-            indices = range(start, stop, step)
+        known = [n for n in (start, stop, step) if isinstance(n, int)]
+        if (plain or kind == "unroll") and len(known) == 3:
+            indices = range(*known)
             if node in self.left_out.written_out:
                 self._unrolled(node, Indices(map(LoopIndex, indices)))
                 return
@@ -113,20 +111,23 @@ class ForLoops(Loops):
         builtin: str,
         start: int | Scalar,
         stop: int | Scalar,
-        step: int,
+        step: int | Scalar,
         attributes: dict[str, Any],
     ) -> Counted:
-        """A loop whose index rises; one that falls counts its iterations instead."""
-        if step > 0:
+        """A loop whose index rises; one that falls, or may, counts its iterations instead."""
+        if isinstance(step, int) and step > 0:
             return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
-        trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
+        if isinstance(step, int):
+            trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
+        else:
+            trips = self.binary("ceildiv", self.binary("sub", stop, start), step)
 
-        def falling(i: Scalar) -> object:
+        def counted(i: Scalar) -> object:
             return self.binary("add", start, self.binary("mul", i, step))
 
-        return Counted(kind, builtin, 0, integer(trips), 1, falling, attributes)
+        return Counted(kind, builtin, 0, integer(trips), 1, counted, attributes)
 
-    def _bound(self, value: object, place: Loc) -> int | Scalar:
+    def _bound(self, value: object, place: Loc, which: str = "a bound") -> int | Scalar:
         number = self.number(value, "a loop bound", place)
         if isinstance(number, Scalar) and not number.dtype.is_float:
             known = static_int(number)
@@ -134,7 +135,8 @@ class ForLoops(Loops):
         if isinstance(number, int):
             return int(number)
         hint = "write // instead of /, or T.ceildiv(a, b)"
-        raise self.error(f"a bound of this loop is {describe(number)}, not an integer", hint, place)
+        message = f"{which} of this loop is {describe(number)}, not an integer"
+        raise self.error(message, hint, place)
 
     def _pipeline_attributes(self, header: LoopHeader) -> dict[str, Any]:
         args: Mapping[str, Any] = header.arguments
@@ -294,6 +296,9 @@ class ForLoops(Loops):
             return
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
+        if 0 in extents:
+            self.forget(node.body, tuple(targets))
+            return
         width = static_int(header.arguments["coalesced_width"] or 0)
         if width is None or width < 0:
             message = "coalesced_width of T.Parallel must be a compile-time int"
@@ -407,9 +412,9 @@ class ForLoops(Loops):
                         hint = f"write T.Parallel({', '.join(known)})"
                     message = f"an extent of T.Parallel is {describe(e)}, not an integer"
                     raise self.error(message, hint, place)
-                if found < 1:
-                    message = f"an extent of T.Parallel is {found}, the least is 1"
-                    raise self.error(message, "write at least 1; indices count from 0", place)
+                if found < 0:
+                    message = f"an extent of T.Parallel is {found}, the least is 0"
+                    raise self.error(message, "write at least 0; indices count from 0", place)
                 extents.append(found)
             return tuple(extents)
 

@@ -71,7 +71,7 @@ class Memory(Arithmetic):
                 hint = "barriers are for T.barrier_arrive, T.barrier_wait and T.tma_copy"
             case Region(is_element=True):
                 return self._read(value)
-            case Buffer(variable=True):
+            case Buffer() if value.variable or value.single:
                 return self.load(self.first_element(value))
             case _ if is_number(value):
                 return value
@@ -125,6 +125,8 @@ class Memory(Arithmetic):
     def subscript(self, buffer: Buffer, items: list[Number | SliceIndex]) -> Region:
         """`buffer[items]`. Raises CompileError for a wrong rank, a bad slice, a float index."""
         rank = buffer.type.rank
+        if buffer.single and not items:
+            return self.first_element(buffer)
         if len(items) != rank:
             dims = ", ".join(f"{'ijklmn'[d % 6]}" if d < len(items) else ":" for d in range(rank))
             hint = f"write {buffer.name}[{dims}]"

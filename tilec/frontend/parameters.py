@@ -119,16 +119,19 @@ class Parameters(WholeLoops):
             self._check_fact(p, fact)
         packed = fact.dtype if fact.dtype in types.ON_CHIP else None
         dtype = types.UINT8 if packed else fact.dtype
-        made = types.BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
-        shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
-        strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(fact.strides))
+        extents, steps = fact.shape or (1,), fact.strides or (1,)
+        made = types.BufferType(extents, dtype, "global", steps, fact.align)
+        shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(extents))
+        strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(steps))
         for written, given in ((p.shape, shape), (p.strides, strides)):
             for name, v in zip(written or (), given):
                 if isinstance(name, str) and name.isidentifier():
                     self._bind_size(p, name, v)
         value = Value(made, p.name)
         self.tensors[p.name] = Param(value, "tensor", p.name)
-        self.names[p.name] = self._as_packed(Buffer(value, shape, p.loc, strides), packed)
+        self.names[p.name] = self._as_packed(
+            Buffer(value, shape, p.loc, strides, single=not fact.shape), packed
+        )
         if p.is_output:
             self.outputs.append((p.name, fact.shape, fact.dtype))
 
@@ -288,13 +291,15 @@ class Parameters(WholeLoops):
             align = fact.align
         elif any(isinstance(s, str) for s in strides):
             align = max(1, dtype.bits // 8)
-        made = types.BufferType(tuple(extents), dtype, "global", strides, align)
+        made = types.BufferType(tuple(extents) or (1,), dtype, "global", strides or (1,), align)
         value = Value(made, name)
         self.tensors[name] = Param(value, "tensor", name)
         if not part:  # others of several kernels are given it
             self.outputs.append((name, tuple(texts), dtype))
         stride_values = tuple(self._stride_of(name, d, s) for d, s in enumerate(strides))
-        return self._as_packed(Buffer(value, shape, empty.loc, stride_values), packed)
+        strides_here, single = stride_values or (1,), not shape
+        made_by_call = Buffer(value, shape or (1,), empty.loc, strides_here, single=single)
+        return self._as_packed(made_by_call, packed)
 
     def _size_names(self) -> dict[Value, str]:
         """What is known before a call allocates: its sizes, and its integer arguments."""

@@ -277,7 +277,10 @@ class Statements(Assignments):
         said = "" if node.msg is None else self._message(node.msg)
         if isinstance(cond, Scalar):
             message = "the condition of this assert is only known at run time"
-            hint = "assert checks what is known at compile time; leave out what is not"
+            test = ast.unparse(node.test)
+            hint = (
+                f"assert is for what is known at compile time, T.device_assert({test}) for the rest"
+            )
             raise self.error(message, hint, node.test)
         hint = f"this variant of the kernel needs {ast.unparse(node.test)}"
         raise self.error(f"assertion failed: {said or ast.unparse(node.test)}", hint)

@@ -48,7 +48,8 @@ class Buffer:
 
     `variable`: made by `T.alloc_var`, so that its bare name means its one element. `packed`: its
     elements are of this dtype, narrower in memory (`narrow`); of a tensor, `stored` are the extents
-    of its bytes.
+    of its bytes. `single`: a tensor without dimensions, which has one of one element here; its bare
+    name, read, means that.
     """
 
     value: Value
@@ -58,6 +59,7 @@ class Buffer:
     variable: bool = False
     packed: DType | None = None
     stored: tuple[int | Scalar, ...] | None = None
+    single: bool = False
 
     @property
     def type(self) -> BufferType:

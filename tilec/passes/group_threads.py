@@ -9,7 +9,7 @@ nothing runs ahead there but what the author starts, in the stages that he asks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
@@ -203,21 +204,25 @@ def whole_warps(func: Func, target: Target) -> Func:
         S[t] = f(t)              ->     if t < 48 { S[t] = f(t) }
         copy A, B                       copy A, B
 
-    A block of one thread that does nothing but what each thread does by itself is one condition
-    around all of it: no other thread has to see what it writes.
-    Reading costs nothing and stays, but for shared memory at a thread's own index, which would lie
-    behind its end; of tensors it is guarded, whatever the author says of his threads."""
+    A body that does nothing but what each thread does by itself is one condition around all of it.
+    So is, elsewhere, a loop that is each thread's own: with an index that nobody was asked for it
+    might never end.
+    Other reading costs nothing and stays, but for what is written here, too, at a thread's own
+    index: it would lie behind the end of shared memory, or be another block's; of tensors it is
+    guarded, whatever the author says of his threads."""
     asked, size = int(func.attrs.get("threads") or 0), target.warp_size
     if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
         size = LANES if func.body.has(ops.Shuffle, ops.ShuffleXor, ops.WarpMma) else 1
     threads = -(-asked // size) * size
     if threads == asked:
         return func
-    if asked == 1 and not any(map(_is_for_several, walk(func.body))):
-        return _alone(func).with_attrs(threads=threads)
+    if not any(map(_is_for_several, walk(func.body))):
+        return _by_themselves(func, asked).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))
-    shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
+    whole = set(_own_loops(func.body, facts))
+    inside = {x for o in (*loops, *whole) for r in o.regions for x in walk(r)}
+    written = written_tensors(func.body)
 
     own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
     threads_own = varying(func.body, own, allocs=False)
@@ -225,7 +230,8 @@ def whole_warps(func: Func, target: Target) -> Func:
     def visit(o: Op) -> Sequence[Op] | None:
         if isinstance(o, ops.Assume):  # what the author says of his threads
             return [] if o.lhs in threads_own or o.rhs in threads_own else None
-        return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
+        own = o not in inside and (o in whole or _is_own(o, facts, written))
+        return _guarded(o, asked) if own else None
 
     return func.rewrite(Op, visit).with_attrs(threads=threads)
 
@@ -234,9 +240,21 @@ def _is_for_several(o: Op) -> bool:
     return needs_others(o) or (isinstance(o, ops.For) and o.kind in ("pipelined", "persistent"))
 
 
-def _alone(func: Func) -> Func:
-    """The body, done by the first thread; what it allocates, and computes for that and from sizes,
-    stands outside of that condition."""
+def _own_loops(block: Block, facts: Uniformity) -> Iterator[Op]:
+    """The outermost loops that each thread does by itself, as often as its own values say."""
+    for o in block.ops:
+        if isinstance(o, ops.For | ops.While) and not any(map(_is_for_several, walk(o))):
+            if max(map(facts.level, ops.decides(o))) > Level.BLOCK:
+                yield o
+                continue
+        if not isinstance(o, ops.Parallel):
+            for region in o.regions:
+                yield from _own_loops(region, facts)
+
+
+def _by_themselves(func: Func, asked: int) -> Func:
+    """The body, done by the first `asked` threads; what they allocate, and compute for that and
+    from sizes, stands outside of that condition."""
     outside, inside, made = list[Op](), list[Op](), set[Value]()
     for o in func.body.statements:
         free = o.pure or isinstance(o, ops.Alloc | ops.Assume)
@@ -248,7 +266,8 @@ def _alone(func: Func) -> Func:
     if not inside:
         return func
     b = Builder(inside[0].loc)
-    first = b.compare("eq", b.value(ops.ThreadIndex), b.const(0))
+    kind, end = ("eq", 0) if asked == 1 else ("lt", asked)
+    first = b.compare(kind, b.value(ops.ThreadIndex), end)
     statements = (*outside, *b.ops, under(first, inside))
     return func.with_body(func.body.with_ops((*statements, func.body.ops[-1])))
 
@@ -260,7 +279,7 @@ def _is_threads_own(o: Op, facts: Uniformity) -> bool:
     return isinstance(o, ops.ThreadIndex)
 
 
-def _is_own(o: Op, facts: Uniformity) -> bool:
+def _is_own(o: Op, facts: Uniformity, written: Container[Value]) -> bool:
     """Whether each thread does `o` by itself, so that one too many would be noticed."""
     if o.pure or o.region_fields or meets(Block((), (o,))):
         return False
@@ -275,8 +294,9 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
         levels.append(facts.around(o))
     if max(levels, default=Level.BLOCK) == Level.BLOCK:
         return False  # all do the same
-    reads_shared = isinstance(o, ops.Load) and o.buffer.buffer.space == "shared"
-    return reads_shared or shows or any(e.writes for e in memory)
+    reads = [o.buffer] if isinstance(o, ops.Load) else []
+    changing = any(b.buffer.space == "shared" or b in written for b in reads)
+    return changing or shows or any(e.writes for e in memory)
 
 
 def _guarded(o: Op, asked: int) -> list[Op]:

@@ -45,6 +45,7 @@ from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
+from tilec.passes.demote_fragments import demoted
 from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import with_types
@@ -160,7 +161,15 @@ def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
 
 
 def _fragments(func: Func) -> list[Value]:
-    return [o.result for o in func.body.every(ops.Alloc) if o.type.space == "fragment"]
+    """Those that may get larger: what will be in shared memory need not, but for what products and
+    reductions have to fit."""
+    found = [o.result for o in func.body.every(ops.Alloc) if o.type.space == "fragment"]
+    if not found:
+        return []
+    fit = {x.buffer for o in func.body.every(ops.Gemm) for x in o.inputs}
+    fit |= {o.dest.buffer for o in func.body.every(ops.Reduce)}
+    elsewhere = demoted(func).keys() - fit
+    return [v for v in found if v not in elsewhere]
 
 
 def _pads(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> dict[int, int]:
@@ -448,13 +457,16 @@ class _Padding:
         """A reduction of what the fragment had: what is beyond changes nothing along the dimension,
         and gives results that nobody stores along others."""
         b, source, dest = Builder(o.loc), o.source, o.dest
-        if source.buffer in self.shapes:
-            v, source = source.buffer, self._grown(source)
-            made = BufferType(source.extents, v.dtype, "fragment")
+        extents = tuple(self.pads.get(e, e) for e in source.extents)
+        if extents != source.extents:
+            v, has = source.buffer, self.shapes.get(source.buffer, source.extents)
+            made = BufferType(extents, v.dtype, "fragment")
             held = b.value(ops.Alloc, made, name=f"{v.name}_filled")
-            with b.each_element(source.extents) as (inner, at):
-                inside = inner.all_of(*_inside(inner, at, o.source.extents, source.extents))
-                own, other = inner.value(ops.Load, v, at), neutral(inner, o, v.dtype)
+            with b.each_element(extents) as (inner, at):
+                inside = inner.all_of(*_inside(inner, at, source.extents, extents))
+                there = (i if h == e else inner.binary("min", i, h - 1)
+                         for i, h, e in zip(at, has, extents))  # fmt: skip
+                own, other = inner.value(ops.Load, v, tuple(there)), neutral(inner, o, v.dtype)
                 inner.emit(ops.Store, held, at, inner.select(inside, own, other))
             source = b.whole(held)
         if dest.buffer in self.shapes:

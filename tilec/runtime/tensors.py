@@ -221,6 +221,9 @@ def _read_numpy(value: Any, name: str) -> Tensor:
     if not value.dtype.isnative:
         hint = f"pass {name}.astype({name}.dtype.newbyteorder('='))"
         raise LaunchError(f"{name}: the array's bytes are in foreign order", hint=hint)
+    if hasattr(value, "filled"):  # numpy.ma
+        hint = f"pass {name}.filled(0), or {name}.data to do without the mask"
+        raise LaunchError(f"{name}: a masked array's mask is not seen by a kernel", hint=hint)
     if dtype in DTYPES and DTYPES[dtype].bits < 8:
         dtype += " (one per byte)"
     strides = _element_strides(value.strides, value.itemsize, name)
