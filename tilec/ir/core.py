@@ -36,11 +36,15 @@ class Block:
 
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
         """The ops of one class, of those that `walk` gives."""
-        return (o for o in walk(self) if isinstance(o, kind))
+        sorts: Any = _by_class(self)
+        found = [cls for cls in sorts if issubclass(cls, kind)]
+        if len(found) == 1:
+            return iter(sorts[found[0]])
+        return (o for o in walk(self) if isinstance(o, kind)) if found else iter(())
 
     def has(self, *kinds: type[Op]) -> bool:
         """Whether there is an op of one of these classes."""
-        return any(isinstance(o, kinds) for o in walk(self))
+        return any(issubclass(cls, kinds) for cls in _by_class(self))
 
     @property
     def statements(self) -> tuple[Op, ...]:
@@ -312,6 +316,14 @@ def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []
     _collect(block, found)
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=16)  # each pass asks for the ops of a dozen classes
+def _by_class(block: Block) -> dict[type[Op], list[Op]]:
+    found: dict[type[Op], list[Op]] = {}
+    for o in _walked(block):
+        found.setdefault(type(o), []).append(o)
+    return found
 
 
 def _collect(block: Block, found: list[Op]) -> None:
