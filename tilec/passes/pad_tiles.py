@@ -94,7 +94,7 @@ def _widen_rows(func: Func, target: Target) -> Func:
             wide = up(columns, unit)
             if columns < wide <= MORE * columns and tiles.may_grow(x, -1):
                 shapes[x.buffer] = (*rows, wide)
-    for user, e in effects_in(func.body):
+    for user, e in effects_in(func.body) if shapes else ():
         stays = isinstance(user, ops.Alloc | ops.Copy | ops.Gemm) and _stays(user, e)
         if e.buffer in shapes and not stays:
             del shapes[e.buffer]
@@ -137,34 +137,26 @@ def _of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
 def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
     """Products that the instruction of several warps could do with a larger K, or where there is
     none any of a warp, and that K."""
-    found = {o: k for o in func.body.every(ops.Gemm) if (k := _deeper(o, target))}
-    if not found:
-        return {}
+    found: dict[ops.Gemm, int] = {}
     tiles = SharedTiles(func)
-    return {
-        o: k
-        for o, k in found.items()
-        if tiles.may_grow(o.a, -2 if o.transpose_a else -1)
-        and tiles.may_grow(o.b, -1 if o.transpose_b else -2)
-    }
-
-
-def _deeper(o: ops.Gemm, target: Target) -> int:
-    """The K with which an instruction could do a product; 0 where it can, or none could."""
-    if o.metadata is not None:
-        return 0
-    rows = _of_warps(o, target)
-    m, n, k = o.shape
-    if not rows:
-        known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
-        rows = [r for r in known if m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0]
-        rows = [r for r in rows if target.has(r.feature)]
-        if any(k % r.k == 0 for r in rows):
-            return 0
-        rows.sort(key=lambda r: up(k, r.k))
-    if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
-        return 0
-    return up(k, rows[0].k)
+    for o in func.body.every(ops.Gemm):
+        if o.metadata is not None:
+            continue
+        rows = _of_warps(o, target)
+        m, n, k = o.shape
+        if not rows:
+            known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
+            rows = [r for r in known if m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0]
+            rows = [r for r in rows if target.has(r.feature)]
+            if any(k % r.k == 0 for r in rows):
+                continue
+            rows.sort(key=lambda r: up(k, r.k))
+        if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
+            continue
+        sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
+        if all(tiles.may_grow(x, d) for x, d in sides):
+            found[o] = up(k, rows[0].k)
+    return found
 
 
 def _fragments(func: Func) -> list[Value]:
