@@ -17,15 +17,18 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
+from tilec.ir import analysis, core
 from tilec.ir.core import Func, Op, Region, Value, upstream, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.op_classes import OPS
-from tilec.ir.ops import Binary, If
+from tilec.ir.ops import Binary, For, If, While
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED
+from tilec.passes.block_order import growing
+from tilec.passes.pad_tiles import deepen
 from tilec.target import find_target
 from tilec.tune import fit
 
@@ -317,3 +320,54 @@ def test_the_same_code_is_assembled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     made = product.compile(*[tilec.spec(s, "float16") for s in shapes], target="cuda:sm_90a")
     tried = made.stages["plan"].count("tried: ")
     assert len(asked) == len(set(asked)) < tried
+
+
+TILES = """
+kernel @k {threads=128} (%n: i32 = scalar n) grid { yield [%n] }
+body {
+  %x = block_index 0
+  %a = alloc shared<128x64xf16>
+  %b = alloc shared<64x128xf16>
+  %c = alloc fragment<128x128xf32>
+  %zero = const 0, i32
+  %one = const 1, i32
+  for.pipelined %zero, %x, %one, num_stages=3 body(%k: i32) {
+    gemm %a[%zero, %zero], (128, 64), %b[%zero, %zero], (64, 128), %c, policy=square
+    yield
+  }
+}
+"""
+
+
+def test_a_tile_that_fits_an_instruction_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = parse_func(TILES)
+    for name in ("facts_of", "SafeValues", "written_tensors"):
+        monkeypatch.setattr(sys.modules["tilec.passes.utils.tile_ends"], name, None)
+    assert deepen(func, SM90) is func
+
+
+def test_what_grows_along_a_grid_is_asked_of_known_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = parse_func(TILES)
+    analysis.facts_of(func)
+    monkeypatch.setattr(analysis.Facts, "__init__", None)
+    assert growing(func) == {0}
+
+
+def test_ops_are_sorted_by_class_once_for_all_who_ask() -> None:
+    """In textual order, also those of several classes."""
+    body = parse_func(CHAIN).body
+    core._by_class.cache_clear()
+    for kind in (Binary, If, Binary | If, Op, While):
+        assert [*body.every(kind)] == [o for o in walk(body) if isinstance(o, kind)]
+    assert body.has(If, While) and body.has(Op) and not body.has(While, For)
+    assert core._by_class.cache_info().misses == 1
+
+
+def test_nothing_is_visited_where_there_is_nothing_to_rewrite() -> None:
+    func, value = parse_func(CHAIN), Value(None, "v")  # type: ignore[arg-type]
+    x = func.params[1].value
+    changed = func.body.rewrite(While, lambda o: None, {x: value})
+    assert changed is not func.body and x not in {v for o in walk(changed) for v in o.operands}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(core.Block, "_rewritten", None)
+        assert func.body.rewrite(While, lambda o: None) is func.body

@@ -127,10 +127,10 @@ class Arithmetic(Context):
 
     def _shared_constant(self, value: Literal, dtype: DType) -> Scalar:
         """A `Const`; one that a block around this place holds already is used again."""
-        key = (repr(value), dtype)
+        key = repr(value), dtype.name
         for builder in reversed(self.builders):
-            if key in builder.constants:
-                return builder.constants[key]
+            if (known := builder.constants.get(key)) is not None:
+                return known
         made = self.emit_scalar(Const, value, dtype)
         self.builder.constants[key] = made
         return made

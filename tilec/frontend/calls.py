@@ -69,6 +69,8 @@ class Calls(Functions):
     def call(self, node: ast.Call) -> object:
         function = self.expression(node.func)
         node = self.spread(node)
+        if isinstance(function, types.FunctionType) and function in BUILTINS:
+            return self._builtin(BUILTINS[function], function, node)
         match function:
             case Method():
                 return self._method(function, node)
@@ -93,8 +95,6 @@ class Calls(Functions):
         name = getattr(function, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, None) is function:
             return self._python_builtin(function, node)
-        if isinstance(function, types.FunctionType) and function in BUILTINS:
-            return self._builtin(BUILTINS[function], function, node)
         if getattr(function, "__module__", None) == "tilec.layout":
             return self._layout_function(function, node)
         ours = type(function).__module__.split(".", 1)[0] == "tilec"

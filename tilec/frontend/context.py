@@ -109,7 +109,7 @@ class BlockBuilder(Builder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.constants: dict[tuple[str, DType], Scalar] = {}
+        self.constants: dict[tuple[str, str], Scalar] = {}
         self.generator: Generator | None = None
         self.late: set[Value] = set()
 

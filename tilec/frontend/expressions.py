@@ -156,11 +156,13 @@ class Expressions(Containers):
 
     def captured(self, name: str, value: object) -> object:
         """A value from outside the kernel, as a compile-time value."""
+        if isinstance(value, types.ModuleType):
+            return value
         if isinstance(value, T.Size):
             return self.size_value(value)
         if isinstance(value, str) and type(value) is not str:  # text that names a dtype, say
             return foreign_dtype(value) or find_vector(str(value)) or str(value)
-        if isinstance(value, TypedInt | TypedFloat):
+        if isinstance(value, (TypedInt, TypedFloat)):
             return self.constant(int(value) if value.dtype.is_int else float(value), value.dtype)
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
@@ -175,8 +177,6 @@ class Expressions(Containers):
             return value
         if isinstance(value, Mapping):
             return {k: self.captured(f"{name}[{k!r}]", v) for k, v in value.items()}
-        if isinstance(value, types.ModuleType):
-            return value
         if isinstance(value, numbers.Real):  # NumPy's
             return int(value) if isinstance(value, numbers.Integral) else float(value)
         dtype = foreign_dtype(value)
@@ -489,9 +489,8 @@ def foreign_dtype(value: object) -> DType | None:
 
 def _is_public(value: object) -> bool:
     """Whether `value` is a builtin, or a function or class of tilec."""
+    if not isinstance(value, _WORDS_LIKE):
+        return False
     module = getattr(value, "__module__", None) or ""
-    return isinstance(value, _WORDS_LIKE) and (
-        module == "tilec"
-        or module.startswith("tilec.")
-        or isinstance(value, T.NotYet | T.Elementwise)
-    )
+    ours = module == "tilec" or module.startswith("tilec.")
+    return ours or isinstance(value, (T.NotYet, T.Elementwise))

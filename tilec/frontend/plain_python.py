@@ -37,7 +37,11 @@ RUN_TIME = (
 _PYTHONS_OWN: frozenset[Any] = frozenset(
     {T.infinity, T.max_value, T.min_value, T.dynamic, T.symbolic, T.const, T.Layout}
 )
-_CONTAINERS = (tuple, list, set, frozenset, Mapping, range, str)
+_NOTHING_INSIDE = frozenset({type(None), bool, int, float, str, range, DType})
+_CONTAINERS = (tuple, list, set, frozenset, range, str, Mapping)
+_NO_OBJECTS = (
+    type, types.ModuleType, types.FunctionType, functools.partial, DType, *RUN_TIME, *_CONTAINERS,
+)  # fmt: skip
 _MUTATING: dict[type, frozenset[str]] = {
     list: frozenset("append extend insert pop remove clear reverse sort".split()),
     dict: frozenset("update pop popitem setdefault clear".split()),
@@ -49,12 +53,12 @@ def at_run_time(value: object, depth: int = 8) -> bool:
     """Whether `value` is, or holds, something that is only known at run time."""
     if isinstance(value, RUN_TIME):
         return True
-    if depth == 0 or isinstance(value, str | range):
+    if depth == 0 or type(value) in _NOTHING_INSIDE:
         return False
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return any(at_run_time(v, depth - 1) for v in value)
     if isinstance(value, Mapping):
         return any(at_run_time(v, depth - 1) for v in value.values())
-    if isinstance(value, tuple | list | set | frozenset):
-        return any(at_run_time(v, depth - 1) for v in value)
     if isinstance(value, functools.partial):
         held: tuple[object, ...] = (*value.args, *value.keywords.values())
         return at_run_time(held, depth - 1)
@@ -68,9 +72,7 @@ def at_run_time(value: object, depth: int = 8) -> bool:
 def is_object(value: object) -> bool:
     """Whether `value` is an object of a class of the user's, which holds other values: no array, no
     function, no module."""
-    if isinstance(value, type | types.ModuleType | types.FunctionType | functools.partial | DType):
-        return False
-    if isinstance(value, (*RUN_TIME, *_CONTAINERS)) or hasattr(value, "__array__"):
+    if isinstance(value, _NO_OBJECTS) or hasattr(value, "__array__"):
         return False
     module = "" if has_macros(type(value)) else _top(type(value).__module__)
     if module in ("tilec", "builtins", "numpy", "torch") or hasattr(value, "__dlpack__"):

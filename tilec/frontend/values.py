@@ -272,7 +272,7 @@ def as_syntax(value: object) -> ast.expr:
 
 def is_literal(value: object) -> TypeGuard[Literal]:
     """Whether `value` is a Python number known at compile time."""
-    return isinstance(value, bool | int | float) and not isinstance(value, enum.Enum)
+    return isinstance(value, (int, float)) and not isinstance(value, enum.Enum)
 
 
 def is_new_variable(value: object) -> TypeGuard[Buffer]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, upstream, walk
-from tilec.ir.intervals import RANGES, Range, dtype_range, low_bit, negate
+from tilec.ir.intervals import RANGES, Range, low_bit, negate
 from tilec.ir.types import MOST_NARROW, DType, ScalarType
 
 LINEAR = (ops.Binary, ops.Cast, ops.Const, ops.Unary)  # ops that may make a sum
@@ -143,7 +143,7 @@ class Forms:
                 found = negate(self.reach(parts[0]))
         if unsure and None in found:
             return None
-        (lo, hi), (least, most) = found, dtype_range(t.dtype)
+        (lo, hi), (least, most) = found, t.dtype.limits
         inside = (lo is None or lo >= least) and (hi is None or hi <= most)
         return found if inside else None
 
@@ -201,7 +201,7 @@ def _bounds(found: Range, dtype: DType) -> Range:
     `MOST_NARROW` no extent reaches."""
     if found == (None, None) or not _is_index(dtype):
         return found
-    least, most = dtype_range(dtype)
+    least, most = dtype.limits
     slack, (lo, hi) = (1 << 31) - MOST_NARROW, found
     return (
         None if lo is None or lo < least + slack else lo,

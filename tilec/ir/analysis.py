@@ -22,7 +22,7 @@ from tilec.ir import ops
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
 from tilec.ir.core import Block, Func, Op, Param, Value, upstream
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
-from tilec.ir.types import BufferType, Extent
+from tilec.ir.types import BufferType, Extent, ScalarType
 
 _WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
@@ -189,19 +189,19 @@ class Facts(Forms):
     # --- one pass in textual order ----------------------------------------------------------------
 
     def _set(self, value: Value, found: Range, divisor: int = 1) -> None:
-        if not value.is_integer:
+        t = value.type
+        if type(t) is not ScalarType or not t.dtype.is_int:
             return
-        dtype = value.dtype
-        limits = dtype_range(dtype)
+        limits = t.dtype.limits
         lo, hi = found
         if (lo is not None and lo < limits[0]) or (hi is not None and hi > limits[1]):
             found = limits  # it may wrap
-        elif lo is None and dtype.kind != "int":
+        elif lo is None and t.dtype.kind != "int":
             found = limits  # below zero an unsigned value wraps
         self._ranges[value] = found
         if found[0] is not None and found[0] == found[1]:
             divisor = low_bit(found[0])
-        self._divisors[value] = min(divisor, MOST)
+        self._divisors[value] = divisor if divisor < MOST else MOST
 
     def _param(self, func: Func, p: Param) -> None:
         if p.role in ("size", "elements"):

@@ -36,11 +36,15 @@ class Block:
 
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
         """The ops of one class, of those that `walk` gives."""
-        return (o for o in walk(self) if isinstance(o, kind))
+        sorts: Any = _by_class(self)
+        found = [cls for cls in sorts if issubclass(cls, kind)]
+        if len(found) == 1:
+            return iter(sorts[found[0]])
+        return (o for o in walk(self) if isinstance(o, kind)) if found else iter(())
 
     def has(self, *kinds: type[Op]) -> bool:
         """Whether there is an op of one of these classes."""
-        return any(isinstance(o, kinds) for o in walk(self))
+        return any(issubclass(cls, kinds) for cls in _by_class(self))
 
     @property
     def statements(self) -> tuple[Op, ...]:
@@ -62,12 +66,18 @@ class Block:
         """Rebuild the block, inner regions first: `visit` sees each op of a `kind` (operands
         already replaced) and returns None to keep it, an op or a list of ops to put in its place.
         It may add to `subst`, which later ops see. Returns the same object if nothing changed."""
-        subst = {} if subst is None else subst
+        if not subst and not self.has(kind):
+            return self
+        return self._rewritten(kind, visit, {} if subst is None else subst)
+
+    def _rewritten(
+        self, kind: type[AnyOp], visit: Callable[[AnyOp], Replacement], subst: Substitution
+    ) -> Block:
         ops: list[Op] = []
         for o in self.ops:
             new = o.with_operands(subst) if subst else o
             if new.region_fields:
-                new = new.with_regions(lambda region: region.rewrite(kind, visit, subst))
+                new = new.with_regions(lambda region: region._rewritten(kind, visit, subst))
             got = visit(new) if isinstance(new, kind) else None
             if got is None:
                 ops.append(new)
@@ -86,7 +96,7 @@ class Block:
     def defs(self) -> dict[Value, Op]:
         """The op that makes each value, in the blocks inside, too (block arguments and parameters
         have none)."""
-        return makers(walk(self))
+        return {**_defs(self)}
 
     @property
     def users(self) -> dict[Value, list[Op]]:
@@ -312,6 +322,19 @@ def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []
     _collect(block, found)
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=16)  # each pass asks for the ops of a dozen classes
+def _by_class(block: Block) -> dict[type[Op], list[Op]]:
+    found: dict[type[Op], list[Op]] = {}
+    for o in _walked(block):
+        found.setdefault(type(o), []).append(o)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _defs(block: Block) -> dict[Value, Op]:
+    return makers(_walked(block))
 
 
 def _collect(block: Block, found: list[Op]) -> None:

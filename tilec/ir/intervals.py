@@ -17,14 +17,9 @@ Range = tuple[int | None, int | None]
 MOST = 1 << 62  # the divisor of zero
 
 
-@functools.cache
 def dtype_range(dtype: DType) -> tuple[int, int]:
     """Smallest and largest value of an integer dtype (bool: 0 and 1)."""
-    if dtype.kind == "bool":
-        return 0, 1
-    if dtype.kind == "uint":
-        return 0, (1 << dtype.bits) - 1
-    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return dtype.limits
 
 
 def low_bit(n: int) -> int:

@@ -5,7 +5,7 @@ A launch from the disk cache reads the plan that was chosen before, and none of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 DEFAULT_THREADS = 128  # that compute, where nobody says how many
@@ -49,6 +49,11 @@ class Plan:
     residents: int = 1
     stages: int = 2
     threads: int | None = None
+
+    def grouped(self, raster_group: int) -> Plan:
+        """The plan with rasterisation groups of this width."""
+        same = raster_group == self.raster_group
+        return self if same else replace(self, raster_group=raster_group)
 
     def describe(self) -> str:
         """As in a dump: "specialised persistent (threads=256, stages=4)"."""

@@ -28,10 +28,15 @@ class DType:
     is_float: bool = field(init=False, repr=False)
     is_int: bool = field(init=False, repr=False)
     """Signed, unsigned or bool: everything that is not a floating-point type."""
+    limits: tuple[int, int] = field(init=False, repr=False)
+    """Smallest and largest value of an integer type (bool: 0 and 1)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_float", self.kind == "float")
         object.__setattr__(self, "is_int", self.kind != "float")
+        bits = {"bool": 1, "uint": self.bits}.get(self.kind, self.bits - 1)
+        least = 0 if self.kind in ("bool", "uint") else -(1 << bits)
+        object.__setattr__(self, "limits", (least, (1 << bits) - 1))
 
     @property
     def bytes(self) -> int:

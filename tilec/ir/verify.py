@@ -134,27 +134,29 @@ class _Structure:
     def block(self, block: Block, owner: Op | None) -> None:
         """Check a region; afterwards what it defined is dead."""
         mine: list[Value] = []
+        live, ever = self.live, self.ever
         for arg in block.args:
             self.define(arg, owner)
             mine.append(arg)
         last = len(block.ops) - 1
         for n, o in enumerate(block.ops):
-            if not self.live.issuperset(o.operands):
-                v = next(v for v in o.operands if v not in self.live)
-                why = "outside its region" if v in self.ever else "before its definition"
+            operands, results = o.operands, o.results
+            if operands and not live.issuperset(operands):
+                v = next(v for v in operands if v not in live)
+                why = "outside its region" if v in ever else "before its definition"
                 raise _breach(o, f"{v} is used {why}")
             if isinstance(o, ops.Yield):
                 if n != last:
                     raise _breach(o, "a yield is not the last op of its region")
                 self.leaving(o, mine, block)
             self.op(o)
-            for r in o.results:
-                if r in self.ever:
+            for r in results:
+                if r in ever:
                     self.define(r, o)  # which refuses it
-                self.ever.add(r)
-            self.live.update(o.results)
-            mine += o.results
-        self.live.difference_update(mine)
+                ever.add(r)
+            live.update(results)
+            mine += results
+        live.difference_update(mine)
 
     def leaving(self, o: ops.Yield, mine: list[Value], block: Block) -> None:
         """A buffer must not outlive the region it was allocated in."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, Dims, cluster_of, groups_of, size
 from tilec.ir.core import Block, Func, Op, Param, Substitution, Value, walk
@@ -79,7 +79,7 @@ def can_persist(func: Func) -> bool:
 
 def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
-    facts = Facts(func)
+    facts = facts_of(func)
     indices = {o.dim: o.result for o in func.body.every(ops.BlockIndex)}
     loops = pipelined(func.body)
     return frozenset(
@@ -92,7 +92,7 @@ def growing(func: Func) -> frozenset[int]:
 def uneven(func: Func) -> bool:
     """Whether some blocks of the grid have more to do than others: a pipelined loop's range, or a
     condition that such a loop stands under or has copies under, depends on the block."""
-    facts = Facts(func)
+    facts = facts_of(func)
     indices = [o.result for o in func.body.every(ops.BlockIndex)]
     return _uneven(func.body, False, lambda v: any(trend(facts, v, x) != 0 for x in indices))
 

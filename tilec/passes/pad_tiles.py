@@ -95,7 +95,7 @@ def _widen_rows(func: Func, target: Target) -> Func:
             wide = up(columns, unit)
             if columns < wide <= MORE * columns and tiles.may_grow(x, -1):
                 shapes[x.buffer] = (*rows, wide)
-    for user, e in effects_in(func.body):
+    for user, e in effects_in(func.body) if shapes else ():
         stays = isinstance(user, ops.Alloc | ops.Copy | ops.Gemm) and _stays(user, e)
         if e.buffer in shapes and not stays:
             del shapes[e.buffer]

@@ -23,7 +23,7 @@ from math import prod
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.clusters import all_threads_of, residents_of, threads_of
-from tilec.ir.core import Func, Op
+from tilec.ir.core import Func, Op, altered
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MatrixInstruction, instructions_of, sparse_instructions_of
 from tilec.ir.layout import Layout
@@ -146,12 +146,12 @@ class Selection:
             return self._warpgroups(o, instrs, warps, widest)
 
         for a, b, c in _dtypes(o):
-            ways = ((o, (a, b, c)), (replace(o, operands_swapped=True), (b, a, c)))
+            ways = ((o, (a, b, c)), (altered(o, operands_swapped=True), (b, a, c)))
             for swizzle, (seen, dtypes) in itertools.product(SWIZZLES, ways):
-                seen = replace(seen, swizzle=swizzle)
+                seen = altered(seen, swizzle=swizzle)
                 chosen = wide(seen.swap_operands(), dtypes)
                 if chosen:
-                    return replace(seen, instr=chosen[0], warps=chosen[1])
+                    return altered(seen, instr=chosen[0], warps=chosen[1])
             instrs = _instrs(a, b, c, self._target)
             held = through_registers(o, instrs, threads, wide)
             if held is not None:

@@ -36,6 +36,8 @@ from tilec.sim.program import (
 from tilec.sim.undefined import UNDEF, VARIABLE, Undefined
 
 _GLOBAL = "ptr addrspace(1)"
+_Key = tuple[str, str, str]  # type, spelling, and what variable has no value, of an operand
+_Source = tuple[list[str], dict[str, str], dict[str, Any]]  # lines, names of values, constants
 
 
 def read_program(function: Function, watched: Collection[str] = ()) -> Program:
@@ -56,10 +58,10 @@ class _Reader:
             self.stack[a.result.ref] = _nothing(kind, a.result.ref)
             self.arrays[a.result.ref] = a.result.ref
             self.units[a.result.ref] = size_of(kind.rpartition(" x ")[2].strip("[]>"))
-        self.texts: dict[str, str] = {}
-        self.names: dict[str, str] = {}
-        self.constants: dict[str, Any] = {}
-        self.spelled: dict[tuple[str, str, str], str] = {}
+        self.values: dict[_Key, Any] = {}  # of constant operands
+        self.names: dict[str, str] = {}  # of a segment's values
+        self.scope: dict[str, Any] = {}  # its constants, by their names
+        self.spelled: dict[_Key, str] = {}
         self.segments: list[Segment] = []
         self.granule = 16  # what matrix instructions and engines move at least
         self.first: dict[str, int] = {}
@@ -85,14 +87,10 @@ class _Reader:
         for ref in self._needed_by_ends():
             slots.setdefault(ref, len(slots))
         self._ends(slots)
-        for s, lines, names, defs in zip(self.segments, sources, live, self.defs):
-            s.live_in = tuple(sorted(slots[n] for n in names))
-            used = sorted(names & self.uses[s.index], key=slots.__getitem__)
-            body = [f"{self._name(n)} = e[{slots[n]}]" for n in used]
-            body += lines
-            body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
-            text = "def run(m, e):\n " + "\n ".join(body or ["pass"])
-            s.run = functools.partial(_first_run, s, text, self.constants)
+        for s, source, needed in zip(self.segments, sources, live):
+            s.live_in = tuple(sorted(slots[n] for n in needed))
+            text, scope = self._text(s, source, slots)
+            s.run = functools.partial(_first_run, s, text, scope)
         start: list[Any] = [UNDEF] * len(slots)
         for ref, value in self.stack.items():
             if ref in slots:
@@ -123,20 +121,38 @@ class _Reader:
                     label, insts = "", []
             self.segments.append(Segment(len(self.segments), label, insts))
 
-    def _segment(self, s: Segment) -> list[str]:
-        """The Python lines of a segment, with what it uses and defines noted."""
+    def _segment(self, s: Segment) -> _Source:
+        """The Python lines of a segment, with what it uses and defines noted. Its values and
+        constants are numbered as they come: segments that differ in names and numbers alone, as
+        those of one kernel for other dtypes do, have the same text."""
         self.uses.append(set())
         self.defs.append(set())
+        self.names, self.scope, self.spelled = {}, {}, {}
         lines: list[str] = []
         for i in s.insts:
             if i.opcode in ("ret", "unreachable"):
                 continue
             if i.opcode == "br" or _may_wait(i):
-                for v in i.operands:
-                    self._use(v)
+                self.uses[-1].update(
+                    v.ref for v in i.operands if _named(v) and v.ref not in self.defs[-1]
+                )
                 continue
             lines += self._lines(i)
-        return lines
+        return lines, self.names, self.scope
+
+    def _text(
+        self, s: Segment, source: _Source, slots: Mapping[str, int]
+    ) -> tuple[str, dict[str, Any]]:
+        """A segment as a function, with the values that it takes from `env` and leaves there."""
+        lines, names, self.scope = source
+        uses, defs = self.uses[s.index], self.defs[s.index]
+        taken = [f"{x} = e[{self._object(slots[ref])}]" for ref, x in names.items() if ref in uses]
+        left = [
+            f"e[{self._object(slots[ref])}] = {x}"
+            for ref, x in names.items()
+            if ref in defs and ref in slots
+        ]
+        return "def run(m, e):\n " + "\n ".join([*taken, *lines, *left] or ["pass"]), self.scope
 
     def _ends(self, slots: Mapping[str, int]) -> None:
         label = ""
@@ -145,7 +161,7 @@ class _Reader:
         def operand(v: Val) -> Operand:
             if v.ref in slots:
                 return slots[v.ref]
-            return Const(self.constants[self._constant(v)])
+            return Const(self._value(v))
 
         def edge(to: str) -> Edge:
             copies = []
@@ -221,9 +237,15 @@ class _Reader:
         key = (v.type, v.ref, v.unset)
         found = self.spelled.get(key)
         if found is None:
-            found = self.spelled[key] = f"K{len(self.constants)}"
-            self.constants[found] = self._number(v)
+            found = self.spelled[key] = self._object(self._value(v))
         return found
+
+    def _value(self, v: Val) -> Any:
+        """The number that a constant operand is."""
+        key = (v.type, v.ref, v.unset)
+        if key not in self.values:
+            self.values[key] = self._number(v)
+        return self.values[key]
 
     def _number(self, v: Val) -> Any:
         if v.unset:
@@ -236,8 +258,8 @@ class _Reader:
         return numbers.literal(v.type, v.ref)
 
     def _object(self, value: Any) -> str:
-        name = f"K{len(self.constants)}"
-        self.constants[name] = value
+        name = f"K{len(self.scope)}"
+        self.scope[name] = value
         return name
 
     def _use(self, v: Val) -> str:
@@ -387,30 +409,13 @@ class _Reader:
         return [*counted, *self._result(i, f"{call}{'[0]' if single else ''}")]
 
 
-_WORD = re.compile(r"'[^']*'|\bx\d+\b|\bK\d+\b|(?<=\be\[)\d+")
-
-
 def _first_run(
     s: Segment, text: str, constants: Mapping[str, Any], active: Any, env: list[Any]
 ) -> None:
     """Python takes as long to read a segment as the segment takes to run once, and many never do:
-    those of loops and branches that nothing enters. Many differ in names and numbers alone, as
-    those of one kernel for other dtypes do: of these Python reads one."""
-    known: dict[str, str] = {}
-    scope = dict(HELPERS)
-
-    def placed(found: re.Match[str]) -> str:
-        word = found[0]
-        if word[0] == "'":
-            return word
-        name = known.get(word)
-        if name is None:
-            name = known[word] = f"{'x' if word[0] == 'x' else 'K'}{len(known)}"
-            if word[0] != "x":
-                scope[name] = constants[word] if word[0] == "K" else int(word)
-        return name
-
-    exec(_code(_WORD.sub(placed, text)), scope)
+    those of loops and branches that nothing enters."""
+    scope = {**HELPERS, **constants}
+    exec(_code(text), scope)
     s.run = scope.pop("run")  # else the scope would hold what holds it
     s.run(active, env)
 

@@ -93,8 +93,9 @@ class Footprint:
         staging = self._staging(plan, target)
         stages = 0 if plan.single_buffer else stages
         key = *kind, stages, staging, plan.residents
-        if key in self._planned or self.buffers is None:
-            return self._planned.get(key, RingStages({}, 0, 0))
+        known = self._planned.get(key)
+        if known is not None or self.buffers is None:
+            return known or RingStages({}, 0, 0)
         if kind not in self._depths:
             chosen = self.buffers.chosen(*kind[:2])
             depths = self.buffers.depths(chosen, plan.specialise)

@@ -167,15 +167,18 @@ class Candidate:
         """Why blocks cannot share the iterations of a sum as the plan has it; "" if they can."""
         key = min(plan.split, 2), min(plan.parts, 2)
         if key not in self._obstacles:
-            # What blocks share through global memory, those of a cluster can.
-            if key == (2, 1) and not self._unshared(replace(plan, split=1, parts=2)):
-                return ""
-            try:
-                check_shared(self._taken[0].with_attrs(split=key[0], parts=key[1]), self.target)
-                self._obstacles[key] = ""
-            except CompileError as error:
-                self._obstacles[key] = error.message
+            self._obstacles[key] = self._obstacle(*key)
         return self._obstacles[key]
+
+    def _obstacle(self, split: int, parts: int) -> str:
+        # What blocks share through global memory, those of a cluster can.
+        if (split, parts) == (2, 1) and not self._unshared(Plan("", parts=2)):
+            return ""
+        try:
+            check_shared(self._taken[0].with_attrs(split=split, parts=parts), self.target)
+        except CompileError as error:
+            return error.message
+        return ""
 
     @cached_property
     def _static(self) -> tuple[list[tuple[Plan, Plan, Realised, int]], list[Ranked]]:
@@ -307,10 +310,10 @@ class Candidate:
             uneven = None
             if numbers.growing and len(numbers.grid) > 1 and plan.split * plan.parts == 1:
                 uneven = self._uneven(plan, numbers, plan.raster_group, persists=runs.persistent)
-            runs = replace(runs, raster_group=plan.raster_group)
+            runs = runs.grouped(plan.raster_group)
             best = estimate(numbers, runs, made, threads, self.target, uneven)
             if (group := self._narrower(plan, numbers, best)) != plan.raster_group:
-                plan, runs = (replace(p, raster_group=group) for p in (plan, runs))
+                plan, runs = plan.grouped(group), runs.grouped(group)
                 best = estimate(numbers, runs, made, threads, self.target)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -373,9 +376,7 @@ class Candidate:
                 # Blocks are given out, or taken, as others end: the more begin with the longest,
                 # the better.
                 raster_group = max(self._widths(numbers, raster_group))
-        if raster_group == plan.raster_group or "raster_group" in self._taken[1].fields:
-            return plan
-        return replace(plan, raster_group=raster_group)
+        return plan if "raster_group" in self._taken[1].fields else plan.grouped(raster_group)
 
     def _even(self, plan: Plan, numbers: Numbers, narrow: int) -> int:
         """The width of rasterisation groups with which tiles of different length fall most evenly

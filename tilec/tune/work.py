@@ -125,6 +125,7 @@ class Numbers:
     dram: float
     mixed: Mixed
     growing: tuple[float, float] | None = None
+    _in_clusters: dict[Sequence[int], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -137,6 +138,8 @@ class Numbers:
     def loaded_in(self, cluster: Sequence[int]) -> tuple[float, float]:
         """Bytes that each block of a cluster loads, and those of them that lie `outside`, if what
         several need is loaded once."""
+        if (known := self._in_clusters.get(cluster)) is not None:
+            return known
 
         def own(amounts: Mapping[frozenset[int], float]) -> float:
             return sum(
@@ -144,7 +147,8 @@ class Numbers:
                 for along, amount in amounts.items()
             )
 
-        return own(self.loads), own(self.outside)
+        found = self._in_clusters[cluster] = own(self.loads), own(self.outside)
+        return found
 
     def loaded_near(self, group: int, near: int) -> float:
         """Bytes of tiles that each of `near` blocks that follow one another loads, if what several

@@ -5,11 +5,10 @@ dimension."""
 from __future__ import annotations
 
 import string
-from dataclasses import replace
 from typing import Any
 
 from tilec.ir import semantics
-from tilec.ir.core import Effect, Effects, Op, Region, Value, squeeze
+from tilec.ir.core import Effect, Effects, Op, Region, Value, altered, squeeze
 from tilec.ir.effects import DESCRIBE, OUTPUT, read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.op_classes import op
@@ -205,7 +204,7 @@ class Gemm(Op):
         A^T, and C (still the same fragment) is C^T."""
         if not self.operands_swapped:
             return self
-        return replace(
+        return altered(
             self,
             a=self.b,
             b=self.a,

@@ -96,7 +96,7 @@ def _accesses(block: Block, around: Around) -> Iterator[Access]:
         if isinstance(o, ops.ElementAccess):
             yield o, around
         elif not isinstance(o, ops.Parallel):
-            within = (*around, o) if isinstance(o, ops.For | ops.Scope) else around
+            within = (*around, o) if isinstance(o, (ops.For, ops.Scope)) else around
             for region in o.regions:
                 yield from _accesses(region, within)
 

@@ -3,10 +3,12 @@ that they may have in place of their own."""
 
 from __future__ import annotations
 
+import functools
+
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import SafeValues
-from tilec.ir.core import Func, Region
+from tilec.ir.core import Func, Region, Value
 from tilec.ir.effects import effects_in, written_tensors
 from tilec.ir.types import next_power_of_2
 
@@ -17,8 +19,19 @@ class SharedTiles:
     """Those of a kernel that are in shared memory."""
 
     def __init__(self, func: Func) -> None:
-        self.func, self.facts = func, facts_of(func)
-        self.safe, self.written = SafeValues(func), written_tensors(func.body)
+        self.func = func
+
+    @functools.cached_property
+    def facts(self) -> Facts:  # most tiles need not grow, and nobody asks
+        return facts_of(self.func)
+
+    @functools.cached_property
+    def safe(self) -> SafeValues:
+        return SafeValues(self.func)
+
+    @functools.cached_property
+    def written(self) -> set[Value]:
+        return written_tensors(self.func.body)
 
     def may_grow(self, x: Region, dim: int) -> bool:
         """Whether a shared operand may have zeros behind its end along `dim`: it is filled by
