@@ -81,7 +81,9 @@ class WholeLoops(Statements):
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         self._tell_missed(typed, named)
-        made = self._with_loops(blocks, named)
+        made = self._over_tiles(blocks, named)
+        if made is None and self.row_lanes:
+            made = blocks.rows(named, self._static, self.row_lanes)
         if made is None:
             cast = with_casts(single, self._typed(single, named))
             straight = nests.written_out(cast, named, self._static)
@@ -120,14 +122,9 @@ class WholeLoops(Statements):
     def _static(self, extent: ast.expr) -> int | None:
         return static_int(self.expression(extent))
 
-    def _with_loops(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
-        """A nest whose loops go along rows or columns."""
-        made = self._over_tiles(blocks, named)
-        if made is None and self.row_lanes:
-            made = blocks.rows(named, self._static, self.row_lanes)
-        return made
-
     def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+        """A nest whose loops go along rows or columns of tiles."""
+
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
             return magnitude_of(size) if size else 0, unit
