@@ -438,7 +438,7 @@ class _Placer:
             if _syncs(tried) < _syncs(done):
                 done, after, front = tried, then, before
         statements += front
-        state.become(after)
+        state.groups = after.groups
         return done
 
     def _fixed(self, regions: Sequence[Block], state: State) -> tuple[list[Block], State]:
