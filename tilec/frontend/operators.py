@@ -305,7 +305,7 @@ class Operators(Regions):
         harmless = hazards == self.hazards and all(o.pure or isinstance(o, Load) for o in ops)
         if self.parallel is None and not any(isinstance(o, Shuffle | ShuffleXor) for o in ops):
             loads = (o for o in ops if isinstance(o, Load))
-            harmless &= not any(o.buffer.buffer.space == "shared" for o in loads)
+            harmless &= not any(o.buffer.space == "shared" for o in loads)
         self.hazards = hazards
         if harmless:
             self.builder.ops += then.ops + other.ops

@@ -252,7 +252,7 @@ class _Scopes:
         """The extents of a loop, or of pieces of it for whose contributions threads have registers;
         None where there are no such."""
         bits, shape = sum(g.held.bits for g in groups), [*loop.extents]
-        held = any(_is_fragment(v) for v in loop.uses)
+        held = any(v.space == "fragment" for v in loop.uses)
         room = (MOST_HELD if held else MOST) * 32 * threads // bits
         for d in () if held else groups[0].along:
             if all(d in g.along for g in groups):
@@ -360,7 +360,3 @@ def _in_pieces(o: ops.Parallel, shape: Sequence[int], args: tuple[Value, ...]) -
         body.ops += o.body.substituted(subst).ops
         inner.ops.append(replace(o, extents=tuple(shape), body=body.block(args)))
     return b.ops
-
-
-def _is_fragment(v: Value) -> bool:
-    return isinstance(v.type, BufferType) and v.type.space == "fragment"

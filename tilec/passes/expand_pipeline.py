@@ -216,7 +216,7 @@ class _Expander:
             waiting.load(ahead, following, found)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
-        if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
+        if not {v for v in read if v.space == "shared"} <= {o.dest.buffer for o in copies}:
             in_flight = []  # TMA may fill the stage of the other operand behind the product
         self._body(body, loop, copies, stage, {o.c for o in in_flight})
         if stages == 1:

@@ -255,7 +255,7 @@ def _alone(func: Func) -> Func:
 
 def _is_threads_own(o: Op, facts: Uniformity) -> bool:
     """Whether `o` gives the thread's index, or what may have come of it in a variable."""
-    if isinstance(o, ops.Load) and o.source.buffer.space == "local":
+    if isinstance(o, ops.Load) and o.source.space == "local":
         return facts.level(o.source) > Level.BLOCK
     return isinstance(o, ops.ThreadIndex)
 
@@ -275,7 +275,7 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
         levels.append(facts.around(o))
     if max(levels, default=Level.BLOCK) == Level.BLOCK:
         return False  # all do the same
-    reads_shared = isinstance(o, ops.Load) and o.buffer.buffer.space == "shared"
+    reads_shared = isinstance(o, ops.Load) and o.buffer.space == "shared"
     return reads_shared or shows or any(e.writes for e in memory)
 
 

@@ -72,7 +72,7 @@ class _Hoist(LoopRegions):
 
     def box_of(self, o: ElementAccess) -> Walked | None:
         """What a copy can bring or take in the place of `o`."""
-        if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
+        if o.buffer.space != "global" or isinstance(o, Atomic):
             return None
         found = self.walked(o.buffer, o.indices)
         if found is None or not found.order:
@@ -289,9 +289,7 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bo
     if not any(len(a.dims) == len(p.extents) for a in fragment_accesses(p)):
         return False
     accesses = [
-        o
-        for o in walk(p.body)
-        if isinstance(o, ElementAccess) and o.buffer.buffer.space == "global"
+        o for o in walk(p.body) if isinstance(o, ElementAccess) and o.buffer.space == "global"
     ]
     dim, run = leading_run(layout)
     last = p.body.args[-1]

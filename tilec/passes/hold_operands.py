@@ -77,7 +77,7 @@ class _Found:
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
                 each = _registers(v.buffer, self.threads)
-                own = [v, *(x for x in read if x.buffer.space == "fragment")]
+                own = [v, *(x for x in read if x.space == "fragment")]
                 if (
                     each <= MOST
                     and taken + 2 * each <= ALL
@@ -133,7 +133,7 @@ def _staged(loop: For, engines: CopyEngines) -> list[Op]:
     for o in loop.body.ops:
         if isinstance(o, Copy) and o.source.type.space == "global" and o.dest.is_whole:
             f = o.dest.buffer
-            if f.buffer.space == "fragment" and len(f.buffer.shape) == 2:
+            if f.space == "fragment" and len(f.buffer.shape) == 2:
                 t = BufferType(f.buffer.static_shape, o.source.dtype, "shared")
                 tile = Value(t, f"{f.name}_brought")
                 body.loc = o.loc
@@ -170,7 +170,7 @@ def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:
     for v in dict.fromkeys(r.buffer for o in products for r in (o.a, o.b)):
         uses = [(o, found[v]) for o, found in at if v in found]
         first = next(n for n, (o, _) in enumerate(uses) if isinstance(o, Gemm))
-        if v.buffer.space != "shared" or len(v.buffer.shape) != 2 or not first:
+        if v.space != "shared" or len(v.buffer.shape) != 2 or not first:
             continue
         behind = all(isinstance(o, Gemm) for o, _ in uses[first:])
         if uses[0][1].whole and behind and all(_computes(o, facts) for o, _ in uses[:first]):
@@ -188,7 +188,7 @@ def _computes(o: Op, facts: Facts) -> bool:
     defs = o.body.defs
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
-    for x in (x for x in loads if x.source.buffer.space == "global"):
+    for x in (x for x in loads if x.source.space == "global"):
         used = {v for y in upstream(x.indices, defs) for v in y.operands} | {*x.indices}
         if used >= {*o.body.args} or facts.form(x.indices[-1]).terms.get(last) == 1:
             return False  # an element for each of the tile, or neighbours

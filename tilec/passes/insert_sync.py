@@ -231,7 +231,7 @@ class _Placer:
         """Two statements that write one tensor may write an element each by another thread, unless
         each thread has elements of its own, or they are of other boxes. Copies of one statement
         (`version_loops`) are of those that run one or the other."""
-        if v.buffer.space != "global" or v in self.spans:
+        if v.space != "global" or v in self.spans:
             return set()
         if not isinstance(o, ops.Store):
             return {Stored(v, o.loc)}

@@ -88,7 +88,7 @@ class _Tile:
         if isinstance(value, ops.Select):
             mask = masked_loads(self.p.body.ops, self.known).get(value)
             value = None if mask is None else mask.load
-        if not isinstance(value, ops.Load) or value.source.buffer.space != "global":
+        if not isinstance(value, ops.Load) or value.source.space != "global":
             return None, None
         uses = [o for o in self.p.body.ops if {value.result, store.value} & {*o.operands}]
         alone = len(uses) == (1 if mask is None else 2)

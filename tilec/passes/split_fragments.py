@@ -120,7 +120,7 @@ class _Split:
             more = {x for form in forms for x in form.terms} - along
             along |= more
             for x in more:
-                left += (w for w in self.indexed[x] if w.buffer.space == "fragment")
+                left += (w for w in self.indexed[x] if w.space == "fragment")
         if all(along.isdisjoint(self.around[v]) for v in dims):
             self.dims, self.along = dims, along
 
@@ -188,7 +188,7 @@ def _bodies(o: Parallel, along: Collection[Value], b: Builder) -> Iterator[list[
 def _is_for_all(o: Op) -> bool:
     """Whether all threads may do what an iteration does, each for itself."""
     if isinstance(o, Store):
-        return o.dest.buffer.space == "fragment"
+        return o.dest.space == "fragment"
     return o.pure or isinstance(o, Load | Yield)
 
 

@@ -447,7 +447,7 @@ def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
     """The regions of tensors that an op of no body reads, and (True) those that it writes."""
     for e in () if o.region_fields else o.effects():
         # (Without extents it is somewhere in the tensor: what a `print` shows.)
-        if e.region is not None and e.region.extents and e.region.buffer.buffer.space == "global":
+        if e.region is not None and e.region.extents and e.region.buffer.space == "global":
             if e.reads:
                 yield e.region, False
             if e.writes:

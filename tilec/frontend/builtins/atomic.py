@@ -71,8 +71,8 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
         if one and given.type.space != "local":
             given = t.first_element(given)
         if not isinstance(given, Region) or not given.is_element:
-            message = f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer"
-            raise t.error(message, "name the element: A[i, j]")
+            said = f"is {describe(given)}, not an element of a buffer"
+            raise c.wrong(name, said, "name the element: A[i, j]")
         _check_buffer(t, c, given.buffer, name, kind)
         t.check_element(given)
     return given

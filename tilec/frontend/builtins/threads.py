@@ -34,7 +34,7 @@ def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool,
     made = list(upstream(values, defs))
     inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
     by_thread = any(isinstance(x, ops.ThreadIndex) for x in inner)
-    kept = any(isinstance(x, ops.Load) and x.buffer.buffer.space == "local" for x in inner)
+    kept = any(isinstance(x, ops.Load) and x.buffer.space == "local" for x in inner)
     carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
     return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
 
