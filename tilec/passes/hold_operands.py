@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
@@ -70,13 +69,13 @@ class _Found:
         self.made: dict[Value, BufferType] = {}
         self.loops: set[Loc] = set()
         buffers = [o.type for o in func.body.every(Alloc)]
-        taken = sum(_registers(t, self.threads) for t in buffers if t.space == "fragment")
+        taken = sum(t.shared_out(self.threads) for t in buffers if t.space == "fragment")
         for loop in func.body.every(For):
             if not has_stages(loop) or not _is_brought(loop, engines):
                 continue
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
-                each = _registers(v.buffer, self.threads)
+                each = v.buffer.shared_out(self.threads)
                 own = [v, *(x for x in read if x.space == "fragment")]
                 if (
                     each <= MOST
@@ -156,10 +155,6 @@ def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
         return changed
     names = {name for name, _ in bad}
     return _changed(func, {v: t for v, t in made.items() if v.name not in names})
-
-
-def _registers(t: BufferType, threads: int) -> int:
-    return prod(t.static_shape) * t.dtype.bits // 32 // threads
 
 
 def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:

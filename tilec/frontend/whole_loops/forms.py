@@ -22,9 +22,10 @@ from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
+from tilec.target import Target
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
-_MOST_BLOCKS = 65535  # along the third dimension of a grid
+_MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _USUAL = 8192  # where nothing is known of a row's length

@@ -164,12 +164,12 @@ class Cut:
         for v in self.sums:
             if v.buffer.static_shape[-1] % (8 * LAST_GROUPS):
                 raise self.refuse(f"the columns of {v.name} cannot be shared out")
-        behind = sum(_registers(v, size) for v in self.sums) // LAST_GROUPS
+        behind = sum(v.buffer.shared_out(size) for v in self.sums) // LAST_GROUPS
         last = -(-(RESERVED + behind + KEPT) // 8) * 8
         launched = at_launch((1 + LAST_GROUPS) * size, self.target)
         first = min((launched * (1 + LAST_GROUPS) - LAST_GROUPS * last) // 8 * 8, MOST_REGISTERS)
         fragments = {v for o in self.early for v in self.uses[o] if v.space == "fragment"}
-        held = sum(n for v in fragments if (n := _registers(v, size)) > KEPT)
+        held = sum(n for v in fragments if (n := v.buffer.shared_out(size)) > KEPT)
         left = first - RESERVED - KEPT - held
         if last > MOST_REGISTERS or left < 0:
             in_all = (1 + LAST_GROUPS) * (launched - RESERVED - KEPT)
@@ -275,10 +275,6 @@ def like(v: Value, shape: Iterable[int], name: str, space: str = "") -> Value:
 
 def kind_of(v: Value) -> tuple[object, ...]:
     return v.buffer.static_shape, v.buffer.dtype
-
-
-def _registers(v: Value, threads: int) -> int:
-    return -(-v.buffer.size * v.buffer.dtype.bits // 32 // threads)
 
 
 def writes(o: Op, v: Value) -> bool:
