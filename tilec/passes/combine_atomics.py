@@ -34,7 +34,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, made_in, rewritten, upstream
 from tilec.ir.effects import acts_beyond_buffers, effects_in, is_clonable, written_tensors
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
@@ -298,7 +298,7 @@ class _Scopes:
         """The contributions of a loop's iterations, in a fragment, and what comes of them."""
         b, behind = Builder(o.loc), Builder(o.loc)
         own: dict[Op, Value] = {}
-        args = tuple(Value(v.type, v.name) for v in loop.body.args)
+        args = fresh(loop.body.args)
         plain = set[Op]()
         for g in groups:
             held = BufferType(tuple(shape), g.held, "fragment")

@@ -25,7 +25,7 @@ from typing import TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, rewritten
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole
@@ -230,7 +230,7 @@ class _Expander:
         if stages > 1:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
-        carried = tuple(Value(r.type, r.name) for r in loop.results)
+        carried = fresh(loop.results)
         whole_body = Block(loop.body.args, tuple(body.ops))
         first.ops.append(replace(loop, body=whole_body, results=carried))
         first.emit(ops.Yield, carried)

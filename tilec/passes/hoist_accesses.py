@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Substitution, Value, upstream, walk
+from tilec.ir.core import Func, Op, Region, Substitution, Value, fresh, upstream, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
@@ -171,8 +171,8 @@ class _Slice:
 
     def ops(self) -> list[Op]:
         o = self.loop.o
-        args = tuple(Value(a.type, a.name) for a in o.body.args)
-        index: Substitution = dict(zip(o.body.args, args))
+        index: Substitution = {}
+        args = fresh(o.body.args, index)
         full = dict(index)
         if self.start:
             first = self.body.const(self.start)

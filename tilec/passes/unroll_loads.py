@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.short_loops import is_short
 from tilec.ir.types import BOOL, VectorType
@@ -341,7 +341,7 @@ def _unrolled(
         end = b.binary("sub", b.binary("max", o.hi, o.lo), rest)
     else:
         end = b.binary("sub", o.hi, known) if known else o.hi
-    first, *carried = (Value(a.type, a.name) for a in o.body.args)
+    first, *carried = fresh(o.body.args)
     values = tuple(carried)
     inside = o.kind == "serial" or ahead is not None and ahead.converted
     all_of_them = inside and trips == _Trips(count, True)
