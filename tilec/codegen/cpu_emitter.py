@@ -124,7 +124,7 @@ class Emitter(BaseEmitter):
         if self.unit_strides and memory.sizes and isinstance(strides[-1], str):
             memory = memory.with_unit_stride()
         proved = self.proved.get(id(o), (False,) * len(o.indices))
-        if self.facts.assumed or v.buffer.space != "global":
+        if self.facts.assumed or v.space != "global":
             known = [all(self.facts.inside(*x)) for x in zip(o.indices, v.buffer.shape)]
             proved = tuple(map(operator.or_, proved, known))
         return memory, self.access.place(memory, self.indices(o.indices), self.lanes, proved)

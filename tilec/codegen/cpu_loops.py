@@ -294,7 +294,7 @@ def _guards(loop: LoopFacts) -> tuple[Proofs, Proofs, list[Check], list[str]]:
     checks: list[Check] = []
     units: dict[str, None] = {}
     for o in loop.loop.body.every(ElementAccess):
-        if o.buffer.buffer.space != "global":
+        if o.buffer.space != "global":
             continue
         buffer = o.buffer.buffer
         found = [loop.check(i, extent) for i, extent in zip(o.indices, buffer.shape)]

@@ -123,7 +123,7 @@ class Buffers(BaseEmitter):
         values = [getattr(o, word) for word in words]
         buffers = [v for v in values if isinstance(v, Value) and isinstance(v.type, BufferType)]
         for spaces in (("shared",), ("barrier",), ("global",)):
-            names = [self.roots.get(v, v).name for v in buffers if v.buffer.space in spaces]
+            names = [self.roots.get(v, v).name for v in buffers if v.space in spaces]
             if names:
                 return ", ".join(dict.fromkeys(names))
         return ""
@@ -245,7 +245,7 @@ class Buffers(BaseEmitter):
     def pointer(self, v: Value, offset: Val) -> Val:
         """A pointer to an element of a global tensor or a shared buffer."""
         f = self.f
-        if v.buffer.space == "global":
+        if v.space == "global":
             base, more = self.scalars.split_sum(offset)
             elem = memory_type(v.dtype)
             if more < 0:
@@ -260,7 +260,7 @@ class Buffers(BaseEmitter):
 
     def is_constant(self, v: Value) -> bool:
         """Whether nothing changes the tensor while the kernel runs."""
-        return v.buffer.space == "global" and v not in self.mutable
+        return v.space == "global" and v not in self.mutable
 
     def mutable_tensors(self) -> set[Value]:
         """The tensors that may change while the kernel runs."""

@@ -409,10 +409,10 @@ class NvptxEmitter(PrintingEmitter):
             a_transposed=o.a_transposed,
             b_transposed=o.b_transposed,
             accumulate=accumulate,
-            a_place=o.a.buffer.space,
+            a_place=o.a.space,
             served=o.served,
         )
-        if o.a.buffer.space == "fragment":
+        if o.a.space == "fragment":
             inputs = self.registers[o.a].slots
             args = self.read_packs(o.a, inputs, ["i32"] * len(inputs))
         else:

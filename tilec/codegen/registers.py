@@ -52,7 +52,7 @@ def register_uses(o: Op) -> list[tuple[Value | None, Value]]:
     match o:
         case ops.RegRead() | ops.RegWrite():
             return [(o.fragment, o.index)]
-        case _ if isinstance(o, ops.ElementAccess) and o.buffer.buffer.space == "local":
+        case _ if isinstance(o, ops.ElementAccess) and o.buffer.space == "local":
             return [(o.buffer, i) for i in o.indices]
         case ops.Ldmatrix():
             return [(o.dest, o.register)]

@@ -228,9 +228,7 @@ def _product_clocks(o: Gemm, groups: int, target: Target) -> dict[str, float]:
     (m, n, k), (rows, columns) = inner.shape, o.warps
     read = ((inner.a, m * k * columns), (inner.b, k * n * rows))  # each warp what it needs, once
     size = sum(
-        count * r.buffer.buffer.dtype.bits / 8
-        for r, count in read
-        if r.buffer.buffer.space == "shared"
+        count * r.buffer.buffer.dtype.bits / 8 for r, count in read if r.buffer.space == "shared"
     )
     return {**clocks, "shared": size / groups / target.speeds.shared}
 

@@ -389,7 +389,7 @@ class Arithmetic(Context):
         return self.emit_scalar(Unary, kind, x.value)
 
     def _refuse_tiny_floats(self, dtype: DType, what: str) -> None:
-        if _is_tiny(dtype):
+        if dtype.is_float and dtype.bits <= 8:
             message = f"{what} on {dtype.name}: it is a dtype for storage and gemm inputs"
             raise self.error(message, "cast first: T.float32(x)")
 
@@ -411,8 +411,3 @@ class Arithmetic(Context):
         """`a` where `cond`, else `b`; both are evaluated."""
         x, y = self.unify(a, b, "or")
         return self.emit_scalar(Select, cond.value, x.value, y.value)
-
-
-def _is_tiny(dtype: DType) -> bool:
-    """Whether a dtype is one of the floats that float16 holds all numbers of."""
-    return dtype.is_float and dtype.bits <= 8

@@ -287,7 +287,7 @@ class Memory(Arithmetic):
         """Whether a store brings an element of a tensor to shared memory as it is, and a thread
         does so by itself."""
         made = next((o for o in reversed(self.builder.ops) if value.value in o.results), None)
-        brought = isinstance(made, Load) and made.source.buffer.space == "global"
+        brought = isinstance(made, Load) and made.source.space == "global"
         return brought and buffer.type.space == "shared" and self.parallel is None
 
     def indices_at(self, element: Region) -> tuple[Value, ...]:

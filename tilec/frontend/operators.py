@@ -28,7 +28,6 @@ from tilec.frontend.values import (
     is_literal,
     is_number,
 )
-from tilec.ir.core import Block
 from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
 
@@ -264,7 +263,7 @@ class Operators(Regions):
                 second = functools.partial(self.number_of, later, "this operand")
             # `and` decides where the first is 0, whatever its dtype.
             decided = not is_and if is_and or truth or first is number else number
-            kept: Callable[[], Number] = functools.partial(_itself, decided)
+            kept: Callable[[], Number] = functools.partial(self.number, decided, "this operand")
             result = self.choose(first, *((second, kept) if is_and else (kept, second)))
         return result
 
@@ -305,7 +304,8 @@ class Operators(Regions):
         ops = (*then.ops, *other.ops)
         harmless = hazards == self.hazards and all(o.pure or isinstance(o, Load) for o in ops)
         if self.parallel is None and not any(isinstance(o, Shuffle | ShuffleXor) for o in ops):
-            harmless &= not any(isinstance(o, Load) and _on_chip(o) for o in ops)
+            loads = (o for o in ops if isinstance(o, Load))
+            harmless &= not any(o.buffer.space == "shared" for o in loads)
         self.hazards = hazards
         if harmless:
             self.builder.ops += then.ops + other.ops
@@ -321,7 +321,9 @@ class Operators(Regions):
             self.join(cond, then, names, other, other_names)
             return self.number(self.names.pop(_CHOSEN), "this value")
         x, y = self.unify_in(then, other, a, b)
-        branches = [self._yielding(block, v) for block, v in ((then, x), (other, y))]
+        for block, value in ((then, x), (other, y)):
+            block.emit(Yield, (value.value,), loc=self.loc)
+        branches = then.block(), other.block()
         return self.scalar(self.emit(If, cond.value, *branches, (x.value.type,)).result)
 
     def _named_in(self, names: dict[str, object], other: dict[str, object]) -> list[str]:
@@ -371,14 +373,6 @@ class Operators(Regions):
             self.builders.pop()
         return made[0], made[1]
 
-    def _yielding(self, builder: BlockBuilder, value: Scalar) -> Block:
-        builder.emit(Yield, (value.value,), loc=self.loc)
-        return builder.block()
-
-
-def _itself(value: Number) -> Number:
-    return value
-
 
 def _at_run_time(value: object) -> bool:
     return isinstance(value, Scalar | Region | Buffer)
@@ -389,10 +383,6 @@ def _is_one_object(value: object) -> bool:
     return isinstance(value, enum.Enum | DType | Buffer | type | types.FunctionType) or is_object(
         value
     )
-
-
-def _on_chip(o: Load) -> bool:
-    return o.buffer.buffer.space == "shared"
 
 
 def _same(a: object, b: object) -> bool:

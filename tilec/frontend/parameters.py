@@ -4,7 +4,7 @@ tensors, scalars, sizes and strides, and the tensors that a call allocates."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -87,7 +87,9 @@ class Parameters(WholeLoops):
 
     def declare_parameters(self) -> None:
         """All that the signature has, the tensors first: they give the sizes."""
-        own = self._own_parameters()
+        # Of several kernels all but the first are given what T.empty makes, too.
+        made = self.signature.allocated if self.signature.options.part else ()
+        own = [p for p in self.signature.parameters if p.name not in made]
         for p in own:
             if p.kind == "tensor":
                 self._tensor(p)
@@ -104,12 +106,6 @@ class Parameters(WholeLoops):
                     self._constant_parameter(p)
         for name in self.size_params.keys() & (self.tensors.keys() | self.scalar_params.keys()):
             raise self.error(f"{name} is both a parameter and a size", "rename one of them")
-
-    def _own_parameters(self) -> Sequence[Parameter]:
-        """Those that the function has: of several kernels all but the first are given what T.empty
-        makes, too."""
-        made = self.signature.allocated if self.signature.options.part else ()
-        return [p for p in self.signature.parameters if p.name not in made]
 
     def _tensor(self, p: Parameter) -> None:
         fact = self.known.tensors.get(p.name)
@@ -271,10 +267,12 @@ class Parameters(WholeLoops):
         packed = empty.dtype if empty.dtype in types.ON_CHIP else None
         dtype = types.UINT8 if packed else empty.dtype
         whole = narrow.in_bytes(self, empty.shape, packed) if packed else empty.shape
+        # What is known before a call allocates: its sizes, and its integer arguments.
+        known = {p.value: n for n, p in self.size_params.items()} | self.scalar_names
         for dim, e in enumerate(whole):
             text: types.Extent | None = e if isinstance(e, int) else None
             if isinstance(e, Scalar):
-                text = size_text(e.value, self.builder.ops, self._size_names())
+                text = size_text(e.value, self.builder.ops, known)
             if text is None:
                 raise self.error(
                     f"extent {dim} of T.empty is {describe(e)}, which is not known before the call",
@@ -300,8 +298,3 @@ class Parameters(WholeLoops):
         strides_here, single = stride_values or (1,), not shape
         made_by_call = Buffer(value, shape or (1,), empty.loc, strides_here, single=single)
         return self._as_packed(made_by_call, packed)
-
-    def _size_names(self) -> dict[Value, str]:
-        """What is known before a call allocates: its sizes, and its integer arguments."""
-        sizes = {p.value: name for name, p in self.size_params.items()}
-        return sizes | self.scalar_names

@@ -248,7 +248,7 @@ def begins_anywhere(tensor: Value, vector: int, ragged: frozenset[Value]) -> boo
     """Whether rows of a global tensor, `vector` elements of which a thread may store at once, begin
     (or, in one of the `ragged`, end) anywhere in a sector of memory."""
     whole = vector * tensor.dtype.bits >= TMA_ALIGN * 8 and tensor not in ragged
-    return tensor.buffer.space == "global" and tensor.dtype.bits >= 8 and not whole
+    return tensor.space == "global" and tensor.dtype.bits >= 8 and not whole
 
 
 def leaves_by_rows(tensor: Value, row: int, vector: int, ragged: frozenset[Value]) -> bool:

@@ -113,8 +113,7 @@ class Block:
 
     def clone(self, subst: Substitution) -> Block:
         """A copy of the block with fresh values throughout."""
-        args = tuple(Value(a.type, a.name) for a in self.args)
-        subst.update(zip(self.args, args))
+        args = fresh(self.args, subst)
         return Block(args, tuple(o.clone(subst) for o in self.ops))
 
     def ending(self, ops: Sequence[Op], top: Sequence[Op] = ()) -> Block:
@@ -238,9 +237,7 @@ class Op:
             changed[name] = _map_operand(getattr(self, name), subst)
         for name in self.region_fields:
             changed[name] = getattr(self, name).clone(subst)
-        results = tuple(Value(r.type, r.name) for r in self.results)
-        subst.update(zip(self.results, results))
-        return altered(self, results=results, **changed)
+        return altered(self, results=fresh(self.results, subst), **changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,6 +388,16 @@ def _push(
 # --- changing ---
 
 Substitution = dict[Value, Value]
+
+
+def fresh(values: Collection[Value], subst: Substitution | None = None) -> tuple[Value, ...]:
+    """Others of the same types and names, which `subst` then maps these values to."""
+    made = tuple([Value(v.type, v.name) for v in values])
+    if subst is not None:
+        subst.update(zip(values, made))
+    return made
+
+
 AnyOp = TypeVar("AnyOp", bound=Op)
 
 

@@ -55,7 +55,7 @@ def buffers_written(effects: Iterable[Effect], whole: bool = False) -> list[Valu
 
 def written_tensors(block: Block) -> set[Value]:
     """Global tensors that a program writes."""
-    return {v for v in buffers_written(e for _, e in effects_in(block)) if _is_global(v)}
+    return {v for v in buffers_written(e for _, e in effects_in(block)) if v.space == "global"}
 
 
 def is_seen(o: Op) -> bool:
@@ -75,7 +75,7 @@ def is_clonable(o: Op, written: Container[Value]) -> bool:
     if o.pure:
         return True
     return not o.region_fields and all(
-        e.kind == "read" and e.region and _is_global(e.region.buffer) and e.buffer not in written
+        e.kind == "read" and e.buffer and e.buffer.space == "global" and e.buffer not in written
         for e in o.effects()
     )
 
@@ -97,7 +97,3 @@ def _is_quiet(e: Effect) -> bool:
     if e.region is None or e.kind in ("read", "allocate"):
         return e.region is not None
     return e.region.type.space == "local" and not squeeze(e.region.extents)
-
-
-def _is_global(v: Value) -> bool:
-    return v.buffer.space == "global"

@@ -255,6 +255,10 @@ class BufferType:
         """Of a thread, for its part of a fragment that is laid out."""
         return self.laid_out.words(self.dtype.bits)
 
+    def shared_out(self, threads: int) -> int:
+        """Registers of each of so many threads, where all hold as much of it."""
+        return -(-self.size * self.dtype.bits // 32 // threads)
+
     def with_layout(self, layout: Layout | None) -> BufferType:
         return replace(self, layout=layout)
 

@@ -238,7 +238,7 @@ def threads_show(func: Func) -> bool:
     has written for an assembler."""
     by_warps = any(
         isinstance(o, ops.WarpMma | ops.LoadMatrices | ops.Asm | ops.AsmEffect)
-        or (isinstance(o, ops.AnnotateLayout) and o.dest.buffer.space == "fragment")
+        or (isinstance(o, ops.AnnotateLayout) and o.dest.space == "fragment")
         for o in walk(func.body)
     )
     return by_warps or asks_for_threads(func) or ops.is_by_hand(func.body)

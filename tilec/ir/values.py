@@ -38,6 +38,11 @@ class Value:
         return self.type
 
     @property
+    def space(self) -> str:
+        """Where a buffer is; "" for what is none."""
+        return self.type.space if isinstance(self.type, BufferType) else ""
+
+    @property
     def is_integer(self) -> bool:
         """Whether it is one integer, or bool."""
         t = self.type

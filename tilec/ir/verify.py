@@ -386,7 +386,7 @@ def only_local_elements(func: Func) -> None:
     """LOWERED: elements are a thread's own; memory is reached by `mem_load` and `mem_store`."""
     for o in walk(func.body):
         buffer = o.buffer if isinstance(o, ops.ElementAccess) else None
-        if buffer is not None and buffer.buffer.space != "local":
+        if buffer is not None and buffer.space != "local":
             raise _breach(o, f"an element access to {buffer.type} is left")
 
 

@@ -155,7 +155,7 @@ def _moves_elements(loop: ops.For) -> bool:
     inside = list(walk(loop.body))
     allowed = (ops.Load, ops.Store, ops.For, ops.If)
     stores = loop.body.every(ops.Store)
-    return any(o.dest.buffer.space in ("shared", "global") for o in stores) and all(
+    return any(o.dest.space in ("shared", "global") for o in stores) and all(
         o.pure or o.opname == "yield" or isinstance(o, allowed) for o in inside
     )
 

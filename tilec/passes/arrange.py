@@ -275,7 +275,7 @@ class _Body:
             first = self.statements[group[0]]
             if isinstance(first, Gemm):
                 mine = (first.c, first.a.buffer, first.b.buffer)
-                held = tuple(buffers.index(v) for v in mine if v.buffer.space == "fragment")
+                held = tuple(buffers.index(v) for v in mine if v.space == "fragment")
             asked = self.asked[group[0]]
             done = tuple(clocks.items()), tuple(uses.items())
             nodes.append(Node(tuple(group), bool(held), *done, held, *asked))
@@ -284,7 +284,7 @@ class _Body:
         readers = (
             tuple(sorted({of[n] for n, s in enumerate(self.uses) if v in s}))
             for v in buffers
-            if v.buffer.space == "shared"
+            if v.space == "shared"
         )
         registers = tuple(map(_registers, buffers))
         loads = tuple(

@@ -95,7 +95,7 @@ def _together(o: ops.For, known: MemoryFacts) -> int:
         arg, registers = (p.body.args[dim] if dim >= 0 else None), p.layout.size("reg")
         statements += sum(1 for _ in walk(p.body)) * registers
         for x in p.body.every(ops.Load):
-            if x.source.buffer.space == "global":
+            if x.source.space == "global":
                 size += registers * x.source.dtype.bits // 8
                 width = known.memory(x, arg, run).width
                 loads += registers // width
@@ -118,7 +118,7 @@ def _carried(o: ops.For) -> int:
     for _, e in effects_in(o.body):
         if e.buffer is not None:
             (found if e.reads and e.buffer not in written else written).add(e.buffer)
-    return sum(v.buffer.registers for v in found if v.buffer.space == "fragment")
+    return sum(v.buffer.registers for v in found if v.space == "fragment")
 
 
 def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:

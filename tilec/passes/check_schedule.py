@@ -231,7 +231,7 @@ class _Thread:
                 env[o.result] = self.group
             case ops.GridSize():  # one block, or cluster
                 env[o.result] = cluster_of(self.program.func)[o.dim]
-            case ops.Load() if o.source.buffer.space == "local":
+            case ops.Load() if o.source.space == "local":
                 if o.source not in self.memory:
                     raise _fault(o, f"reads {o.source.name}, which nothing has set")
                 env[o.result] = self.memory[o.source]
@@ -250,7 +250,7 @@ class _Thread:
                 env[o.result] = self.machine.counters[o.dest]
                 self.machine.counters[o.dest] += o.kind == "add"
                 self.touch(o)
-            case ops.Store() if o.dest.buffer.space == "local":
+            case ops.Store() if o.dest.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
             case ops.RingStage():
                 self.place[o.result] = (o.root, env[o.stage])

@@ -154,14 +154,14 @@ class _Sharer:
                     return f"reads {', '.join(v.name for v in sums)} inside the loop"
             case ops.Copy():
                 to = o.dest.buffer
-                if to.buffer.space == "global":
+                if to.space == "global":
                     return "writes global memory inside the loop"
                 if o.source.buffer in sums or to in sums:
                     return "touches the sum inside the loop"
                 if not self.own_to_iteration(o, loop):
                     return f"leaves {to.name} to later iterations, or to what follows the loop"
             case ops.Load():
-                if o.source.buffer.space != "global" or o.source in self.written:
+                if o.source.space != "global" or o.source in self.written:
                     return f"reads {o.source.name}, which the kernel changes"
             case ops.For() | ops.If():
                 if o.results:

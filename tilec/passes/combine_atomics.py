@@ -34,7 +34,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, made_in, rewritten, upstream
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, made_in, rewritten, upstream
 from tilec.ir.effects import acts_beyond_buffers, effects_in, is_clonable, written_tensors
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
@@ -252,7 +252,7 @@ class _Scopes:
         """The extents of a loop, or of pieces of it for whose contributions threads have registers;
         None where there are no such."""
         bits, shape = sum(g.held.bits for g in groups), [*loop.extents]
-        held = any(_is_fragment(v) for v in loop.uses)
+        held = any(v.space == "fragment" for v in loop.uses)
         room = (MOST_HELD if held else MOST) * 32 * threads // bits
         for d in () if held else groups[0].along:
             if all(d in g.along for g in groups):
@@ -298,7 +298,7 @@ class _Scopes:
         """The contributions of a loop's iterations, in a fragment, and what comes of them."""
         b, behind = Builder(o.loc), Builder(o.loc)
         own: dict[Op, Value] = {}
-        args = tuple(Value(v.type, v.name) for v in loop.body.args)
+        args = fresh(loop.body.args)
         plain = set[Op]()
         for g in groups:
             held = BufferType(tuple(shape), g.held, "fragment")
@@ -360,7 +360,3 @@ def _in_pieces(o: ops.Parallel, shape: Sequence[int], args: tuple[Value, ...]) -
         body.ops += o.body.substituted(subst).ops
         inner.ops.append(replace(o, extents=tuple(shape), body=body.block(args)))
     return b.ops
-
-
-def _is_fragment(v: Value) -> bool:
-    return isinstance(v.type, BufferType) and v.type.space == "fragment"

@@ -48,11 +48,7 @@ def demoted(func: Func) -> dict[Value, Op]:
     for o in walk(func.body):
         if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
             continue
-        if (
-            isinstance(o, Load)
-            and o.source.buffer.space == "fragment"
-            and o.source.buffer.size == 1
-        ):
+        if isinstance(o, Load) and o.source.space == "fragment" and o.source.buffer.size == 1:
             continue  # all threads hold it
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
@@ -72,7 +68,7 @@ def _by_some(p: Parallel, func: Func) -> list[Store]:
     found: list[Store] = []
     for o in p.body.every(If):
         for x in (*o.then.every(Store), *o.orelse.every(Store)):
-            if x.dest.buffer.space != "fragment" or x.dest in inside:
+            if x.dest.space != "fragment" or x.dest in inside:
                 continue
             behind = facts_of(func).origins.of
             told = frozenset[Value]().union(*map(behind, x.indices))
@@ -92,7 +88,7 @@ def _with_runs(func: Func) -> Func:
         own = {a.op for a in fragment_accesses(p)}
 
         def spelled(o: Op) -> None | list[Op]:
-            if o in own or not isinstance(o, Load | Store) or o.buffer.buffer.space != "fragment":
+            if o in own or not isinstance(o, Load | Store) or o.buffer.space != "fragment":
                 return None
             b = Builder(o.loc)
             indices = tuple(_number(b, facts.form(v), extents) or v for v in o.indices)
@@ -154,7 +150,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
     def visit(o: Parallel) -> None | list[Op]:
         if o.layout is not None or o.wanted is not None:
             return None
-        found = [a for a in parallel_accesses(o) if a.buffer.buffer.space == "fragment"]
+        found = [a for a in parallel_accesses(o) if a.buffer.space == "fragment"]
         plain = all(isinstance(a.op, Load | Store) and a.buffer in held for a in found)
         own = {a.op for a in fragment_accesses(o)}
         if not plain or own.issuperset(a.op for a in found) or is_by_each_thread(o, uniformity):

@@ -64,7 +64,7 @@ class _Found:
 
     def is_early(self, x: Load, known: set[Value]) -> bool:
         return (
-            x.source.buffer.space == "global"
+            x.source.space == "global"
             and x.source not in self.written
             and all(v in known and self.uniformity.level(v) == Level.BLOCK for v in x.indices)
         )

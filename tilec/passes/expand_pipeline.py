@@ -25,7 +25,7 @@ from typing import TypeGuard
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, rewritten
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole
@@ -216,7 +216,7 @@ class _Expander:
             waiting.load(ahead, following, found)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in o.inputs}
-        if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
+        if not {v for v in read if v.space == "shared"} <= {o.dest.buffer for o in copies}:
             in_flight = []  # TMA may fill the stage of the other operand behind the product
         self._body(body, loop, copies, stage, {o.c for o in in_flight})
         if stages == 1:
@@ -230,7 +230,7 @@ class _Expander:
         if stages > 1:
             at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
-        carried = tuple(Value(r.type, r.name) for r in loop.results)
+        carried = fresh(loop.results)
         whole_body = Block(loop.body.args, tuple(body.ops))
         first.ops.append(replace(loop, body=whole_body, results=carried))
         first.emit(ops.Yield, carried)

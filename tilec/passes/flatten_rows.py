@@ -134,7 +134,7 @@ class _Elements:
                     self._element(v, at, wide)
                 case ops.Store(dest=v, indices=at, value=value):
                     self._is_data(value)
-                    if v.buffer.space == "local":
+                    if v.space == "local":
                         self._is_data(*at)
                     else:
                         self._element(v, at, wide)
@@ -346,7 +346,7 @@ class _Flat:
             if isinstance(o, ops.ElementAccess):
                 v = o.buffer
                 if v in self.flat:
-                    return o.at(v, (at if v.buffer.space == "global" else arg,))
+                    return o.at(v, (at if v.space == "global" else arg,))
             return None if self.found.places.isdisjoint(o.results) else []
 
         body = p.body.rewrite(Op, visit, self.subst)

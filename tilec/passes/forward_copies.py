@@ -38,7 +38,7 @@ def forward_copies(func: Func, target: Target) -> Func:
     func = _without_repeated(func)
     made = func.body.defs
     behind = upstream(_asked(func.body), made)
-    loads = {o for o in behind if isinstance(o, ops.Load) and not _is_global(o.source)}
+    loads = {o for o in behind if isinstance(o, ops.Load) and o.source.space != "global"}
     staged: set[Value] = set()
     if not func.body.has(ops.Gemm, ops.WarpMma):  # loops follow memory
         staged = {o.dest.buffer for o in func.body.every(ops.Copy) if fills_tile(o)}
@@ -79,7 +79,7 @@ def forward_copies(func: Func, target: Target) -> Func:
 
 def _without_repeated(func: Func) -> Func:
     """`func` without copies of what is there already."""
-    into = [o.dest for o in func.body.every(ops.Copy) if not _is_global(o.dest.buffer)]
+    into = [o.dest for o in func.body.every(ops.Copy) if o.dest.buffer.space != "global"]
     twice = {r.buffer for r in into if sum(x.buffer is r.buffer for x in into) > 1}
     by_number = any(o.order or o.stage for o in func.body.every(ops.For))
     if not twice or by_number or ops.is_by_hand(func.body):
@@ -107,7 +107,7 @@ def _without_repeated(func: Func) -> Func:
                 and o.dest.buffer in twice
                 and o.source.buffer not in written
             ):
-                if _is_global(o.source.buffer):
+                if o.source.buffer.space == "global":
                     held[o.dest.buffer] = o
     return func.rewrite(ops.Copy, lambda o: [] if o in repeated else None) if repeated else func
 
@@ -124,11 +124,9 @@ def _asked(
         elif staged and isinstance(o, ops.Parallel):
             inside = [*walk(o.body)]
             stores = [x for x in inside if isinstance(x, ops.Store)]
-            if stores and all(x.dest.buffer.space == "shared" for x in stores):
-                places = (
-                    x.indices for x in inside if isinstance(x, ops.Load) and _is_global(x.source)
-                )
-                yield from (v for place in places for v in place)
+            if stores and all(x.dest.space == "shared" for x in stores):
+                loads = (x for x in inside if isinstance(x, ops.Load))
+                yield from (v for x in loads if x.source.space == "global" for v in x.indices)
                 yield from conditions
         else:
             within = staged or (isinstance(o, ops.For) and has_stages(o))
@@ -173,11 +171,7 @@ def _is_kept(r: LiveRange, fill: ops.Copy) -> bool:
 
 def _is_forwardable(fill: Op, written: set[Value]) -> TypeGuard[ops.Copy]:
     """Whether what an op leaves in a buffer is as well read where it took it from."""
-    if not isinstance(fill, ops.Copy) or not _is_global(fill.source.buffer):
+    if not isinstance(fill, ops.Copy) or fill.source.buffer.space != "global":
         return False
     kinds = {fill.source.dtype, fill.dest.dtype}
     return fill.source.buffer not in written and (len(kinds) == 1 or all(d.is_int for d in kinds))
-
-
-def _is_global(v: Value) -> bool:
-    return v.buffer.space == "global"

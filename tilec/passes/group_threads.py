@@ -274,7 +274,7 @@ def _by_themselves(func: Func, asked: int) -> Func:
 
 def _is_threads_own(o: Op, facts: Uniformity) -> bool:
     """Whether `o` gives the thread's index, or what may have come of it in a variable."""
-    if isinstance(o, ops.Load) and o.source.buffer.space == "local":
+    if isinstance(o, ops.Load) and o.source.space == "local":
         return facts.level(o.source) > Level.BLOCK
     return isinstance(o, ops.ThreadIndex)
 
@@ -295,7 +295,7 @@ def _is_own(o: Op, facts: Uniformity, written: Container[Value]) -> bool:
     if max(levels, default=Level.BLOCK) == Level.BLOCK:
         return False  # all do the same
     reads = [o.buffer] if isinstance(o, ops.Load) else []
-    changing = any(b.buffer.space == "shared" or b in written for b in reads)
+    changing = any(b.space == "shared" or b in written for b in reads)
     return changing or shows or any(e.writes for e in memory)
 
 

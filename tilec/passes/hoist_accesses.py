@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Func, Op, Region, Substitution, Value, upstream, walk
+from tilec.ir.core import Func, Op, Region, Substitution, Value, fresh, upstream, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import Alloc, Atomic, Cast, Copy, ElementAccess, Load, Parallel, Store
@@ -72,7 +72,7 @@ class _Hoist(LoopRegions):
 
     def box_of(self, o: ElementAccess) -> Walked | None:
         """What a copy can bring or take in the place of `o`."""
-        if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
+        if o.buffer.space != "global" or isinstance(o, Atomic):
             return None
         found = self.walked(o.buffer, o.indices)
         if found is None or not found.order:
@@ -171,8 +171,8 @@ class _Slice:
 
     def ops(self) -> list[Op]:
         o = self.loop.o
-        args = tuple(Value(a.type, a.name) for a in o.body.args)
-        index: Substitution = dict(zip(o.body.args, args))
+        index: Substitution = {}
+        args = fresh(o.body.args, index)
         full = dict(index)
         if self.start:
             first = self.body.const(self.start)
@@ -289,9 +289,7 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bo
     if not any(len(a.dims) == len(p.extents) for a in fragment_accesses(p)):
         return False
     accesses = [
-        o
-        for o in walk(p.body)
-        if isinstance(o, ElementAccess) and o.buffer.buffer.space == "global"
+        o for o in walk(p.body) if isinstance(o, ElementAccess) and o.buffer.space == "global"
     ]
     dim, run = leading_run(layout)
     last = p.body.args[-1]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
@@ -70,14 +69,14 @@ class _Found:
         self.made: dict[Value, BufferType] = {}
         self.loops: set[Loc] = set()
         buffers = [o.type for o in func.body.every(Alloc)]
-        taken = sum(_registers(t, self.threads) for t in buffers if t.space == "fragment")
+        taken = sum(t.shared_out(self.threads) for t in buffers if t.space == "fragment")
         for loop in func.body.every(For):
             if not has_stages(loop) or not _is_brought(loop, engines):
                 continue
             inside = {*walk(loop.body)}
             for v, read in _computed(loop, self.facts):
-                each = _registers(v.buffer, self.threads)
-                own = [v, *(x for x in read if x.buffer.space == "fragment")]
+                each = v.buffer.shared_out(self.threads)
+                own = [v, *(x for x in read if x.space == "fragment")]
                 if (
                     each <= MOST
                     and taken + 2 * each <= ALL
@@ -133,7 +132,7 @@ def _staged(loop: For, engines: CopyEngines) -> list[Op]:
     for o in loop.body.ops:
         if isinstance(o, Copy) and o.source.type.space == "global" and o.dest.is_whole:
             f = o.dest.buffer
-            if f.buffer.space == "fragment" and len(f.buffer.shape) == 2:
+            if f.space == "fragment" and len(f.buffer.shape) == 2:
                 t = BufferType(f.buffer.static_shape, o.source.dtype, "shared")
                 tile = Value(t, f"{f.name}_brought")
                 body.loc = o.loc
@@ -158,10 +157,6 @@ def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
     return _changed(func, {v: t for v, t in made.items() if v.name not in names})
 
 
-def _registers(t: BufferType, threads: int) -> int:
-    return prod(t.static_shape) * t.dtype.bits // 32 // threads
-
-
 def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:
     """The shared tiles that threads fill whole in each iteration, before its products read them;
     and what they are made of."""
@@ -170,7 +165,7 @@ def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:
     for v in dict.fromkeys(r.buffer for o in products for r in (o.a, o.b)):
         uses = [(o, found[v]) for o, found in at if v in found]
         first = next(n for n, (o, _) in enumerate(uses) if isinstance(o, Gemm))
-        if v.buffer.space != "shared" or len(v.buffer.shape) != 2 or not first:
+        if v.space != "shared" or len(v.buffer.shape) != 2 or not first:
             continue
         behind = all(isinstance(o, Gemm) for o, _ in uses[first:])
         if uses[0][1].whole and behind and all(_computes(o, facts) for o, _ in uses[:first]):
@@ -188,7 +183,7 @@ def _computes(o: Op, facts: Facts) -> bool:
     defs = o.body.defs
     last = o.body.args[-1]
     loads = (x for x in o.body.every(Load) if x.indices)
-    for x in (x for x in loads if x.source.buffer.space == "global"):
+    for x in (x for x in loads if x.source.space == "global"):
         used = {v for y in upstream(x.indices, defs) for v in y.operands} | {*x.indices}
         if used >= {*o.body.args} or facts.form(x.indices[-1]).terms.get(last) == 1:
             return False  # an element for each of the tile, or neighbours

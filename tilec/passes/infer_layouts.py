@@ -112,7 +112,7 @@ class _Inference:
                         o.loc,
                         "give the layout the buffer's shape",
                     )
-                held = o.dest.buffer.space == "fragment"
+                held = o.dest.space == "fragment"
                 if o.layout.is_held if held else o.layout.is_memory:
                     layout = o.layout
                     if held:
@@ -308,8 +308,8 @@ class _Inference:
             if isinstance(o, ops.Copy) and buffer in (o.source.buffer, o.dest.buffer):
                 other = (o.source if o.dest.buffer is buffer else o.dest).buffer
                 layout = self.layouts.get(other)
-                moved += other.buffer.space == "global"
-                if other.buffer.space == "fragment" and layout is not None:
+                moved += other.space == "global"
+                if other.space == "fragment" and layout is not None:
                     held.append(layout)
         shape, bits = buffer.buffer.static_shape, buffer.dtype.bits
         choices = [padded(shape, shape[-1], max(1, n // bits)) for n in (32, 128)]
@@ -318,7 +318,7 @@ class _Inference:
     def _is_narrow(self, source: Value, bits: int) -> bool:
         """Whether a fragment's threads hold less than 16 bytes of a row."""
         layout = self.layouts.get(source)
-        if source.buffer.space != "fragment" or layout is None or layout.rank < 2:
+        if source.space != "fragment" or layout is None or layout.rank < 2:
             return False
         return is_narrow(layout, bits)
 

@@ -231,7 +231,7 @@ class _Placer:
         """Two statements that write one tensor may write an element each by another thread, unless
         each thread has elements of its own, or they are of other boxes. Copies of one statement
         (`version_loops`) are of those that run one or the other."""
-        if v.buffer.space != "global" or v in self.spans:
+        if v.space != "global" or v in self.spans:
             return set()
         if not isinstance(o, ops.Store):
             return {Stored(v, o.loc)}
@@ -270,10 +270,7 @@ class _Placer:
                         state.meet(self.group)
                     self._before(o, state, statements)
                     statements.append(o)
-                case ops.For(kind="vectorized") if not meets(o.body):
-                    self._before(o, state, statements)  # a thread's iterations are done at once
-                    statements.append(o)
-                case ops.For():
+                case ops.For() if o.kind != "vectorized" or meets(o.body):
                     statements.append(self._loop(o, state, statements))
                 case ops.While():
                     cond, body = self._repeated((o.cond, o.body), state, statements)
@@ -287,39 +284,40 @@ class _Placer:
                     statements.append(replace(o, then=then, orelse=orelse))
                 case ops.Barrier():
                     statements.append(self._barrier(o, state))
-                case ops.GridSync():
-                    state.meet()
-                    statements.append(o)
                 case ops.WarpSync() | ops.MbarrierArrive() | ops.ClusterBarrier() if (
                     self._must_fence(o, state)
                 ):
                     statements += self._fenced(o, state)
-                case ops.WarpSync():
-                    state.meet_lanes(self.group)
-                    statements.append(o)
-                case ops.MbarrierWait() if o.barrier in self.told_by_copies:
-                    # Who started the copies could not fence them.
-                    state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
-                    statements.append(o)
                 case ops.OrderedWait() if o.warpgroups:
                     self._before_turn(block.ops[n:], state, statements)
                     statements.append(o)
-                case ops.WgmmaWait():
-                    state.drain(self.group, o.pending, o.fragments)
-                    statements.append(o)
-                case ops.CpAsyncWait() if self.by_hand:
-                    state.land(self.group, o.pending)
-                    statements.append(o)
-                case ops.ClusterBarrier(part="") if self.by_hand:
-                    state.meet()
-                    statements.append(o)
-                case ops.ProxyFence():
-                    state.fence(self.group)
-                    statements.append(o)
                 case _:
-                    self._before(o, state, statements)
+                    if not self._orders(o, state):
+                        self._before(o, state, statements)
                     statements.append(o)
         return block.with_ops(statements)
+
+    def _orders(self, o: Op, state: State) -> bool:
+        """Whether a statement only orders others, noted in `state`: it needs nothing before it."""
+        match o:
+            case ops.GridSync():
+                state.meet()
+            case ops.ClusterBarrier(part="") if self.by_hand:
+                state.meet()
+            case ops.WarpSync():
+                state.meet_lanes(self.group)
+            case ops.MbarrierWait() if o.barrier in self.told_by_copies:
+                # Who started the copies could not fence them.
+                state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
+            case ops.WgmmaWait():
+                state.drain(self.group, o.pending, o.fragments)
+            case ops.CpAsyncWait() if self.by_hand:
+                state.land(self.group, o.pending)
+            case ops.ProxyFence():
+                state.fence(self.group)
+            case _:
+                return False
+        return True
 
     def _barrier(self, o: ops.Barrier, state: State) -> ops.Barrier:
         """One of the author's, for the threads that are meant."""
@@ -438,7 +436,7 @@ class _Placer:
             if _syncs(tried) < _syncs(done):
                 done, after, front = tried, then, before
         statements += front
-        state.become(after)
+        state.groups = after.groups
         return done
 
     def _fixed(self, regions: Sequence[Block], state: State) -> tuple[list[Block], State]:

@@ -144,8 +144,8 @@ class _Sums:
         for o in products:
             if o.metadata is not None or o.clear or o.accumulate is not None or not o.fast_accum:
                 return {}
-            for region, dim in ((o.a, 0 if o.transpose_a else 1), (o.b, 1 if o.transpose_b else 0)):
-                if not region.is_whole or found.setdefault(region.buffer, dim) != dim:
+            for region, dim in zip((o.a, o.b), o.summed):
+                if not region.is_whole or found.setdefault(region.buffer, dim + 2) != dim + 2:
                     return {}
         return found
 
@@ -153,7 +153,7 @@ class _Sums:
         v = o.dest.buffer
         if v not in dims or len(v.buffer.shape) != 2 or not o.dest.is_whole:
             return None
-        if v.buffer.space != "shared" or not self.engines.tma_may_load(o, o.dest.dtype):
+        if v.space != "shared" or not self.engines.tma_may_load(o, o.dest.dtype):
             return None
         if not all(self.is_known(x, o) for x in self.users[v]):
             return None

@@ -47,7 +47,7 @@ def linearize_offsets(func: Func, target: Target) -> Func:
             return None
         place = o.source if isinstance(o, MemLoad) else o.dest
         b = Builder(o.loc)
-        at = offsets.whole(b, o.offset) if place.buffer.space == "global" else None
+        at = offsets.whole(b, o.offset) if place.space == "global" else None
         return None if at is None else [*b.ops, replace(o, offset=at)]
 
     if not offsets.divided:

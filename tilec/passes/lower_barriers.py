@@ -80,7 +80,7 @@ class _Lowering:
         def visit(block: Block, group: tuple[int, int]) -> None:
             for o in block.ops:
                 if isinstance(o, ops.Gemm) and o.asynchronous:
-                    held = (v for v in (o.c, o.a.buffer) if v.buffer.space == "fragment")
+                    held = (v for v in (o.c, o.a.buffer) if v.space == "fragment")
                     products.setdefault(group, {}).update(dict.fromkeys(held))
                 if isinstance(o, ops.WgmmaWait):
                     waits.append((o, group))

@@ -258,7 +258,7 @@ def matrix_inputs(func: Func) -> set[Value]:
         if not o.instr.startswith("simt"):
             seen, row = o.swap_operands(), find_instruction(o.instr)
             for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
-                if v.buffer.space == "fragment" and pack == 2:
+                if v.space == "fragment" and pack == 2:
                     found.add(v)
     return found
 

@@ -80,7 +80,7 @@ def lower_parallel(func: Func, target: Target) -> Func:
             return []
         if isinstance(o, ops.LoadMatrices):
             return lowering.matrices(o, subst)
-        if isinstance(o, ops.Load) and o.source.buffer.space == "fragment":
+        if isinstance(o, ops.Load) and o.source.space == "fragment":
             b = Builder(o.loc)  # its one element, which all threads hold
             subst[o.result] = b.value(ops.RegRead, o.source, b.const(0))
             return b.ops
@@ -131,9 +131,7 @@ class Lowering:
             return None
         read = {x.source for x in plain if isinstance(x, ops.Load)}
         stored = [x.dest for x in plain if isinstance(x, ops.Store)]
-        if self.may_alias and all(
-            any(v.buffer.space == "global" for v in s) for s in (read, stored)
-        ):
+        if self.may_alias and all(any(v.space == "global" for v in s) for s in (read, stored)):
             return None
         several = {v for v in stored if v in read or stored.count(v) > 1}
         if not all(self._by_iteration(v, plain, arg, count) for v in several):
@@ -166,7 +164,7 @@ class Lowering:
         if len(moved) != 2 or not isinstance(moved[1], ops.Store):
             return None
         (source, value), masked = (moved[0], moved[1].value), masked_loads(o.body.ops, self.known)
-        if source.buffer.buffer.space != "global" or source.buffer in self.known.tensors.safe:
+        if source.buffer.space != "global" or source.buffer in self.known.tensors.safe:
             return None
         if value not in source.results and value not in {x.result for x in masked}:
             return None
@@ -349,7 +347,7 @@ def _factor(p: ops.Parallel) -> Value | None:
     for x, y in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
         old, factor = made.get(x), made.get(y)
         if isinstance(old, ops.Load) and isinstance(factor, ops.Load) and old.source is store.dest:
-            fragments = {v.buffer.space for v in (old.source, factor.source)} == {"fragment"}
+            fragments = {v.space for v in (old.source, factor.source)} == {"fragment"}
             if fragments and old.indices == store.indices and factor.source is not old.source:
                 return factor.source
     return None
@@ -408,7 +406,7 @@ def _leaves_shared(p: ops.Parallel) -> bool:
 def _leaves(p: ops.Parallel, spaces: set[str]) -> bool:
     """Whether all that the loop does is to read what is in memory of these kinds, and to store what
     it makes of it elsewhere."""
-    sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, ops.Load)}
+    sources = {o.source.space for o in p.body.ops if isinstance(o, ops.Load)}
     plain = all(
         isinstance(o, (ops.ElementAccess, ops.Yield)) or (o.pure and not o.regions)
         for o in p.body.ops
@@ -420,7 +418,7 @@ def _group_of(p: ops.Parallel, width: int) -> int:
     """How many groups of `width` elements of all tensors that a loop loads a thread has room for, a
     power of two."""
     loads = (o.source for o in p.body.ops if isinstance(o, ops.Load))
-    bits = sum(v.dtype.bits for v in loads if v.buffer.space == "global")
+    bits = sum(v.dtype.bits for v in loads if v.space == "global")
     most = BYTES_TOGETHER * 8 // max(width * bits, 1) if bits else MOST_TOGETHER
     return 1 << max(most, 1).bit_length() - 1
 
@@ -438,7 +436,7 @@ def _registers_left(p: ops.Parallel) -> set[Value]:
     """The registers that outlive the loop and that it writes."""
     own = {o.result for o in p.body.every(ops.Alloc)}
     written = buffers_written(e for _, e in effects_in(p.body))
-    return {v for v in written if v not in own and v.buffer.space in ("fragment", "local")}
+    return {v for v in written if v not in own and v.space in ("fragment", "local")}
 
 
 # --- what one thread needs ------------------------------------------------------------------------
@@ -468,4 +466,4 @@ def held_once(func: Func) -> set[Value]:
 
 
 def _registers(buffers: Iterable[Value]) -> set[Value]:
-    return {v for v in buffers if v.buffer.space in ("fragment", "local")}
+    return {v for v in buffers if v.space in ("fragment", "local")}

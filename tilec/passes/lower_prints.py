@@ -29,7 +29,7 @@ def lower_prints(func: Func, target: Target) -> Func:
         if o.buffer is None:
             levels = (uniformity.around(o), *map(uniformity.level, o.values))
             return [dataclasses.replace(o, once=True)] if max(levels) == Level.BLOCK else None
-        if o.buffer.buffer.space == "global":
+        if o.buffer.space == "global":
             return _tensor(o, o.buffer, tensors, target)
         b = Builder(o.loc)
         with b.each_element(o.buffer.buffer.static_shape) as (inner, at):

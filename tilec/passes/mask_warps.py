@@ -20,7 +20,7 @@ from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, walk
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.uniformity import Level, asks_for_threads, uniformity_of
 from tilec.passes.utils.building import or_zeros
@@ -123,8 +123,7 @@ class _Masks:
         changed: dict[str, Any] = {}
         for name in o.region_fields:
             region = getattr(o, name)
-            args = tuple(Value(a.type, a.name) for a in region.args)
-            self.subst.update(zip(region.args, args))
+            args = fresh(region.args, self.subst)
             if mask is not None:
                 self.masked.update(args[isinstance(o, ops.For) :])
             self.b = Builder(o.loc)
@@ -158,7 +157,7 @@ class _Masks:
         cond = Builder(o.loc)
         going = cond.compare("ne", cond.value(ops.Load, left, (zero,)), zero)
         cond.emit(ops.Yield, (going,))
-        mine, *args = before = tuple(Value(v.type, v.name) for v in inits)
+        mine, *args = before = fresh(inits)
         self.masked.update(before)
         self.b = Builder(o.loc)
         self.subst.update(zip(o.body.args, args))
@@ -169,7 +168,7 @@ class _Masks:
         self.b.emit(ops.Store, left, (zero,), zero)
         self.b.emit(ops.Yield, (self.vote(o, after, mine, left, zero, one), *after))
         body, self.b = self.b.block(before), outer
-        asked = (Value(v.type, v.name) for v in inits)
+        asked = fresh(inits)
         done = outer.emit(ops.While, inits, cond.block(asked), body)
         return done.results[1 + isinstance(o, ops.For) :]
 

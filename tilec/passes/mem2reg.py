@@ -51,7 +51,7 @@ def _promotable(func: Func) -> set[Value]:
 
     def is_for_all(o: Op) -> bool:
         """Whether no fragment that `o` stores to gets one thread's value."""
-        if not isinstance(o, Store) or o.dest.buffer.space == "local":
+        if not isinstance(o, Store) or o.dest.space == "local":
             return True
         return max(uniformity.level(o.value), uniformity.around(o)) == Level.BLOCK
 

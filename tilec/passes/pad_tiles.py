@@ -124,7 +124,7 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
     taken = sum(
         stage_bytes(replace(v.buffer, shape=shapes.get(v, v.buffer.shape))) * stages.get(v, 1)
         for v in tiles
-        if v.buffer.space == "shared"
+        if v.space == "shared"
     )
     return taken <= target.shared_bytes
 
@@ -154,8 +154,7 @@ def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
             rows.sort(key=lambda r: up(k, r.k))
         if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
             continue
-        sides = ((o.a, -2 if o.transpose_a else -1), (o.b, -1 if o.transpose_b else -2))
-        if all(tiles.may_grow(x, d) for x, d in sides):
+        if all(map(tiles.may_grow, (o.a, o.b), o.summed)):
             found[o] = up(k, rows[0].k)
     return found
 
@@ -239,15 +238,14 @@ class _Padding:
             self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
         for o in func.body.every(ops.Gemm):
             self.products.add(o.c)
-            self._operand(o.a, -1 if o.transpose_a else -2)
-            self._operand(o.b, -2 if o.transpose_b else -1)
-            if o in deep:
-                self._operand(o.a, -2 if o.transpose_a else -1, deep[o])
-                self._operand(o.b, -1 if o.transpose_b else -2, deep[o])
+            for region, dim in zip((o.a, o.b), o.summed):
+                self._operand(region, -3 - dim)
+                if o in deep:
+                    self._operand(region, dim, deep[o])
             if o.metadata is not None:
                 self._operand(o.metadata, -1 if o.transpose_metadata else -2)
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
-        shared = [v for v in self.shapes if v.buffer.space == "shared"]
+        shared = [v for v in self.shapes if v.space == "shared"]
         self.wide = {o: done for o in func.body.every(ops.Copy) if (done := self._widened(o))}
         loops = func.body.every(ops.Parallel)
         self.filled = {store: o for o in loops if (store := self._fills(o))}
@@ -283,7 +281,7 @@ class _Padding:
         """Make room in a shared operand for the rows or columns that the product has more."""
         v, extent = x.buffer, x.extents[dim]
         more = (grown or self.pads.get(extent, extent)) - extent
-        if v.buffer.space == "shared" and more:
+        if v.space == "shared" and more:
             shape = list(v.buffer.static_shape)
             shape[dim] += more
             old = self.shapes.get(v, tuple(shape))
@@ -421,7 +419,7 @@ class _Padding:
         results, which are there, and is nothing else."""
         more = {d for d, e in enumerate(extents) if e != o.extents[d]}
         return all(isinstance(x, ops.Load | ops.Store) for x, _ in effects_in(o.body)) and all(
-            a.buffer.buffer.space == "fragment"
+            a.buffer.space == "fragment"
             and a.dims
             and (a.buffer in self.products or not more & {*a.dims})
             and (more <= {*a.dims} or not a.write)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
-from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream
+from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, fresh, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
@@ -88,7 +88,7 @@ class _Tile:
         if isinstance(value, ops.Select):
             mask = masked_loads(self.p.body.ops, self.known).get(value)
             value = None if mask is None else mask.load
-        if not isinstance(value, ops.Load) or value.source.buffer.space != "global":
+        if not isinstance(value, ops.Load) or value.source.space != "global":
             return None, None
         uses = [o for o in self.p.body.ops if {value.result, store.value} & {*o.operands}]
         alone = len(uses) == (1 if mask is None else 2)
@@ -116,12 +116,11 @@ class _Tile:
         needed, index = self.needed(), self.loop.body.args[0]
         own = {r for o in needed for r in o.results} | {index, *self.p.body.args}
         captured = tuple(dict.fromkeys(v for o in needed for v in o.uses if v not in own))
-        args = (*captured, index, *self.p.body.args)
-        fresh = tuple(Value(v.type, v.name) for v in args)
-        subst = dict(zip(args, fresh))
+        subst: Substitution = {}
+        args = fresh((*captured, index, *self.p.body.args), subst)
         body = [o.clone(subst) for o in needed]
         value = subst[self.store.value]
-        places = ops.Places(Block(fresh, (*body, ops.Yield((value,), loc=self.store.loc))))
+        places = ops.Places(Block(args, (*body, ops.Yield((value,), loc=self.store.loc))))
         bytes = self.width() * load.source.dtype.bits // 8
         shape = (MOST_NARROW, *self.p.extents)
         t = BufferType(shape, load.source.dtype, "global", align=bytes)

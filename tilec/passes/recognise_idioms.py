@@ -4,9 +4,8 @@ know how to move.
 
 from __future__ import annotations
 
-from tilec.ir.core import Func, Op, Region, Value
+from tilec.ir.core import Func, Op, Region
 from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Select, Store, Yield
-from tilec.ir.types import BufferType
 from tilec.passes.utils.memory_access import MemoryFacts, masked_loads
 from tilec.passes.utils.regions import LoopRegions, Walked
 from tilec.target import Target
@@ -42,7 +41,7 @@ class _Loop(LoopRegions):
         if len(effects) != 1 or not isinstance(effects[0], Store):
             return None
         store = effects[0]
-        if _space(store.dest) not in ("global", "shared", "fragment"):
+        if store.dest.space not in ("global", "shared", "fragment"):
             return None
         dest = self.walked(store.dest, store.indices)
         if dest is None or len(dest.order) != sum(e > 1 for e in self.o.extents):
@@ -59,7 +58,7 @@ class _Loop(LoopRegions):
             value = mask.load if mask is not None and not mask.conds else None
         if not isinstance(value, Load) or value.source is store.dest:
             return None
-        if _space(value.source) not in ("global", "shared", "fragment"):
+        if value.source.space not in ("global", "shared", "fragment"):
             return None
         source = self.walked(value.source, value.indices)
         if source is None or source.order != dest.order:
@@ -69,13 +68,9 @@ class _Loop(LoopRegions):
 
     def fill(self, store: Store, dest: Region) -> Op | None:
         whole = dest.is_whole and self.zeros.issuperset(dest.offsets)
-        if _space(store.dest) != "global" and not whole:
+        if store.dest.space != "global" and not whole:
             return None
         value = self.invariant(store.value)
         if value is None:
             return None
         return Fill(dest, value, loc=store.loc)
-
-
-def _space(buffer: Value) -> str:
-    return buffer.type.space if isinstance(buffer.type, BufferType) else ""

@@ -65,7 +65,7 @@ def _changed(loop: For) -> list[tuple[Value, int]]:
             continue
         v = o.dest.buffer
         uses = [n for n, effects in enumerate(at) if v in effects]
-        if v.buffer.space != "shared" or not o.dest.is_whole or len(uses) < 3:
+        if v.space != "shared" or not o.dest.is_whole or len(uses) < 3:
             continue
         first, second, *_ = uses
         p = loop.body.ops[second]

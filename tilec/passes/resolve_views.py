@@ -240,7 +240,7 @@ class _Views:
             if total is not None:
                 number = self.tensors.number(b, extent, index.dtype)
                 total = b.binary("mul", total, number)
-                if v.buffer.space == "global":
+                if v.space == "global":
                     below = b.compare("lt", index, number)
                     inside = below if inside is None else b.binary("and", inside, below)
             total = index if total is None else b.binary("add", total, index)
@@ -253,7 +253,7 @@ class _Views:
         where that is not known. On chip, dimensions that number the same elements are by
         themselves."""
         root = self.source[v]
-        if root.buffer.space == "global":
+        if root.space == "global":
             place, inside = self.place(b, v, indices)
             return self.indices(b, root.buffer.shape, place), inside
         found: list[Value] = []
@@ -355,7 +355,7 @@ class _Views:
             inner = [root.buffer.shape[d] for d in of_root if root.buffer.shape[d] != 1]
             large = [d for d in of_view if r.extents[d] != 1]
             split = sum(r.type.shape[d] != 1 for d in of_view) > len(inner)
-            if split and root.buffer.space == "global":
+            if split and root.space == "global":
                 return None  # a box may end behind a row of the view, and then is none
             if len(inner) > 1 and [r.type.shape[d] for d in of_view] != inner:
                 if not self.within_a_row(r, of_view, root.buffer.shape[of_root[-1]]):
@@ -414,7 +414,7 @@ class _Views:
             v = theirs.buffer
             own = [e for e in effects if e.region == theirs]
             own = own or [e for e in effects if e.region and e.region.buffer is v]
-            space = "shared" if v.buffer.space == "global" else v.buffer.space
+            space = "shared" if v.space == "global" else v.space
             made = before.value(ops.Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
             mine = before.whole(made)
             if any(e.reads for e in own):

@@ -62,7 +62,7 @@ def roundable(func: Func) -> frozenset[Value]:
             v for o in walk(func.body) for v in found & {*o.operands} if not _allows(o, v, found)
         }
         if kept == found:
-            return frozenset(v for v in found if v.buffer.space in ("shared", "fragment"))
+            return frozenset(v for v in found if v.space in ("shared", "fragment"))
         found = kept
 
 
@@ -111,7 +111,7 @@ def _chosen(func: Func, target: Target) -> set[Value]:
     return {
         v
         for v in candidates & used
-        if v.buffer.space == "fragment" or v in in_place or v not in by_threads
+        if v.space == "fragment" or v in in_place or v not in by_threads
     }
 
 
@@ -119,4 +119,4 @@ def _read_in_place(o: Gemm) -> set[Value]:
     """The operands that the product's instruction reads in shared memory."""
     seen, instr = o.swap_operands(), find_instruction(o.instr)
     sides = ((seen.a.buffer, instr.a_places), (seen.b.buffer, instr.b_places))
-    return {v for v, places in sides if v.buffer.space == "shared" and "shared" in places}
+    return {v for v, places in sides if v.space == "shared" and "shared" in places}

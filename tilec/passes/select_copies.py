@@ -118,7 +118,7 @@ class _Chooser:
     def _no_reduction(self, o: ops.Copy, grouped: bool) -> str:
         """Why TMA cannot do what `o`, of a group of the author's, says; "" if it can."""
         source, tensor = o.source.buffer, o.dest.buffer
-        if tensor.buffer.space != "global":
+        if tensor.space != "global":
             return f"{tensor.name} is in shared memory"
         if tma_reduces(o.reduction, tensor.dtype) is None:
             return f"it has no {o.reduction} of {tensor.dtype.name}"
@@ -133,7 +133,7 @@ class _Chooser:
             return "tensors of this call may overlap"
         if self.fences:
             return "memory_order puts in order what threads do"
-        if source.buffer.space == "fragment":
+        if source.space == "fragment":
             held = "its registers cannot be staged: copy it to shared memory first"
             return "" if self._staged(o) and not grouped else held
         fits = f"it cannot read {source.name} as it lies in shared memory, whole and as "

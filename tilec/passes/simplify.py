@@ -339,16 +339,12 @@ def _exchange(first: ops.If, second: ops.If) -> bool:
     the other touch."""
 
     own = [
-        [
-            x
-            for x in _in_order(o)
-            if isinstance(x, ops.ElementAccess) and x.buffer.buffer.space != "local"
-        ]
+        [x for x in _in_order(o) if isinstance(x, ops.ElementAccess) and x.buffer.space != "local"]
         for o in (first, second)
     ]
     wrote = [{x.buffer for x in side if not isinstance(x, ops.Load)} for side in own]
     used = [
-        {x.buffer for x in side if isinstance(x, ops.Load) or x.buffer.buffer.space == "shared"}
+        {x.buffer for x in side if isinstance(x, ops.Load) or x.buffer.space == "shared"}
         for side in own
     ]
     return not wrote[0].isdisjoint(used[1]) or not wrote[1].isdisjoint(used[0])

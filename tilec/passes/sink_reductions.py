@@ -55,7 +55,9 @@ class _Loop:
 
     def __init__(self, loop: ops.For, numbers: Mapping[Value, Number]) -> None:
         self.loop, self.numbers, self.makers = loop, numbers, loop.body.makers
-        self.touched = {o: {v for v in o.uses if _is_buffer(v)} for o in loop.body.ops}
+        self.touched = {
+            o: {v for v in o.uses if isinstance(v.type, BufferType)} for o in loop.body.ops
+        }
         self.own = {o.result: o for o in loop.body.ops if isinstance(o, ops.Alloc)}
 
     def sunk(self) -> list[Op] | None:
@@ -151,7 +153,3 @@ def _combines(o: Op, v: Value, kind: str) -> bool:
             return False
     loads = sum(isinstance(x, ops.Load) and x.source is v for x in inside)
     return loads == sum(isinstance(x, ops.Store) and x.dest is v for x in inside)
-
-
-def _is_buffer(v: Value) -> bool:
-    return isinstance(v.type, BufferType)

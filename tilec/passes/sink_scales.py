@@ -102,7 +102,7 @@ class _Found:
                     break
         if not isinstance(o, ops.Load) or o.result.dtype != FLOAT32:
             return None, 0.0
-        return (o, by) if o.source.buffer.space == "fragment" else (None, 0.0)
+        return (o, by) if o.source.space == "fragment" else (None, 0.0)
 
     def end(self, o: ops.Parallel, tile: Value) -> _End | None:
         """The maxima and the exponentials of what the loop leaves in the tile, where nothing else
@@ -149,7 +149,7 @@ class _Found:
         most = o.dest.buffer
         whole = o.source.is_whole and o.dest.is_whole and o.source.buffer is tile
         kind = o.kind == "max" and not o.propagate_nan and o.dim == 1 and len(o.dest.extents) == 1
-        if not whole or not kind or most.dtype != FLOAT32 or most.buffer.space != "fragment":
+        if not whole or not kind or most.dtype != FLOAT32 or most.space != "fragment":
             return False
         return all(
             x is o or self.begins(x) or most not in buffers_written(x.effects())

@@ -64,7 +64,7 @@ def _segment(func: Func, marks: list[int], segment: int) -> Block | None:
             again.append(o)
         else:
             lost |= made_in(o)
-            lost.update(v for v in buffers_written(o.effects()) if v.buffer.space != "global")
+            lost.update(v for v in buffers_written(o.effects()) if v.space != "global")
     body = Block(func.body.args, (*again, *own, end))
     return None if _needs(body, lost, func) else body
 
@@ -76,10 +76,9 @@ def _only_computes(o: Op, written: Container[Value], lost: Container[Value]) -> 
     effects = [e for e in o.effects() if e.kind != "allocate"]
     if any(e.region is None for e in effects):
         return False
-    own = all(v.buffer.space == "local" for v in buffers_written(effects))
+    own = all(v.space == "local" for v in buffers_written(effects))
     return own and all(
-        v not in lost and (v.buffer.space == "local" or v not in written)
-        for v in buffers_read(effects)
+        v not in lost and (v.space == "local" or v not in written) for v in buffers_read(effects)
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, altered
+from tilec.ir.core import Block, Func, Op, Substitution, Value, altered, fresh
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.ops import Alloc, ElementAccess, For, Load, Parallel, Store, Yield
 from tilec.ir.uniformity import uniformity_of
@@ -120,7 +120,7 @@ class _Split:
             more = {x for form in forms for x in form.terms} - along
             along |= more
             for x in more:
-                left += (w for w in self.indexed[x] if w.buffer.space == "fragment")
+                left += (w for w in self.indexed[x] if w.space == "fragment")
         if all(along.isdisjoint(self.around[v]) for v in dims):
             self.dims, self.along = dims, along
 
@@ -176,8 +176,7 @@ def _bodies(o: Parallel, along: Collection[Value], b: Builder) -> Iterator[list[
     for at in product(*(range(e) for a, e in extents.items() if a in along)):
         numbers = iter(at)
         subst: Substitution = {a: b.const(next(numbers)) for a in extents if a not in left}
-        args = tuple(Value(a.type, a.name) for a in left) or (Value(o.body.args[0].type, "i"),)
-        subst.update(zip(left, args))
+        args = fresh(left, subst) or (Value(o.body.args[0].type, "i"),)
         ops = tuple(x.clone(subst) for x in o.body.ops)
         if left or not all(map(_is_for_all, ops)):
             yield [replace(o, extents=(*left.values(),) or (1,), body=Block(args, ops))]
@@ -188,7 +187,7 @@ def _bodies(o: Parallel, along: Collection[Value], b: Builder) -> Iterator[list[
 def _is_for_all(o: Op) -> bool:
     """Whether all threads may do what an iteration does, each for itself."""
     if isinstance(o, Store):
-        return o.dest.buffer.space == "fragment"
+        return o.dest.space == "fragment"
     return o.pure or isinstance(o, Load | Yield)
 
 

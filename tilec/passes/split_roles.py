@@ -141,7 +141,7 @@ class _Roles(Cut):
         b = Builder(self.loop.loc)
         self._registers_of(b, self.registers[0])
         self._bring_once(b)
-        vectors = [v for v in self.crossing if v.buffer.space == "fragment"]
+        vectors = [v for v in self.crossing if v.space == "fragment"]
         takes = [v for v in vectors if any(v in self.uses[o] for o in self.late)]
         makers = [o for o in self.early if any(writes(o, v) for v in self.crossing)]
         products = [o for o in self.early if isinstance(o, ops.Gemm)]
@@ -198,7 +198,7 @@ class _Roles(Cut):
             for v in self.sums
         }
         vectors = {v: like(v, v.buffer.static_shape, v.name) for v in self.crossing}
-        vectors = {v: x for v, x in vectors.items() if x.buffer.space == "fragment"}
+        vectors = {v: x for v, x in vectors.items() if x.space == "fragment"}
         for x in (*own.values(), *vectors.values()):
             b.ops.append(ops.Alloc(x.buffer, results=(x,), loc=b.loc))
         tiles = {v: parts[part] for v, parts in self.parts.items()}

@@ -100,13 +100,8 @@ class _Split:
         if not isinstance(o, Gemm) or not covered or o.metadata is not None:
             return False
         other = o.b if o.a.buffer is self.v else o.a
-        return self._is_summed(o) and other.type.space == "shared" and o.accumulate is None
-
-    def _is_summed(self, o: Gemm) -> bool:
-        """Whether the product sums over the dimension that the tile is split along."""
-        if o.a.buffer is self.v:
-            return self.dim == (0 if o.transpose_a else 1)
-        return self.dim == (1 if o.transpose_b else 0)
+        summed = self.dim - 2 == o.summed[other is o.a]
+        return summed and other.type.space == "shared" and o.accumulate is None
 
     def visit(self, o: Op) -> list[Op] | None:
         if isinstance(o, Alloc) and o.result is self.v:
@@ -129,7 +124,7 @@ class _Split:
         mine, theirs = ("a", "b") if o.a.buffer is self.v else ("b", "a")
         region, other = getattr(o, mine), getattr(o, theirs)
         covered = self._covered(region, self.parts)
-        along = self._their_dim(o, other)
+        along = other.type.rank + o.summed[other is o.b]
         begin = self.parts[covered[0]][0]
         for i in covered:
             start, extent = self.parts[i]
@@ -139,11 +134,6 @@ class _Split:
                 changed[theirs] = other.cut(along, at, extent)
             b.ops.append(altered(o, **changed, clear=o.clear and i == covered[0]))
         return b.ops
-
-    def _their_dim(self, o: Gemm, other: Region) -> int:
-        """Where the other operand has the dimension that is summed over."""
-        transposed = o.transpose_b if other is o.b else not o.transpose_a
-        return other.type.rank - (1 if transposed else 2)
 
     def _part(self, b: Builder, r: Region, i: int) -> Region:
         """The region of part `i` for its whole tile."""

@@ -47,7 +47,7 @@ def spread_loops(func: Func, target: Target) -> Func:
             return None
         found = [a for a in accesses if a is not None]
         written = {a.buffer for a in found if isinstance(a, Store)}
-        if overlapping and any(v.buffer.space == "global" for v in written):
+        if overlapping and any(v.space == "global" for v in written):
             return None
         own = {v for x in walk(o.body) for v in x.results} | {*o.body.args, *inner.body.args}
         if not all(_apart(facts, index, [a for a in found if a.buffer is v], own) for v in written):
@@ -90,7 +90,7 @@ def _apart(facts: Facts, index: Value, found: list[Load | Store], own: set[Value
 
 def _is_row(facts: Facts, index: Value, o: Load | Store, extent: int) -> bool:
     """Whether an access is of a fragment that has as many rows as the loop has iterations."""
-    if o.buffer.buffer.space != "fragment":
+    if o.buffer.space != "fragment":
         return False
     shape = o.buffer.buffer.static_shape
     return any(

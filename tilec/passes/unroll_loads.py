@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, upstream, walk
 from tilec.ir.fold import Number
 from tilec.ir.short_loops import is_short
 from tilec.ir.types import BOOL, VectorType
@@ -179,7 +179,7 @@ class _Work:
             case ops.MemLoad():
                 if o.guard is not None or o.source in self.written:
                     return False
-                if o.source.buffer.space == "global":
+                if o.source.space == "global":
                     self.bytes += times * max(o.lanes * o.source.dtype.bits // 8, 1)
                 return True
             case ops.LdmatrixValues():
@@ -187,7 +187,7 @@ class _Work:
                 return True
             case ops.Load() | ops.Store():
                 self.local = True
-                return o.buffer.buffer.space == "local"
+                return o.buffer.space == "local"
         return isinstance(o, ops.Const | ops.CheckIndex | ops.WarpMma | ops.Yield) or (
             o.pure and not o.region_fields
         )
@@ -253,7 +253,7 @@ class _Ahead:
 
     def is_ready(self, o: ops.MemLoad, written: set[object]) -> bool:
         sure = o.guard is None or o.guard in self.inside or self.copies or self.roomy
-        return sure and o.source.buffer.space == "global" and o.source not in written
+        return sure and o.source.space == "global" and o.source not in written
 
     def count(self, trips: _Trips, numbers: Mapping[Value, Number]) -> int:
         """How many iterations are worth it."""
@@ -324,7 +324,7 @@ def _is_plain(o: Op, numbers: Mapping[Value, Number]) -> bool:
         case ops.MemLoad() | ops.MemStore() | ops.If() | ops.Yield() | ops.CheckIndex():
             return True
         case ops.Load() | ops.Store():
-            return o.buffer.buffer.space == "local"
+            return o.buffer.space == "local"
         case ops.For():
             return 0 < len(o.indices(numbers.get) or ()) <= MOST_WITHIN
     return o.pure and not o.region_fields
@@ -341,7 +341,7 @@ def _unrolled(
         end = b.binary("sub", b.binary("max", o.hi, o.lo), rest)
     else:
         end = b.binary("sub", o.hi, known) if known else o.hi
-    first, *carried = (Value(a.type, a.name) for a in o.body.args)
+    first, *carried = fresh(o.body.args)
     values = tuple(carried)
     inside = o.kind == "serial" or ahead is not None and ahead.converted
     all_of_them = inside and trips == _Trips(count, True)

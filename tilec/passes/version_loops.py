@@ -169,7 +169,7 @@ class _Guarded:
         """The choice of a number, or of the element itself, that is all that the body stores, in a
         fragment."""
         o = self.act()
-        if not self.repeated or not isinstance(o, Store) or o.dest.buffer.space != "fragment":
+        if not self.repeated or not isinstance(o, Store) or o.dest.space != "fragment":
             return None
         made = self.made.get(o.value)
         if not isinstance(made, Select):
@@ -183,7 +183,7 @@ class _Guarded:
         if not isinstance(read, Load) or read.source is not o.dest:
             return False
         others = (x for x in self.o.body.ops if isinstance(x, Load) and x is not read)
-        outside = all(x.source.buffer.space == "global" for x in others)  # of the condition's
+        outside = all(x.source.space == "global" for x in others)  # of the condition's
         return outside and read.indices == o.indices
 
     def at_corner(self, cond: Value) -> Value | None:

@@ -56,7 +56,8 @@ class Barriers:
     def warp_sync(self, active: Threads) -> None:
         """All lanes of each warp have behind them what each of them has."""
         whole_warps(active)
-        for lanes in _by(active.lanes // self.block.warp_size, active.lanes):
+        starts = np.flatnonzero(np.diff(active.lanes // self.block.warp_size)) + 1
+        for lanes in np.split(active.lanes, starts):
             self.block.order.acquire(lanes, self.block.order.release(lanes))
 
     # --- mbarriers ---
@@ -117,9 +118,7 @@ class Barriers:
         for who, target in _grouped(active.lanes, [active.full(address)]):
             b = self.find(active, target[0])
             if b is not None:
-                b.tx += bytes * len(who)
-                b.announced += bytes * len(who)
-                b.expects = active.inst
+                b.announce(bytes * len(who), active.inst)
 
     def arrive(
         self,
@@ -150,9 +149,7 @@ class Barriers:
                 continue
             order = self.block.order
             if expect:
-                b.tx += expect * len(who)
-                b.announced += expect * len(who)
-                b.expects = active.inst
+                b.announce(expect * len(who), active.inst)
             left = len(who)
             while left:
                 if b.pending == 0:
@@ -173,7 +170,7 @@ class Barriers:
                     clock = order.completion(np.array(engines)).join(clock)
                 rows = (counted + order.base).tolist()
                 b.note(clock, {row: int(clock.seen[row]) for row in rows})
-                b.arrive(part)
+                b.pending -= part
                 if cluster_scope:
                     b.publish(self.published.release(clock))
                 if peer is not self:
@@ -424,12 +421,6 @@ class Barriers:
 
 def _at(meeting: Meeting, active: Threads) -> Waiting:
     return Waiting(active, active.lanes, [meeting], np.zeros(len(active.lanes), np.int64))
-
-
-def _by(keys: Ints, lanes: Ints) -> Iterator[Ints]:
-    """The lanes in groups of equal, rising keys."""
-    starts = np.flatnonzero(np.diff(keys)) + 1
-    yield from np.split(lanes, starts)
 
 
 def _grouped(lanes: Ints, columns: Sequence[Any]) -> Iterator[tuple[Ints, tuple[int, ...]]]:

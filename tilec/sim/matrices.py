@@ -301,11 +301,10 @@ def product(
     made = np.zeros((groups, blocks, instr.m, instr.n), numpy_dtype(instr.c_dtype))
     for g in members.tolist():
         mine = slice(g * size, (g + 1) * size) if at is None else np.flatnonzero(at // size == g)
-        lanes = active.lanes[mine]
+        read = functools.partial(read_operand, active, memory, columns[g], active.lanes[mine])
         names = [_one(active, d, mine) for d in b]
-        b_kind = numpy_dtype(instr.b_dtype)
-        right = read_operand(
-            active, memory, columns[g], lanes, names, instr.n, b_kind, transposed[1], buffers[-1],
+        right = read(
+            names, instr.n, numpy_dtype(instr.b_dtype), transposed[1], buffers[-1],
             instr.k * instr.b_dtype.bits // 8,
         ).T  # fmt: skip
         left = np.empty((blocks, instr.m, instr.a_k * steps), numpy_dtype(instr.a_dtype))
@@ -316,17 +315,7 @@ def product(
                     left[block, :, s * instr.a_k : (s + 1) * instr.a_k] = of_registers[i][g]
             else:
                 names = [_one(active, a[i][0], mine) for i in part]
-                left[block] = read_operand(
-                    active,
-                    memory,
-                    columns[g],
-                    lanes,
-                    names,
-                    instr.m,
-                    left.dtype,
-                    transposed[0],
-                    buffers[0],
-                )
+                left[block] = read(names, instr.m, left.dtype, transposed[0], buffers[0])
         total = np.zeros((blocks, instr.m, instr.n), made.dtype)
         if sums and keeps[mine].any():
             for block in range(blocks):

@@ -195,7 +195,11 @@ class BlockMemory:
         """See `Machine.count_up`."""
         at = np.ascontiguousarray(active.full(address), np.int64)
         most = np.asarray(active.full(last)).astype(np.int32).view(np.uint32)
-        found = self._atomics(active, self.globals.regions(active, at), at, (most,), _counted_up)
+
+        def counted_up(old: Any, last: Any) -> Any:
+            return np.where(old >= last, np.uint32(0), old + np.uint32(1))
+
+        found = self._atomics(active, self.globals.regions(active, at), at, (most,), counted_up)
         return found.view(np.int32)
 
     def _count(self, active: Threads, space: str, at: Ints, size: int, *, write: bool) -> None:
@@ -393,10 +397,6 @@ def lost(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bo
 
 def _part(x: NDArray[Any], pick: Ints | None) -> NDArray[Any]:
     return x if pick is None else x[pick]
-
-
-def _counted_up(old: Any, last: Any) -> Any:
-    return np.where(old >= last, np.uint32(0), old + np.uint32(1))
 
 
 def _exchanged(old: Any, compare: Any, value: Any) -> Any:

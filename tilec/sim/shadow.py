@@ -100,32 +100,29 @@ class Shadow:
 
     def read(self, by: Actors, granules: Ints) -> None:
         """Thread i of the team reads `granules[i]` (lanes, k)."""
-        clocks, team = self.clocks, by.team
-        time = clocks.tick(by.active.inst)
-        bad = self._behind(by, self.w_actor.take(granules)) <= self.w_time.take(granules)
-        if self._atomics:
-            bad &= self._is_written(granules)
-            self._against_atomics(by, granules, None)
-        if np.count_nonzero(bad):
-            self._report_after_writes(by, granules, bad, write=False)
-        self._note_reads(team, granules, time, team.bits[:, None])
+        self._read(
+            by, granules, self._behind(by, self.w_actor.take(granules)), by.team.bits[:, None]
+        )
 
     def warp_read(self, by: Actors, granules: Ints) -> None:
         """As `read`, where what a lane addresses goes to all lanes of its warp (ldmatrix)."""
-        clocks, team = self.clocks, by.team
-        time = clocks.tick(by.active.inst)
-        behind = np.stack([clocks.warp_least(int(w), SEEN) for w in team.members])
+        team = by.team
+        behind = np.stack([self.clocks.warp_least(int(w), SEEN) for w in team.members])
         warp = np.searchsorted(team.members, team.warps)[:, None]
-        wrote = self.w_time.take(granules)
-        bad = behind[warp, self.w_actor.take(granules)] <= wrote
+        every = np.bitwise_or.reduceat(team.bits, np.searchsorted(team.warps, team.members))
+        # A thread always has its own writes behind it; that of the others must be looked up.
+        self._read(by, granules, behind[warp, self.w_actor.take(granules)], every[warp])
+
+    def _read(self, by: Actors, granules: Ints, behind: Times, bits: NDArray[Any]) -> None:
+        """`behind`: what who reads has behind it of those who wrote; `bits`: see `_note_reads`."""
+        time = self.clocks.tick(by.active.inst)
+        bad = behind <= self.w_time.take(granules)
         if self._atomics:
             bad &= self._is_written(granules)
             self._against_atomics(by, granules, None)
         if np.count_nonzero(bad):
-            # A thread always has its own writes behind it; that of the others must be looked up.
             self._report_after_writes(by, granules, bad, write=False)
-        every = np.bitwise_or.reduceat(team.bits, np.searchsorted(team.warps, team.members))
-        self._note_reads(team, granules, time, every[warp])
+        self._note_reads(by.team, granules, time, bits)
 
     def write(self, by: Actors, granules: Ints, same: Same) -> bool:
         """Thread i writes `granules[i]` (lanes, k), or the engine that it starts does. Gives

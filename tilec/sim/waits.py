@@ -132,8 +132,11 @@ class Mbarrier:
         known = self.publishing
         self.publishing = times if known is None else np.maximum(known, times)
 
-    def arrive(self, threads: int) -> None:
-        self.pending -= threads
+    def announce(self, bytes: int, inst: Inst | None) -> None:
+        """Bytes will come in the running phase, as `inst` says."""
+        self.tx += bytes
+        self.announced += bytes
+        self.expects = inst
 
     def full(self) -> bool:
         """Whether the running phase has all it waits for."""

@@ -42,6 +42,11 @@ def names_in(*trees: ast.AST) -> set[str]:
     return {n.id for n in name_nodes(*trees)}
 
 
+def stored_names(*trees: ast.AST) -> list[str]:
+    """The names that are given a value, as often as they are."""
+    return [n.id for n in name_nodes(*trees) if isinstance(n.ctx, ast.Store)]
+
+
 def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
     """Names that `statements` give a value to, nested blocks included."""
     return set().union(*map(_assigned_in, statements))
@@ -50,7 +55,7 @@ def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
 @functools.lru_cache(maxsize=1 << 14)  # more than the statements of one kernel, or it never hits
 def _assigned_in(statement: ast.stmt) -> frozenset[str]:
     """Of one statement: a kernel with open arguments is traced dozens of times."""
-    return frozenset(n.id for n in name_nodes(statement) if isinstance(n.ctx, ast.Store))
+    return frozenset(stored_names(statement))
 
 
 def own_names(function: ast.FunctionDef) -> set[str]:
@@ -82,6 +87,13 @@ def placed(made: Node, at: ast.AST) -> Node:
 def parsed(text: str, at: ast.AST) -> list[ast.stmt]:
     """The statements of a text, where `at` is."""
     return [placed(s, at) for s in ast.parse(text).body]
+
+
+def headed(head: str, body: list[ast.stmt], at: ast.AST) -> Any:
+    """The loop or the branch that begins with the line `head`, where `at` is, around `body`."""
+    made: list[Any] = parsed(f"{head} pass", at)
+    made[0].body = body
+    return made[0]
 
 
 ASKED = frozenset({"shape", "dtype", "ndim"})

@@ -244,7 +244,7 @@ def _by_rows(func: Func) -> tuple[int, bool]:
                 tensor, extents = o.dest.buffer, o.source.extents
             elif isinstance(o, Parallel):
                 stores = (x for x in o.body.ops if isinstance(x, Store))
-                store = next((x for x in stores if x.dest.buffer.space == "global"), None)
+                store = next((x for x in stores if x.dest.space == "global"), None)
                 if store is None:
                     continue
                 tensor, extents = store.dest, o.extents

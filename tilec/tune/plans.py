@@ -262,7 +262,7 @@ def _more_groups(func: Func, choices: tuple[int | None, ...]) -> list[int]:
         return []  # the author's number
     work = (p for o in pipelined(func.body) for p in o.body.every(Parallel))
     loads = (x for p in work for x in p.body.every(Load))
-    if any(x.source.buffer.space == "global" for x in loads):
+    if any(x.source.space == "global" for x in loads):
         return []  # what threads bring themselves (a bias) takes more registers than these have
     groups = (n for n in MORE_GROUPS if all(r % (n * GROUP_ROWS) == 0 for r in rows))
     return [n * GROUP_THREADS for n in groups]

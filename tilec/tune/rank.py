@@ -447,7 +447,7 @@ def _read(o: Gemm) -> int:
     return sum(
         math.prod(r.extents[-2:]) * r.buffer.buffer.dtype.bits // 8 * times
         for r, times in sides
-        if r.buffer.buffer.space == "shared"
+        if r.buffer.space == "shared"
     )
 
 

@@ -11,9 +11,11 @@ end) the greater counts."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
@@ -41,6 +43,8 @@ _SAMPLES = 8  # blocks that stand for all of a grid
 
 Values = Callable[[str, str, int], int | None]  # of a parameter: its role, argument and dimension
 Env = dict[Value, bool | int | float]
+Sizes = Mapping[str, bool | int | float]
+Times = Callable[[tuple[int, ...]], float]  # how often what stands in these loops happens
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,12 @@ class Work:
     def grows(self) -> frozenset[int]:
         return growing(self.func)
 
+    @cached_property
+    def pipelined(self) -> set[int]:
+        """Which of the loops are."""
+        every = enumerate(self.loops)
+        return {i for i, o in every if isinstance(o, ops.For) and o.kind == "pipelined"}
+
     def shares(self, cluster: Sequence[int]) -> bool:
         """Whether the blocks of such a cluster load a tile that is the same for several."""
         wide = {d for d, c in enumerate(cluster) if c > 1}
@@ -210,7 +220,6 @@ class Work:
         extents = list(grid) if grid is not None else _run(self.func.grid.ops, dict(base))
         if extents is None:
             return None
-        blocks = math.prod(extents)
         trips = [0.0] * len(self.loops)
         samples = _SAMPLES if any(isinstance(o, ops.BlockIndex) for o in self.steps) else 1
         for number in range(samples):
@@ -222,70 +231,60 @@ class Work:
             return math.prod(trips[i] for i in loops)
 
         sizes = {p.value.name: v for p in self.func.params if (v := base.get(p.value)) is not None}
-        moved: dict[Value, list[float]] = {}
-        rows: dict[Value, float] = {}
-        loads: dict[frozenset[int], float] = {}
-        tiles: dict[frozenset[int], float] = {}
-        outside: dict[frozenset[int], float] = {}
-        stored = written = streamed = fetched = scattered = mixed_stored = 0.0
-        results = 1.0
-        pipelined = {
-            i for i, o in enumerate(self.loops) if isinstance(o, ops.For) and o.kind == "pipelined"
-        }
+        inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in self.pipelined}
+        return Numbers(
+            grid=tuple(extents),
+            products=tuple((p, times(p.loops)) for p in self.products),
+            sides=frozenset(
+                n for t in self.transfers if t.is_store for n in _shape(t.tensor.buffer, sizes) if n
+            ),
+            vector=sum(n * times(loops) for n, _, loops in self.vector),
+            special=sum(n * times(loops) for _, n, loops in self.vector),
+            iterations=sum(times(loops) for loops in inner),
+            growing=self._growing(base, extents, inner),
+            **self._moved(sizes, times, math.prod(extents)),
+        )
+
+    def _moved(self, sizes: Sizes, times: Times, blocks: int) -> dict[str, Any]:
+        """What the tiles that move come to, by the names that `Numbers` have for it."""
+        found = dict.fromkeys(("streamed", "fetched", "stored", "written", "scattered"), 0.0)
+        found["results"] = 1.0
+        loads, tiles, outside = (defaultdict[frozenset[int], float](float) for _ in range(3))
+        moved = defaultdict[Value, list[float]](lambda: [0.0, 0.0])
+        rows = defaultdict[Value, float](lambda: LONG_ROW)
+        mixed_stored = 0.0
         for t in self.transfers:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
             if t.is_store:
-                stored += amount
                 inside = (_step(t, sizes) or SECTOR) < SECTOR
-                written += amount * (1 + INSIDE * inside)
-                scattered += amount * self._scattered(t)
+                found["stored"] += amount
+                found["written"] += amount * (1 + INSIDE * inside)
+                found["scattered"] += amount * self._scattered(t)
                 if self.mixed & {*t.loops}:
                     mixed_stored += amount
                 else:
-                    results = max(results, times(t.loops))
+                    found["results"] = max(found["results"], times(t.loops))
             else:
                 lines = amount * _lines(t, sizes)
-                loads[t.along] = loads.get(t.along, 0.0) + lines
-                tiles[t.along] = tiles.get(t.along, 0.0) + amount
-                if pipelined & {*t.loops}:
-                    streamed += lines
+                loads[t.along] += lines
+                tiles[t.along] += amount
+                outside[t.along] += math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
+                if self.pipelined & {*t.loops}:
+                    found["streamed"] += lines
                 elif t.behind:
-                    fetched += amount
-                beyond = math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
-                outside[t.along] = outside.get(t.along, 0.0) + beyond
-            both = moved.setdefault(t.tensor, [0.0, 0.0])
-            both[t.is_store] += amount
-            rows[t.tensor] = min(rows.get(t.tensor, LONG_ROW), t.row * t.bits / 8)
+                    found["fetched"] += amount
+            moved[t.tensor][t.is_store] += amount
+            rows[t.tensor] = min(rows[t.tensor], t.row * t.bits / 8)
         dram = 0.0
         for tensor, both in moved.items():
             whole = _tensor_bytes(tensor.buffer, sizes)
             least = sum(min(amount * blocks, whole) for amount in both)
             dram += least * (1 + ROW_START / max(rows[tensor], 1.0))
-        inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in pipelined}
-        return Numbers(
-            tuple(extents),
-            tuple((p, times(p.loops)) for p in self.products),
-            loads,
-            tiles,
-            outside,
-            streamed,
-            fetched,
-            stored,
-            written,
-            scattered,
-            results,
-            frozenset(
-                n for t in self.transfers if t.is_store for n in _shape(t.tensor.buffer, sizes) if n
-            ),
-            sum(n * times(loops) for n, _, loops in self.vector),
-            sum(n * times(loops) for _, n, loops in self.vector),
-            sum(times(loops) for loops in inner),
-            dram,
-            self._mixed(times, mixed_stored),
-            self._growing(base, extents, inner),
-        )
+        mixed = self._mixed(times, mixed_stored)
+        kinds = {"loads": loads, "tiles": tiles, "outside": outside}
+        return {**found, **kinds, "dram": dram, "mixed": mixed}
 
-    def _mixed(self, times: Callable[[tuple[int, ...]], float], stored: float) -> Mixed:
+    def _mixed(self, times: Times, stored: float) -> Mixed:
         """What stands in the `mixed` loops, of which there are so many iterations."""
         work = [(thread_work(o), times(loops)) for o, loops in self.threads]
         return Mixed(
@@ -452,7 +451,7 @@ def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
     """The regions of tensors that an op of no body reads, and (True) those that it writes."""
     for e in () if o.region_fields else o.effects():
         # (Without extents it is somewhere in the tensor: what a `print` shows.)
-        if e.region is not None and e.region.extents and e.region.buffer.buffer.space == "global":
+        if e.region is not None and e.region.extents and e.region.buffer.space == "global":
             if e.reads:
                 yield e.region, False
             if e.writes:
@@ -496,7 +495,7 @@ def _supposed(o: Op, env: Env) -> bool | int | float | None:
     return {"floordiv": -(-UNKNOWN_LENGTH // tile), "mod": 0}.get(o.kind)
 
 
-def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
+def _lines(t: Transfer, sizes: Sizes) -> float:
     """Bytes of the cache lines that a tile's rows touch, for each byte of the tile. Rows come one
     request for each line, two for those that straddle lines because the tensor's rows begin
     elsewhere; the most where they begin inside of sectors."""
@@ -508,7 +507,7 @@ def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     return max(1.0, touched * CACHE_LINE / row)
 
 
-def _step(t: Transfer, sizes: Mapping[str, bool | int | float]) -> int | None:
+def _step(t: Transfer, sizes: Sizes) -> int | None:
     """Where in a cache line the rows of a tile begin: at multiples of so many bytes. None of what
     is no tile of a tensor's rows."""
     buffer = t.tensor.buffer
@@ -519,7 +518,7 @@ def _step(t: Transfer, sizes: Mapping[str, bool | int | float]) -> int | None:
     return CACHE_LINE if pitch is None else math.gcd(CACHE_LINE, int(pitch) * t.bits // 8)
 
 
-def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
+def _clipped(t: Transfer, sizes: Sizes) -> float:
     """Elements that are inside the tensor: a tile wider than it moves no more than there is."""
     known = _shape(t.tensor.buffer, sizes)
     if len(known) != len(t.extents):
@@ -527,12 +526,12 @@ def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     return float(math.prod(e if n is None else min(e, n) for e, n in zip(t.extents, known)))
 
 
-def _tensor_bytes(t: BufferType, sizes: Mapping[str, bool | int | float]) -> float:
+def _tensor_bytes(t: BufferType, sizes: Sizes) -> float:
     known = _shape(t, sizes)
     return math.prod(math.inf if n is None else n for n in known) * t.dtype.bits / 8
 
 
-def _shape(t: BufferType, sizes: Mapping[str, bool | int | float]) -> list[int | None]:
+def _shape(t: BufferType, sizes: Sizes) -> list[int | None]:
     """The extents of a tensor, None where they are not known."""
     known = [e if isinstance(e, int) else sizes.get(e) for e in t.shape]
     return [None if n is None else int(n) for n in known]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec import language as T
 from tilec.frontend.builtins.pointers import place_of
 from tilec.frontend.builtins.table import Call, builtin
@@ -73,8 +71,8 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
         if one and given.type.space != "local":
             given = t.first_element(given)
         if not isinstance(given, Region) or not given.is_element:
-            message = f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer"
-            raise t.error(message, "name the element: A[i, j]")
+            said = f"is {describe(given)}, not an element of a buffer"
+            raise c.wrong(name, said, "name the element: A[i, j]")
         _check_buffer(t, c, given.buffer, name, kind)
         t.check_element(given)
     return given
@@ -167,12 +165,10 @@ def _tile(
         t.emit(DeviceFence)
 
 
-def _of_kind(kind: str) -> None:
-    builtin(getattr(T, f"atomic_{kind}"))(lambda t, c: _update(t, c, kind))
-
-
 for _kind in ATOMICS:
-    _of_kind(_kind)
+    builtin(getattr(T, f"atomic_{_kind}"))(
+        lambda t, c: _update(t, c, c.builtin.removeprefix("atomic_"))
+    )
 
 
 @builtin(T.atomic_cas)
@@ -208,18 +204,15 @@ def _addends(t: Expressions, c: Call, count: int) -> list[Number]:
     return [t.number(t.neighbour(value, n), "the value") for n in range(count)]
 
 
-def _neighbours(count: int) -> Any:
-    def update(t: Expressions, c: Call) -> Lanes | None:
-        targets = [_element(t, c.but(dst=place), "dst", "add") for place in _places(t, c, count)]
-        numbers = _addends(t, c, count)
-        found = tuple(_emit(t, at, x, "add") for at, x in zip(targets, numbers))
-        return Lanes(found) if c.flag("return_prev") else None
-
-    return update
+def _neighbours(t: Expressions, c: Call, count: int) -> Lanes | None:
+    targets = [_element(t, c.but(dst=place), "dst", "add") for place in _places(t, c, count)]
+    numbers = _addends(t, c, count)
+    found = tuple(_emit(t, at, x, "add") for at, x in zip(targets, numbers))
+    return Lanes(found) if c.flag("return_prev") else None
 
 
-builtin(T.atomic_addx2)(_neighbours(2))
-builtin(T.atomic_addx4)(_neighbours(4))
+builtin(T.atomic_addx2)(lambda t, c: _neighbours(t, c, 2))
+builtin(T.atomic_addx4)(lambda t, c: _neighbours(t, c, 4))
 
 
 @builtin(T.atomic_load)

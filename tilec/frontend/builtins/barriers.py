@@ -60,15 +60,15 @@ def _barrier(t: Expressions, c: Call, name: str = "mbarrier") -> tuple[Value, Va
         buffer = given.buffer if isinstance(given, Region) else given
         if not isinstance(buffer, Buffer) or buffer.type.space != "barrier":
             hint = "make one with bar = T.alloc_barrier(128), or several with a list of counts"
-            raise t.error(f"{name} of T.{c.builtin} is {describe(given)}, not a barrier", hint)
+            raise c.wrong(name, f"is {describe(given)}, not a barrier", hint)
         if isinstance(given, Region):
             if not given.is_element:
-                message = f"{name} of T.{c.builtin} is {describe(given)}: one barrier at a time"
-                raise t.error(message, f"write {buffer.name}[i]")
+                said = f"is {describe(given)}: one barrier at a time"
+                raise c.wrong(name, said, f"write {buffer.name}[i]")
             return buffer.value, _slot(t, given)
         if buffer.type.size != 1:
-            message = f"{name} of T.{c.builtin} is {describe(buffer)}: {buffer.type.size} barriers"
-            raise t.error(message, f"write which: {buffer.name}[i]")
+            said = f"is {describe(buffer)}: {buffer.type.size} barriers"
+            raise c.wrong(name, said, f"write which: {buffer.name}[i]")
         return buffer.value, t.constant(0, INT32).value
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from tilec import language as T
 from tilec.frontend.builtins.table import Call, builtin
@@ -72,16 +71,11 @@ def _operand(t: Expressions, c: Call, name: str) -> Scalar:
     return t.convert(given, FLOAT32)
 
 
-def _register(name: str, compute: Fast) -> None:
-    def handler(t: Expressions, c: Call) -> Any:
-        given = [c[n] for n in c.values]
-        dtypes: list[DType] = [x.dtype for x in given if isinstance(x, Scalar)]
-        made = compute(t, *(_operand(t, c, n) for n in c.values))
-        widest = max(dtypes, key=lambda d: d.bits, default=FLOAT32)
-        return t.convert(made, widest)
-
-    builtin(getattr(T, name))(handler)
+def _fast(t: Expressions, c: Call) -> Scalar:
+    dtypes: list[DType] = [x.dtype for x in c.values.values() if isinstance(x, Scalar)]
+    made = _FAST[c.builtin](t, *(_operand(t, c, n) for n in c.values))
+    return t.convert(made, max(dtypes, key=lambda d: d.bits, default=FLOAT32))
 
 
-for _name, _compute in _FAST.items():
-    _register(_name, _compute)
+for _name in _FAST:
+    builtin(getattr(T, _name))(_fast)

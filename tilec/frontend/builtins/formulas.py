@@ -228,25 +228,21 @@ def _rounded(x: Any, rest: Any, mode: Any) -> Any:
     return T.reinterpret(bits, "float32")
 
 
-FORMULAS = (
+FORMULAS: tuple[Callable[..., Any], ...] = (
     copysign, nearbyint, fmod, ldexp, expm1, sinh, cosh, asinh, acosh, atanh, atan, asin, acos,
     hypot, cbrt, ieee_add, ieee_sub, ieee_mul, ieee_fmaf, ieee_fdiv, ieee_frcp, ieee_fsqrt,
     ieee_frsqrt,
 )  # fmt: skip
 
 
-def _register(function: Callable[..., Any]) -> None:
-    def given(t: Expressions, c: Call, name: str) -> object:
-        if name == "rounding_mode":
-            return c.choice(name, _MODES)
-        return c.number(name)
-
-    def handler(t: Expressions, c: Call) -> Number:
-        values = [given(t, c, name) for name in c.values]
-        return t.number(t.trace_function(function, values, {}), "the result")
-
-    builtin(getattr(T, function.__name__))(handler)
+_BY_NAME = {f.__name__: f for f in FORMULAS}
 
 
-for _function in FORMULAS:
-    _register(_function)
+def _formula(t: Expressions, c: Call) -> Number:
+    modes = "rounding_mode"
+    values: list[object] = [c.choice(n, _MODES) if n == modes else c.number(n) for n in c.values]
+    return t.number(t.trace_function(_BY_NAME[c.builtin], values, {}), "the result")
+
+
+for _name in _BY_NAME:
+    builtin(getattr(T, _name))(_formula)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
@@ -278,58 +277,44 @@ def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
     return found
 
 
-def _load(bits: int) -> Callable[[Expressions, Call], object]:
-    def load(t: Expressions, c: Call) -> object:
-        first, _, count = _elements(t, c, "src", bits)
-        pred = None if c.values.get("pred") is None else _condition(t, c, "pred")
-        parts = [as_bits(t, t.load(moved(t, first, n, count))) for n in range(count)]
-        if pred is not None:
-            parts = [t.select(pred, x, t.constant(0, x.dtype)) for x in parts]
-        words = tuple(regrouped(t, parts, _WORD))
-        return words[0] if len(words) == 1 else Lanes(words)
-
-    return load
+def _load(t: Expressions, c: Call) -> Scalar | Lanes:
+    first, _, count = _elements(t, c, "src", int(c.builtin[3:]))
+    pred = None if c.values.get("pred") is None else _condition(t, c, "pred")
+    parts = [as_bits(t, t.load(moved(t, first, n, count))) for n in range(count)]
+    if pred is not None:
+        parts = [t.select(pred, x, t.constant(0, x.dtype)) for x in parts]
+    words = tuple(regrouped(t, parts, _WORD))
+    return words[0] if len(words) == 1 else Lanes(words)
 
 
-def _store(bits: int) -> Callable[[Expressions, Call], None]:
-    def store(t: Expressions, c: Call) -> None:
-        first, dtype, count = _elements(t, c, "dst", bits)
-        given = c["value"]
-        values = given.items if isinstance(given, Lanes) else c.several("value")
-        parts: list[Scalar] = []
-        for x in values:
-            number = t.number(x, f"value of T.{c.builtin}")
-            parts.append(
-                as_bits(t, t.run_time(number, None if isinstance(x, float) else types.UINT32))
-            )
-        if sum(x.dtype.bits for x in parts) != bits or len({x.dtype for x in parts}) > 1:
-            raise t.error(
-                f"T.{c.builtin} writes {bits} bits, its value is "
-                f"{' and '.join(describe(v) for v in values)}",
-                f"give {bits // _WORD} uint32, or what T.ld{c.builtin[2:]} gives",
-                c.place("value"),
-            )
-        words = regrouped(t, regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
-        made = [as_bits(t, x, dtype) for x in words]
+def _store(t: Expressions, c: Call) -> None:
+    bits = int(c.builtin[3:])
+    first, dtype, count = _elements(t, c, "dst", bits)
+    given = c["value"]
+    values = given.items if isinstance(given, Lanes) else c.several("value")
+    parts: list[Scalar] = []
+    for x in values:
+        number = t.number(x, f"value of T.{c.builtin}")
+        parts.append(as_bits(t, t.run_time(number, None if isinstance(x, float) else types.UINT32)))
+    if sum(x.dtype.bits for x in parts) != bits or len({x.dtype for x in parts}) > 1:
+        raise t.error(
+            f"T.{c.builtin} writes {bits} bits, its value is "
+            f"{' and '.join(describe(v) for v in values)}",
+            f"give {bits // _WORD} uint32, or what T.ld{c.builtin[2:]} gives",
+            c.place("value"),
+        )
+    words = regrouped(t, regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
+    made = [as_bits(t, x, dtype) for x in words]
 
-        def write() -> None:
-            for n, x in enumerate(made):
-                t.store(moved(t, first, n, count), x)
+    def write() -> None:
+        for n, x in enumerate(made):
+            t.store(moved(t, first, n, count), x)
 
-        if c.values.get("pred") is None:
-            write()
-        else:
-            t.branch(_condition(t, c, "pred"), write)
-
-    return store
+    if c.values.get("pred") is None:
+        write()
+    else:
+        t.branch(_condition(t, c, "pred"), write)
 
 
-def _register() -> None:
-    for name in dir(T):
-        found = re.fullmatch(r"(ld|st)[gs](\d+)", name)
-        if found is not None:
-            handler: Any = (_load if found[1] == "ld" else _store)(int(found[2]))
-            builtin(getattr(T, name))(handler)
-
-
-_register()
+for _word in filter(re.compile(r"(ld|st)[gs]\d+").fullmatch, dir(T)):
+    builtin(getattr(T, _word))(_load if _word.startswith("ld") else _store)

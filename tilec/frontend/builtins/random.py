@@ -74,8 +74,7 @@ def _word(t: Expressions, c: Call, name: str) -> Scalar:
     if isinstance(given, Scalar):
         return t.convert(given, UINT64)
     if not -(1 << 63) <= given < 1 << 64:
-        message = f"{name} of T.rng_init is {given}, which has more than 64 bits"
-        raise t.error(message, "write a smaller one", c.place(name))
+        raise c.wrong(name, f"is {given}, which has more than 64 bits", "write a smaller one")
     return t.constant(given % (1 << 64), UINT64)
 
 
@@ -282,8 +281,7 @@ def rng_rand(t: Expressions, c: Call) -> Scalar:
 def rng_rand_float(t: Expressions, c: Call) -> Scalar:
     bit = static_int(c["bit"])
     if bit not in (32, 64):
-        message = f"bit of T.rng_rand_float is {describe(c['bit'])}"
-        raise t.error(message, "write 32 or 64", c.place("bit"))
+        raise c.wrong("bit", f"is {describe(c['bit'])}", "write 32 or 64")
     dtype = FLOAT32 if bit == 32 else FLOAT64
     if c.choice("dist", ("uniform", "normal")) == "normal":
         return _normal(t, c, dtype)

@@ -39,12 +39,10 @@ def reduce(t: Expressions, c: Call) -> None:
     _reduce(t, c, c.choice("reduce_type", REDUCTIONS))
 
 
-def _of_kind(kind: str) -> None:
-    builtin(getattr(T, f"reduce_{kind}"))(lambda t, c: _reduce(t, c, kind))
-
-
 for _kind in REDUCTIONS:
-    _of_kind(_kind)
+    builtin(getattr(T, f"reduce_{_kind}"))(
+        lambda t, c: _reduce(t, c, c.builtin.removeprefix("reduce_"))
+    )
 
 
 def _reduce(t: Expressions, c: Call, kind: str) -> None:

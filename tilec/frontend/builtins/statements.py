@@ -76,7 +76,7 @@ def _assume(t: Expressions, node: ast.Compare) -> None:
         if not x.dtype.is_int or (kind == "multiple" and static_int(b) is None):
             return
     t.hazards = hazards
-    own = (isinstance(o, Load) and o.source.buffer.space == "local" for o in builder.ops)
+    own = (isinstance(o, Load) and o.source.space == "local" for o in builder.ops)
     if all(o.pure or is_own for o, is_own in zip(builder.ops, own)):
         t.builder.ops += builder.ops
         t.emit(Assume, x.value, y.value, kind, ast.unparse(node))

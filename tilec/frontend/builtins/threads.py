@@ -34,7 +34,7 @@ def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool,
     made = list(upstream(values, defs))
     inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
     by_thread = any(isinstance(x, ops.ThreadIndex) for x in inner)
-    kept = any(isinstance(x, ops.Load) and x.buffer.buffer.space == "local" for x in inner)
+    kept = any(isinstance(x, ops.Load) and x.buffer.space == "local" for x in inner)
     carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
     return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
 
@@ -214,18 +214,16 @@ def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Scalar:
     return value
 
 
-def _reduction(kind: str) -> None:
-    @builtin(getattr(T, f"warp_reduce_{kind}"))
-    def warp_reduce(t: Expressions, c: Call) -> Number:
-        value = _value(t, c)
-        if kind.startswith("bit") and value.dtype.is_float:
-            message = f"T.{c.builtin} combines the bits of ints, not {describe(value)}"
-            raise t.error(message, "use T.warp_reduce_max, or an int", c.place("value"))
-        return combined(t, c, kind, value)
+def _reduced(t: Expressions, c: Call) -> Number:
+    value, kind = _value(t, c), c.builtin.removeprefix("warp_reduce_")
+    if kind.startswith("bit") and value.dtype.is_float:
+        message = f"T.{c.builtin} combines the bits of ints, not {describe(value)}"
+        raise t.error(message, "use T.warp_reduce_max, or an int", c.place("value"))
+    return combined(t, c, kind, value)
 
 
 for _kind in ("sum", "max", "min", "bitand", "bitor"):
-    _reduction(_kind)
+    builtin(getattr(T, f"warp_reduce_{_kind}"))(_reduced)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -251,19 +249,14 @@ def in_cluster(t: Expressions, c: Call) -> None:
         raise t.error(f"T.{c.builtin} in a kernel that is not launched in clusters", hint)
 
 
-def _meet(part: str) -> None:
-    name = f"cluster_{part or 'sync'}"
-
-    def meet(t: Expressions, c: Call) -> None:
-        c.of("threads")
-        in_cluster(t, c)
-        t.emit(ops.ClusterBarrier, part)
-
-    builtin(getattr(T, name))(meet)
+def _meet(t: Expressions, c: Call, part: str) -> None:
+    in_cluster(t, c)
+    t.emit(ops.ClusterBarrier, part)
 
 
-for _part in ("", "arrive", "wait"):
-    _meet(_part)
+builtin(T.cluster_sync, of="threads")(lambda t, c: _meet(t, c, ""))
+builtin(T.cluster_arrive, of="threads")(lambda t, c: _meet(t, c, "arrive"))
+builtin(T.cluster_wait, of="threads")(lambda t, c: _meet(t, c, "wait"))
 
 
 # --- extents --------------------------------------------------------------------------------------

@@ -278,11 +278,12 @@ def factor(t: Expressions, c: Call, name: str) -> Tile:
         tile = t.tile(c[name], f"{name} of T.{c.builtin}")
         if tile.buffer.type.space not in ("shared", "fragment"):
             hint = "copy it into a shared tile first: T.copy(…, A_shared)"
-            said = f"{name} of T.{c.builtin} is {describe(tile.buffer)}"
-            raise t.error(f"{said}; it must be shared or a fragment", hint)
+            raise c.wrong(
+                name, f"is {describe(tile.buffer)}; it must be shared or a fragment", hint
+            )
         if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
-            message = f"{name} of T.{c.builtin} is {t.tile_text(tile)}; it must have two dimensions"
-            raise t.error(message, "name a two-dimensional part: A_s[0, :, :]")
+            said = f"is {t.tile_text(tile)}; it must have two dimensions"
+            raise c.wrong(name, said, "name a two-dimensional part: A_s[0, :, :]")
         return tile
 
 

@@ -22,19 +22,12 @@ UNNAMED = "_"  # an extent that no size parameter holds
 
 
 @builtin(T.reshape)
-def reshape(t: Expressions, c: Call) -> Buffer | None:
-    if c["src"] is None and t.options.tilelang:
-        return None  # of a tensor that this variant does not have
-    source = _source(t, c)
-    return _view(t, c, source, source.dtype)
-
-
 @builtin(T.view)
 def view(t: Expressions, c: Call) -> Buffer | None:
     if c["src"] is None and t.options.tilelang:
-        return None
+        return None  # of a tensor that this variant does not have
     source = _source(t, c)
-    dtype = source.dtype if c["dtype"] is None else c.dtype("dtype")
+    dtype = source.dtype if c.values.get("dtype") is None else c.dtype("dtype")
     return _view(t, c, source, dtype)
 
 

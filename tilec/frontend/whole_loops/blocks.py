@@ -11,7 +11,7 @@ from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, unravelled
 from tilec.frontend.whole_loops.products import Operand, Product, beside
-from tilec.frontend.whole_loops.rows import Known, shared_rows
+from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.ir.types import next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
@@ -169,7 +169,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         if threads % lanes:
             return None
         lane = self._fresh("lane")
-        body = shared_rows(self.nest, named, known, lanes, (self.language, lane), self._fresh)
+        body = Rows(self.nest, named, known, lanes, self.language, lane, self._fresh).body()
         if body is None:
             return None
         self.given |= {"BODY": body, "LANE": lane}

@@ -24,13 +24,14 @@ from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Named,
     Nest,
+    called,
     changed_by,
     index_of,
     other_operand,
 )
 from tilec.frontend.whole_loops.rows import FOLDS
 from tilec.ir.types import BOOL, DTYPES, FLOAT32, INT32, DType
-from tilec.support.syntax import assigned_names, every, name_nodes, names_in
+from tilec.support.syntax import assigned_names, every, name_nodes, names_in, stored_names
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
@@ -79,7 +80,7 @@ def changes_literals(nest: Nest, named: Named) -> bool:
     own = assigned_names(nest.body) | {*nest.indices}
 
     def is_number(value: ast.expr) -> bool:
-        words = (_called(c.func, named) for c in every(ast.Call, value))
+        words = (called(c.func, named) for c in every(ast.Call, value))
         told = any(isinstance(w, DType) or w is T.cast or w is T.Cast for w in words)
         return not told and own.isdisjoint(names_in(value)) and not [*every(ast.Subscript, value)]
 
@@ -94,16 +95,6 @@ def changes_literals(nest: Nest, named: Named) -> bool:
             if isinstance(n.ctx, ast.Store) and any(s not in inside for s in begun.get(n.id, ())):
                 return True
     return False
-
-
-def _called(func: ast.expr, named: Named) -> object:
-    """What is called."""
-    match func:
-        case ast.Constant(word):
-            return word
-        case ast.Name() | ast.Attribute():
-            return named(func)
-    return None
 
 
 @dataclass(frozen=True)
@@ -152,8 +143,7 @@ class _Folded:
             match s:
                 case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
                     given.add(s)
-        stored = (n.id for n in name_nodes(*behind) if isinstance(n.ctx, ast.Store))
-        return bool(folds) and [*stored].count(self.name) == len(folds | given)
+        return bool(folds) and stored_names(*behind).count(self.name) == len(folds | given)
 
     def _keeps(self, s: ast.stmt, dtype: DType) -> bool:
         """Whether a statement out of loops is arithmetic on the name that leaves it its dtype: an
@@ -224,7 +214,7 @@ class _Folded:
     def _end_of(self, value: ast.expr) -> DType | None:
         """The dtype whose largest or smallest number a word is, which is a number as any other."""
         match value:
-            case ast.Call(ast.Name() | ast.Attribute() as func, args, []):
+            case ast.Call(func, args, []):
                 if any(self.named(func) is word for word in _ENDS):
                     if not args:
                         return FLOAT32
@@ -243,9 +233,7 @@ class _Folded:
         whether one or both hold."""
         match s:
             case ast.Assign([ast.Name(given)], ast.Call(func, [a, b], [])) if given == self.name:
-                known = isinstance(func, ast.Name | ast.Attribute)
-                known = known and self.named(func) in FOLDS
-                return other_operand(self.name, a, b) if known else None
+                return other_operand(self.name, a, b) if self.named(func) in FOLDS else None
             case ast.Assign([ast.Name(given)], ast.BoolOp(_, [a, b])) if given == self.name:
                 return other_operand(self.name, a, b)
         name, op, value = changed_by(s) or ("", None, None)

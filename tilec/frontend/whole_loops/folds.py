@@ -26,7 +26,7 @@ from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.ops import FOLDS
 from tilec.ir.types import DType
-from tilec.support.syntax import every, name_nodes
+from tilec.support.syntax import every, stored_names
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -233,7 +233,7 @@ class Folds(Rows):
 
     def _dtype_once(self, value: ast.expr) -> DType | None:
         """That of an expression of names that one statement of the nest alone gives a value."""
-        stored = [n.id for n in name_nodes(*self.nest.body) if isinstance(n.ctx, ast.Store)]
+        stored = stored_names(*self.nest.body)
         once = [s for s in every(ast.Assign, *self.nest.body) if stored.count(given_by(s)[0]) == 1]
         return self.dtype(value, once)
 
@@ -258,8 +258,7 @@ class Folds(Rows):
     def _is_atomic(self, s: ast.stmt) -> bool:
         match s:
             case ast.Expr(ast.Call(func, [ast.Subscript(ast.Name()) as place, value], [])):
-                plain = isinstance(func, ast.Name | ast.Attribute)
-                word = self.named(func) if plain else None
+                word = self.named(func)
                 ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False

@@ -22,9 +22,10 @@ from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
 from tilec.support.syntax import assigned_names, every, name_nodes, names_in
+from tilec.target import Target
 
 _SMALL = 64  # of an extent, below which no one waits for a loop
-_MOST_BLOCKS = 65535  # along the third dimension of a grid
+_MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _USUAL = 8192  # where nothing is known of a row's length
@@ -81,7 +82,9 @@ class WholeLoops(Statements):
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         self._tell_missed(typed, named)
-        made = self._with_loops(blocks, named)
+        made = self._over_tiles(blocks, named)
+        if made is None and self.row_lanes:
+            made = blocks.rows(named, self._static, self.row_lanes)
         if made is None:
             cast = with_casts(single, self._typed(single, named))
             straight = nests.written_out(cast, named, self._static)
@@ -120,14 +123,9 @@ class WholeLoops(Statements):
     def _static(self, extent: ast.expr) -> int | None:
         return static_int(self.expression(extent))
 
-    def _with_loops(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
-        """A nest whose loops go along rows or columns."""
-        made = self._over_tiles(blocks, named)
-        if made is None and self.row_lanes:
-            made = blocks.rows(named, self._static, self.row_lanes)
-        return made
-
     def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+        """A nest whose loops go along rows or columns of tiles."""
+
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
             return magnitude_of(size) if size else 0, unit

@@ -12,7 +12,14 @@ from typing import Literal
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
 from tilec.ir.types import DType
-from tilec.support.syntax import assigned_names, every, name_nodes, names_in, placed
+from tilec.support.syntax import (
+    assigned_names,
+    every,
+    name_nodes,
+    names_in,
+    placed,
+    stored_names,
+)
 
 Named = Callable[[ast.expr], object]
 DtypeOf = Callable[[ast.expr], DType | None]
@@ -85,7 +92,7 @@ def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
 def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
     """The body with what the extents of its loops stand for in place of names that are numbers, the
     same in all iterations: `n = C // groups`, `for c in range(n)`."""
-    stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
+    stored = stored_names(*nest.body)
     own, same = {*nest.indices, *stored}, dict[str, ast.expr]()
     for s in nest.body:
         match s:
@@ -242,10 +249,7 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     for n in every(ast.For | ast.While | ast.AnnAssign, *nest.body):
         if not (variables and (isinstance(n, ast.AnnAssign) or _numbers(n) is not None)):
             return False
-    called = (c.func for c in every(ast.Call, *nest.body))
-    return not any(
-        isinstance(f, ast.Name | ast.Attribute) and named(f) in allocations for f in called
-    )
+    return not any(named(c.func) in allocations for c in every(ast.Call, *nest.body))
 
 
 def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
@@ -324,10 +328,14 @@ def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | No
 
 def _word(call: ast.Call, named: Named) -> object:
     """The builtin that is called; T.const for what is none."""
-    plain = isinstance(call.func, ast.Name | ast.Attribute)
-    found = named(call.func) if plain else None
+    found = named(call.func)
     ours = str(getattr(found, "__module__", "")).startswith("tilec.")
     return found if ours and callable(found) else T.const
+
+
+def called(func: ast.expr, named: Named) -> object:
+    """What is called, which may be a word that `as_syntax` has put there."""
+    return func.value if isinstance(func, ast.Constant) else named(func)
 
 
 def fresh_name(base: str, used: set[str]) -> str:

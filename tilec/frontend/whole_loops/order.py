@@ -37,7 +37,7 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
 )
 from tilec.ir.types import BOOL
-from tilec.support.syntax import every, name_nodes, names_in, parsed
+from tilec.support.syntax import every, headed, name_nodes, names_in, parsed
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
@@ -96,12 +96,10 @@ class _OneByOne(ast.NodeTransformer):
             return s
         self.changed = True
         count, name = ast.unparse(extent), self.fresh(index)
-        (made,) = parsed(f"for {name} in range({count}): pass", s)
-        assert isinstance(made, ast.For) and isinstance(s.iter, ast.Call)
-        assert isinstance(made.iter, ast.Call)
-        made.iter.func = s.iter.func  # `range`, as the author calls it
         put = Put({index: ast.parse(f"({count}) - 1 - {name}", mode="eval").body})
-        made.body = [put.visit(x) for x in s.body]
+        made: ast.For = headed(f"for {name} in range({count}):", [*map(put.visit, s.body)], s)
+        assert isinstance(made.iter, ast.Call) and isinstance(s.iter, ast.Call)
+        made.iter.func = s.iter.func  # `range`, as the author calls it
         return made
 
 

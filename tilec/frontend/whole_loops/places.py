@@ -33,7 +33,7 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
 )
 from tilec.ir.types import FLOAT32, DType
-from tilec.support.syntax import assigned_names, every, name_nodes, names_in, parsed
+from tilec.support.syntax import assigned_names, every, headed, name_nodes, names_in, parsed
 
 _ATOMICS: tuple[tuple[object, str], ...] = (
     (T.atomic_add, "sum"), (T.atomic_max, "max"), (T.atomic_min, "min"),
@@ -93,7 +93,7 @@ class _Places(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         match node.value:
-            case ast.Call(ast.Name() | ast.Attribute() as func, [ast.Subscript() as place, v], []):
+            case ast.Call(func, [ast.Subscript() as place, v], []):
                 called = self.named(func)
                 word = next((w for a, w in _ATOMICS if called is a), None)
                 if word is not None and self._is_one(place):
@@ -102,7 +102,7 @@ class _Places(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if isinstance(node.op, ast.Add) and isinstance(node.target, ast.Subscript):
-            if self._is_own(node.target):
+            if self._is_one(node.target) and _is_each_ones(node.target, self.nest):
                 return self._folded(node, node.target, "sum", node.value, "")
         return node
 
@@ -114,9 +114,6 @@ class _Places(ast.NodeTransformer):
         if self.tested and not plain:
             return False
         return is_alone(self.nest, tensor_of(place))
-
-    def _is_own(self, place: ast.Subscript) -> bool:
-        return self._is_one(place) and _is_each_ones(place, self.nest)
 
     def _folded(
         self, s: ast.stmt, place: ast.Subscript, word: str, value: ast.expr, atomic: str
@@ -198,9 +195,7 @@ def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
                 return all(map(read, [*body, *orelse]))
             case ast.Assign([ast.Name()], _) | ast.Pass():
                 return True
-            case ast.Expr(
-                ast.Call(ast.Name() | ast.Attribute() as func, [ast.Subscript() as place, _], [])
-            ):
+            case ast.Expr(ast.Call(func, [ast.Subscript() as place, _], [])):
                 called = named(func)
                 plain = all(isinstance(i, ast.Name | ast.Constant) for i in indices_of(place))
                 kept.append({*nest.indices} & names_in(place.slice))
@@ -216,10 +211,7 @@ def as_folds(nest: Nest, named: Named, fresh: Fresh) -> Nest | None:
         return None
     body = [copy.deepcopy(s) for s in nest.body]
     for name, extent in reversed(inner):
-        made = parsed(f"for {name} in range({ast.unparse(extent)}): pass", nest.body[0])[0]
-        assert isinstance(made, ast.For)
-        made.body = body
-        body = [made]
+        body = [headed(f"for {name} in range({ast.unparse(extent)}):", body, nest.body[0])]
     outer = outer or [(fresh("zero"), ast.Constant(1))]
     indices, extents = (tuple(x) for x in zip(*outer))
     return Nest(indices, extents, tuple(body))

@@ -31,6 +31,7 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     Put,
+    called,
     chain_of,
     counted,
     index_of,
@@ -41,7 +42,7 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import DType
-from tilec.support.syntax import every, name_nodes, names_in
+from tilec.support.syntax import every, names_in, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
 
@@ -140,7 +141,7 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     reader = _Reader(named, decided)
     if inner is None or not reader.reads(before, chain_of(loop)[-1].body):
         return None
-    stored = [n.id for n in name_nodes(*before, loop) if isinstance(n.ctx, ast.Store)]
+    stored = stored_names(*before, loop)
     own = {name for name, _ in inner} | reader.inside
     if own & names_in(*before, *epilogue) or any(
         stored.count(n) > 1 for n in {*reader.names, *own}
@@ -178,7 +179,7 @@ class Missed(NamedTuple):
 
 def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
-    stored = [n.id for n in name_nodes(*nest.body) if isinstance(n.ctx, ast.Store)]
+    stored = stored_names(*nest.body)
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
         inner, reader = _loops(loop, named), _Reader(named, lambda test: True)
         if inner is None:
@@ -304,7 +305,7 @@ class _Reader:
             total.added.append(found[1])
         if not all(map(self._begins, before)) or not all(map(self.note, named)):
             return False
-        self.inside = {n.id for n in name_nodes(*named) if isinstance(n.ctx, ast.Store)}
+        self.inside = {*stored_names(*named)}
         own = {n for t in self.totals.values() for n in names_in(t.total)}
         values = [v for s in (*self.begun, *named) if (v := getattr(s, "value", None)) is not None]
         return own.isdisjoint(names_in(*values)) and all(t.begins for t in self.totals.values())
@@ -456,9 +457,4 @@ class _Reader:
         return None
 
     def _called(self, func: ast.expr) -> object:
-        match func:
-            case ast.Constant(word):
-                return word
-            case ast.Name() | ast.Attribute():
-                return self.named(func)
-        return None
+        return called(func, self.named)

@@ -24,7 +24,7 @@ from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import Named, Nest, Put, is_zero
 from tilec.frontend.whole_loops.rows import FOLDS, needed_by
 from tilec.ir.types import DType
-from tilec.support.syntax import name_nodes, names_in, parsed
+from tilec.support.syntax import names_in, parsed, stored_names
 
 _EXPONENTIALS = (T.exp, T.exp2)
 
@@ -82,9 +82,8 @@ class _Rescaled:
                 self.first += parsed(text, s)
             elif s is not self.copied and not self._reads(s):
                 return None
-        made = {n.id for n in name_nodes(*self.loop.body) if isinstance(n.ctx, ast.Store)}
+        made, stored = {*stored_names(*self.loop.body)}, stored_names(*before)
         zero = {name for name, v in map(given_by, before) if v is not None and self._is_zero(v)}
-        stored = [n.id for n in name_nodes(*before) if isinstance(n.ctx, ast.Store)]
         zero = {name for name in zero if stored.count(name) == 1}
         left = (made - {self.most} - self.sums) & {name for s in behind for name in needed_by(s)}
         ours = self.sums and self.scaled <= self.sums and len(self.exponents) == 1
@@ -164,9 +163,8 @@ class _Rescaled:
     def _exponent(self, value: ast.expr) -> ast.expr | None:
         """Of `exp(x - new)`, or with the difference times a factor, x; all have one form."""
         match value:
-            case ast.Call(ast.Name() | ast.Attribute() as func, [given], []):
-                if not any(self.named(func) is word for word in _EXPONENTIALS):
-                    return None
+            case ast.Call(func, [given], []) if self.named(func) in _EXPONENTIALS:
+                pass
             case _:
                 return None
         sides = [(given, "")]
@@ -175,19 +173,17 @@ class _Rescaled:
         for difference, factor in sides:
             match difference:
                 case ast.BinOp(left, ast.Sub(), ast.Name(right)) if right == self.new:
-                    stored = {n.id for n in name_nodes(self.loop) if isinstance(n.ctx, ast.Store)}
-                    if stored.isdisjoint(names_in(ast.parse(factor))):
+                    if names_in(ast.parse(factor)).isdisjoint(stored_names(self.loop)):
                         self.exponents.add(f"{ast.unparse(func)} {factor}")
                         return left
         return None
 
     def _is_max(self, func: ast.expr) -> bool:
-        plain = isinstance(func, ast.Name | ast.Attribute)
-        return plain and FOLDS.get(self.named(func)) == "max"
+        return FOLDS.get(self.named(func)) == "max"
 
     def _is_zero(self, value: ast.expr) -> bool:
         match value:
-            case ast.Call(ast.Name() | ast.Attribute() as func, [number], []):
+            case ast.Call(func, [number], []):
                 word = self.named(func)
                 return (word is float or isinstance(word, DType)) and is_zero(number)
         return is_zero(value)

@@ -33,23 +33,12 @@ FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 Known = Callable[[ast.expr], int | None]
 
 
-def shared_rows(
-    nest: nests.Nest,
-    named: nests.Named,
-    known: Known,
-    lanes: int,
-    names: tuple[str, str],
-    fresh: nests.Fresh,
-) -> list[ast.stmt] | None:
-    """The body of one iteration as `lanes` of a warp do it together; None where they cannot, where
-    loops are short, and where threads with iterations of their own read neighbours. `known`: what
-    an extent is, if that is known now; `names`: what stands for `tilec.language`, and for the lane;
-    `fresh` makes names that are not used."""
-    return Rows(nest, named, known, lanes, *names, fresh).body()
-
-
 @dataclass
 class Rows:
+    """One iteration as `lanes` of a warp do it together. `known`: what an extent is, if that is
+    known now; `language` and `lane`: what stands for `tilec.language`, and for the lane; `fresh`
+    makes names that are not used."""
+
     nest: nests.Nest
     named: nests.Named
     known: Known
@@ -66,6 +55,8 @@ class Rows:
         return {*self.nest.indices, *assigned_names(self.nest.body)}
 
     def body(self) -> list[ast.stmt] | None:
+        """None where they cannot, where loops are short, and where threads with iterations of their
+        own read neighbours."""
         if not self._is_ours():
             return None
         made: list[ast.stmt] = []
@@ -241,8 +232,7 @@ def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:
             continue
         if language and ast.unparse(n.func).startswith(f"{language}."):
             continue
-        plain = isinstance(n.func, ast.Name | ast.Attribute)
-        found = named(n.func) if plain else None
+        found = named(n.func)
         cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
         if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
             return False

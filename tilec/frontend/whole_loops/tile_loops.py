@@ -20,7 +20,7 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.scans import PAD, Scans, makers
 from tilec.ir.ops.tile import COMBINED
-from tilec.support.syntax import every, names_in, parsed
+from tilec.support.syntax import every, headed, names_in, parsed
 
 _OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
@@ -101,53 +101,42 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 
     def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
         """A statement for each of the block's iterations that there are."""
-        put = self._names().visit(copy.deepcopy(s))
-        text = f"""
-for {self.o} in {self.language}.Parallel({self.outer}):
-    {self._places()}
-    if {self._inside()}:
-        pass
-"""
-        (made,) = parsed(text, s)
-        assert isinstance(made, ast.For) and isinstance(guard := made.body[-1], ast.If)
-        guard.body = [put]
-        return [made]
+        guarded = headed(f"if {self._inside()}:", [self._names().visit(copy.deepcopy(s))], s)
+        head = f"for {self.o} in {self.language}.Parallel({self.outer}):"
+        return [headed(head, [*parsed(self._places(), s), guarded], s)]
+
+    def _numbers(self) -> tuple[str, str, str]:
+        """The number of the block among those that go along the iterations it has, the number of
+        the others, and how many iterations there are."""
+        if not self.columns:
+            return self.block, "0", " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
+        extent = ast.unparse(self.nest.extents[-1])
+        across = f"{self.language}.ceildiv({extent}, {self.outer})"
+        own = self.block if len(self.nest.indices) == 1 else f"{self.block} % {across}"
+        return own, f"({self.block} // {across})", f"({extent})"
 
     def _places(self) -> str:
         """The indices of an iteration."""
-        first = f"{self.block} * {self.outer} + {self.o}"
-        if self.columns:
-            across = f"{self.language}.ceildiv({ast.unparse(self.nest.extents[-1])}, {self.outer})"
-            first = f"{self.block} % {across} * {self.outer} + {self.o}"
-            if len(self.nest.indices) == 1:
-                first = f"{self.block} * {self.outer} + {self.o}"
-            made, number = [f"{self.nest.indices[-1]} = {first}"], f"({self.block} // {across})"
-        else:
-            made, number = [], f"({first})"
-        rest = len(self.nest.indices) - len(made)
-        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[:rest]]
-        return "; ".join([*made, unravelled(self.nest.indices[:rest], extents, number)])
+        own, number, _ = self._numbers()
+        first = f"{own} * {self.outer} + {self.o}"
+        *others, last = self.nest.indices
+        if not self.columns:
+            others, number = [*others, last], f"({first})"
+        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[: len(others)]]
+        rest = unravelled(others, extents, number)
+        return f"{last} = {first}; {rest}" if self.columns else rest
 
     def _inside(self) -> str:
         """Whether there is such an iteration."""
+        own, _, total = self._numbers()
         if self.columns:
-            return f"{self.nest.indices[-1]} < ({ast.unparse(self.nest.extents[-1])})"
-        if self.outer == 1:
-            return "True"
-        total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
-        return f"{self.block} * {self.outer} + {self.o} < {total}"
+            return f"{self.nest.indices[-1]} < {total}"
+        return "True" if self.outer == 1 else f"{own} * {self.outer} + {self.o} < {total}"
 
     def _is_whole(self) -> str:
         """Whether all iterations of the block are there."""
-        if self.outer == 1:
-            return "True"
-        if not self.columns:
-            total = " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
-            return f"({self.block} + 1) * {self.outer} <= {total}"
-        extent = ast.unparse(self.nest.extents[-1])
-        across = f"{self.language}.ceildiv({extent}, {self.outer})"
-        number = self.block if len(self.nest.indices) == 1 else f"{self.block} % {across}"
-        return f"({number} + 1) * {self.outer} <= ({extent})"
+        own, _, total = self._numbers()
+        return "True" if self.outer == 1 else f"({own} + 1) * {self.outer} <= {total}"
 
     def _folding(
         self, loop: ast.For, behind: Sequence[ast.stmt]
@@ -384,16 +373,9 @@ for {turn} in {self.language}.serial({turns}):
             text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
         for s in reversed(around) if self.parts == 1 else ():
-            made = self._around(s, made)
+            head = f"for {index_of(s)} in {self.language}.serial({self._range(s)}):"
+            made = [headed(head, made, s)]
         return made
-
-    def _around(self, s: ast.For, body: list[ast.stmt]) -> list[ast.stmt]:
-        """A loop around tiles."""
-        text = f"for {index_of(s)} in {self.language}.serial({self._range(s)}): pass"
-        (made,) = parsed(text, s)
-        assert isinstance(made, ast.For)
-        made.body = body
-        return [made]
 
     def _range(self, s: ast.For) -> str:
         return f"({ast.unparse(self._extent(s))})"

@@ -29,7 +29,7 @@ from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
 from tilec.ir.types import MAGNITUDES, magnitude_of
-from tilec.support.syntax import every, names_in, parsed
+from tilec.support.syntax import every, headed, names_in
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
 # out of a row by little; one of longer rows is all of a row where it can be.
@@ -241,10 +241,7 @@ class Tiles(TileLoops):
             (made if behind is None else behind).extend(new)
         if behind is not None:
             shared = f"[{', '.join(self.shared)}], {self.parts}, {self.kinds}"
-            (ends,) = parsed(f"if {self.combined}({shared}):\n    pass", self.nest.body[0])
-            assert isinstance(ends, ast.If)
-            ends.body += behind
-            made.append(ends)
+            made.append(headed(f"if {self.combined}({shared}):", behind, self.nest.body[0]))
         return made
 
 

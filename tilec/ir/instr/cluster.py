@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import Asm, Instruction, register_list, spelled
+from tilec.ir.instr.instruction import Instruction, register_list, row
 from tilec.ir.instr.machine import Machine, acting
 from tilec.ir.instr.semantics import Semantics, Word, waiting
 from tilec.ir.instr.sync import until_completed
@@ -22,7 +22,7 @@ Clusters")."""
 
 
 def _barrier(half: str, text: str, act: Semantics) -> Instruction:
-    return Instruction(f"barrier.cluster{half}", "cluster", spelled(text, act))
+    return row(f"barrier.cluster{half}", "cluster", text, act)
 
 
 _ARRIVE, _WAIT = "barrier.cluster.arrive.release;", "barrier.cluster.wait.acquire;"
@@ -39,7 +39,7 @@ def _there(text: str, address: str = "$0", block: str = "$1") -> str:
     return f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; {text} }}"
 
 
-def _arrive(order: str) -> Asm:
+def _arrive(name: str, order: str) -> Instruction:
     text = (
         "{ .reg .pred p; .reg .b32 there; setp.ne.u32 p, $2, 0; "
         "@p mapa.shared::cluster.u32 there, $0, $1; "
@@ -50,26 +50,22 @@ def _arrive(order: str) -> Asm:
         everywhere = order == ".release.cluster"
         m.mbarrier_arrive(address, block=block, cluster_scope=everywhere, where=acting(guard))
 
-    return spelled(text, arrive, "rrr")
+    return row(name, "cluster", text, arrive, "rrr")
 
 
-MBARRIER_ARRIVE_AT = Instruction("mbarrier.arrive_at", "cluster", _arrive(""))
+MBARRIER_ARRIVE_AT = _arrive("mbarrier.arrive_at", "")
 """Arguments: address, block, and an i32: 0 for those who do not arrive (no branch). What threads
 wrote before is not ordered: `.release.cluster` would put a fence of the whole device before every
 arrival, which costs a matrix product a fifth of its speed. Reads by wgmma that have been waited for
 need no more."""
 
-MBARRIER_PUBLISH_AT = Instruction("mbarrier.publish_at", "cluster", _arrive(".release.cluster"))
+MBARRIER_PUBLISH_AT = _arrive("mbarrier.publish_at", ".release.cluster")
 """The same, and whoever waits with MBARRIER_WAIT_ACQUIRE sees what was written before."""
 
-MBARRIER_WAIT_ACQUIRE = Instruction(
-    "mbarrier.wait_acquire",
-    "cluster",
-    until_completed(
-        ".acquire.cluster", lambda m, at, parity: m.mbarrier_wait(at, parity, cluster_scope=True)
-    ),
-)
-"""Arguments: address, parity (i32)."""
+MBARRIER_WAIT_ACQUIRE = until_completed(
+    "mbarrier.wait_acquire", "cluster", ".acquire.cluster",
+    lambda m, at, parity: m.mbarrier_wait(at, parity, cluster_scope=True),
+)  # fmt: skip
 
 LOAD_WORDS = (1, 2, 4)
 
@@ -82,8 +78,8 @@ def cluster_load(words: int) -> Instruction:
     values = ", ".join(f"${n}" for n in range(words))
     form = f".v{words}.b32 {{{values}}}" if words > 1 else f".b32 {values}"
     text = _there(f"ld.shared::cluster{form}, [there];", f"${words}", f"${words + 1}")
-    asm = spelled(text, lambda m, at, block: m.cluster_load(at, block, words), "rr", "r" * words)
-    return Instruction(f"ld.cluster.{words}", "cluster", asm, 32)
+    name, made = f"ld.cluster.{words}", "r" * words
+    return row(name, "cluster", text, lambda m, *x: m.cluster_load(*x, words), "rr", made, bits=32)
 
 
 STORE_BYTES = (1, 2, 4, 8, 16)
@@ -103,8 +99,8 @@ def cluster_store(bytes: int) -> Instruction:
         m.cluster_store(address, block, words, bytes)
 
     text = _there(f"st.shared::cluster{values} [there], {given};")
-    asm = spelled(text, store, "rr" + "r" * len(words))
-    return Instruction(f"st.cluster.{bytes}", "cluster", asm, 8 * bytes)
+    inputs = "rr" + "r" * len(words)
+    return row(f"st.cluster.{bytes}", "cluster", text, store, inputs, bits=8 * bytes)
 
 
 @functools.cache
@@ -116,8 +112,8 @@ def expect_at(bytes: int) -> Instruction:
         m.mbarrier_arrive(address, expect=bytes, block=block, cluster_scope=True)
 
     word = "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"
-    asm = spelled(_there(f"{word} _, [there], {bytes};"), expect, "rr")
-    return Instruction(f"mbarrier.expect_at.{bytes}", "cluster", asm)
+    text = _there(f"{word} _, [there], {bytes};")
+    return row(f"mbarrier.expect_at.{bytes}", "cluster", text, expect, "rr")
 
 
 @functools.cache
@@ -133,5 +129,5 @@ def cluster_send(bytes: int) -> Instruction:
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
         f"[there], [$0], {bytes}, [gate]; }}"
     )
-    asm = spelled(text, lambda m, *operands: m.cluster_send(*operands, bytes), "rrrr")
-    return Instruction(f"cp.bulk.cluster.{bytes}", "cluster", asm, 8 * bytes)
+    name, bits = f"cp.bulk.cluster.{bytes}", 8 * bytes
+    return row(name, "cluster", text, lambda m, *x: m.cluster_send(*x, bytes), "rrrr", bits=bits)

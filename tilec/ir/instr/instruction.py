@@ -145,20 +145,6 @@ class Operands:
         return False
 
 
-def spelled(
-    text: str, semantics: Semantics, inputs: str = "", outputs: str = "", *, memory: bool = True
-) -> Asm:
-    """PTX in which `$0`, `$1`, … are its operands, results first: `outputs` and `inputs` are their
-    register classes, a letter each. It does what `semantics` does; `memory` as of `Operands.asm`.
-    """
-    x = Operands()
-    for kind in outputs:
-        x.outputs(kind, 1)
-    for kind in inputs:
-        x.input(kind)
-    return x.asm(text, semantics, memory=memory)
-
-
 def register_kind(dtype: types.DType) -> str:
     """The class of the registers that hold elements of `dtype` for a matrix instruction."""
     return {types.FLOAT32: "f", types.FLOAT64: "d"}.get(dtype, "r")
@@ -276,6 +262,21 @@ class Instruction:
     feature: str
     asm: Asm
     unit_bits: int = 0
+
+
+def row(
+    name: str, feature: str, text: str, semantics: Semantics, inputs: str = "", outputs: str = "",
+    *, bits: int = 0, **kept: bool,
+) -> Instruction:  # fmt: skip
+    """PTX in which `$0`, `$1`, … are its operands, results first: `outputs` and `inputs` are their
+    register classes, a letter each. It does what `semantics` does; `bits`: see `Instruction`;
+    `kept`: as of `Operands.asm`."""
+    x = Operands()
+    for kind in outputs:
+        x.outputs(kind, 1)
+    for kind in inputs:
+        x.input(kind)
+    return Instruction(name, feature, x.asm(text, semantics, **kept), bits)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.instruction import PTX_TYPES, Array, Instruction, Operands, spelled
+from tilec.ir.instr.instruction import PTX_TYPES, Array, Instruction, Operands, row
 from tilec.ir.instr.machine import Machine, acting, nothing
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Digit, Layout
@@ -133,8 +133,8 @@ def red_add(dtype: DType, width: int) -> Instruction:
     values = f"{{{values}}}" if words > 1 else values
     name = f"red.add{rounding}{vector}{kind}"
     text = f"red.relaxed.gpu.global.add{rounding}{vector}{kind} [$0], {values};"
-    asm = spelled(text, lambda m, at, *values: m.red_add(at, values, dtype), "l" + register * words)
-    return Instruction(name, "red_vector", asm)
+    inputs = "l" + register * words
+    return row(name, "red_vector", text, lambda m, at, *x: m.red_add(at, x, dtype), inputs)
 
 
 # --- cp.async ---
@@ -157,20 +157,20 @@ def cp_async(bytes: int, partial: bool = False, policy: str = "") -> Instruction
 
     text = f"cp.async.{cache}.shared.global{{hint}} [$0], [$1], {bytes}{size}{{policy}};"
     name = f"cp.async.{bytes}{'.partial' if partial else ''}{_named(policy)}"
-    asm = spelled(_cached(text, policy), copy, "rlr" if partial else "rl")
-    return Instruction(name, "cp_async", asm, 8 * bytes)
+    inputs = "rlr" if partial else "rl"
+    return row(name, "cp_async", _cached(text, policy), copy, inputs, bits=8 * bytes)
 
 
-CP_ASYNC_COMMIT = Instruction(
-    "cp.async.commit", "cp_async", spelled("cp.async.commit_group;", lambda m: m.cp_async_commit())
+CP_ASYNC_COMMIT = row(
+    "cp.async.commit", "cp_async", "cp.async.commit_group;", lambda m: m.cp_async_commit()
 )
 
 
 @functools.cache
 def cp_async_wait(pending: int) -> Instruction:
     """Wait until at most `pending` of this thread's groups are unfinished."""
-    asm = spelled(f"cp.async.wait_group {pending};", lambda m: m.cp_async_wait(pending))
-    return Instruction(f"cp.async.wait.{pending}", "cp_async", asm)
+    name, text = f"cp.async.wait.{pending}", f"cp.async.wait_group {pending};"
+    return row(name, "cp_async", text, lambda m: m.cp_async_wait(pending))
 
 
 # --- TMA ---
@@ -268,10 +268,8 @@ def _tma_dims(dims: int) -> int:
     return dims
 
 
-TMA_STORE_COMMIT = Instruction(
-    "tma.store.commit",
-    "tma",
-    spelled("cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()),
+TMA_STORE_COMMIT = row(
+    "tma.store.commit", "tma", "cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()
 )
 
 
@@ -280,14 +278,11 @@ def tma_store_wait(pending: int, read: bool) -> Instruction:
     """Wait until at most `pending` of this thread's groups of stores are unfinished (`read`: have
     not read)."""
     word = ".read" if read else ""
-    text = f"cp.async.bulk.wait_group{word} {pending};"
-    asm = spelled(text, lambda m: m.tma_store_wait(pending, read))
-    return Instruction(f"tma.store.wait{word}.{pending}", "tma", asm)
+    name, text = f"tma.store.wait{word}.{pending}", f"cp.async.bulk.wait_group{word} {pending};"
+    return row(name, "tma", text, lambda m: m.tma_store_wait(pending, read))
 
 
-TMA_PREFETCH = Instruction(
-    "tma.prefetch_map", "tma", spelled("prefetch.tensormap [$0];", nothing, "p")
-)
+TMA_PREFETCH = row("tma.prefetch_map", "tma", "prefetch.tensormap [$0];", nothing, "p")
 """Bring a descriptor (ptr) into its cache."""
 
 

@@ -20,6 +20,7 @@ from tilec.ir.instr.instruction import (
     instruction_name,
     register_kind,
     register_list,
+    row,
 )
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Semantics, Word
@@ -84,48 +85,26 @@ def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaInstr
     return MmaInstruction(name, 16, 8, k, a, b, c, *layouts, MMA_C, packs, feature)
 
 
-def _and_or() -> Asm:
-    x = Operands()
-    (found,) = x.outputs("r", 1)
-    value, mask, bits = x.inputs("r", 3)
-
-    def select(m: Machine, value: Word, mask: Word, bits: Word) -> Outcome:
-        return (value & mask | bits,)
-
-    text = f"lop3.b32 {found}, {value}, {mask}, {bits}, 0xEA;"
-    return x.asm(text, select, memory=False, effects=False)
-
-
-AND_OR = Instruction("lop3.and_or", "mma", _and_or())
+AND_OR = row(
+    "lop3.and_or", "mma", "lop3.b32 $0, $1, $2, $3, 0xEA;",
+    lambda m, value, mask, bits: (value & mask | bits,), "rrr", "r", memory=False, effects=False,
+)  # fmt: skip
 """Section "lop3". Arguments: a word, a mask, and bits to be set: `(word & mask) | bits`. Of the two
 operations, with constants, ptxas makes two instructions."""
 
-
-def _tanh() -> Asm:
-    x = Operands()
-    (found,), (argument,) = x.outputs("f", 1), x.inputs("f")
-
-    def tanh(m: Machine, value: Word) -> Outcome:
-        return (np.tanh(value),)
-
-    return x.asm(f"tanh.approx.f32 {found}, {argument};", tanh, memory=False, effects=False)
-
-
-TANH = Instruction("tanh.approx", "mma", _tanh())
+TANH = row(
+    "tanh.approx", "mma", "tanh.approx.f32 $0, $1;",
+    lambda m, value: (np.tanh(value),), "f", "f", memory=False, effects=False,
+)  # fmt: skip
 """Section "tanh": of a float32, with a relative error of about 2**-11."""
 
 
-def _unknown(kind: str) -> Instruction:
-    x = Operands()
-    (found,) = x.outputs(kind, 1)
-    given = x.input(kind)
-    bits = 32 if kind == "r" else 64
-    text = f"mov.b{bits} {found}, {given};"
-    asm = x.asm(text, lambda m, value: (value,), memory=False, effects=False)
-    return Instruction(f"mov.b{bits}", "mma", asm)
+def _unknown(kind: str, bits: int) -> Instruction:
+    name, same = f"mov.b{bits}", lambda m, value: (value,)
+    return row(name, "mma", f"{name} $0, $1;", same, kind, kind, memory=False, effects=False)
 
 
-UNKNOWN = {"i32": _unknown("r"), "i64": _unknown("l")}
+UNKNOWN = {"i32": _unknown("r", 32), "i64": _unknown("l", 64)}
 """Argument: a number. The same number, of which LLVM knows nothing."""
 
 _OF_FLOAT64 = (FLOAT64, FLOAT64, FLOAT64, MMA4_A, MMA4_B, MMA4_C, (1, 1, 1))

@@ -76,21 +76,17 @@ class WgmmaInstruction(instruction.MatrixInstruction):
             raise InternalError(f"{self.name}: an operand that is not K-major")
         per_step, _, count = self.registers
         x = instruction.Operands()
-        kind = instruction.register_kind(self.c_dtype)
         # Of several steps the first writes c before the others have read a.
         early = accumulate == "never" or in_registers or self.metadata is not None
-        c = x.outputs(kind, m_blocks * count, early=early)
+        c = x.outputs(instruction.register_kind(self.c_dtype), m_blocks * count, early=early)
         a = x.inputs("r", m_blocks * steps * per_step) if in_registers else x.inputs("l")
         each = steps // served
         e = x.inputs("r", m_blocks * each) if self.metadata is not None else []
         b = x.input("l")
         text = [".reg .b64 da, db;"]
-        first = "1"
+        first = {"always": "1", "never": "0", "if": "p"}[accumulate]
         if accumulate == "if":
             text.append(f".reg .pred p; setp.ne.u32 p, {x.input('r')}, 0;")
-            first = "p"
-        elif accumulate == "never":
-            first = "0"
         if accumulate != "never":
             x.tie_all()
         text.append("wgmma.fence.sync.aligned;")
@@ -106,10 +102,7 @@ class WgmmaInstruction(instruction.MatrixInstruction):
                     a_text = "da"
                 d = instruction.register_list(c[block * count : (block + 1) * count])
                 scale = first if step == 0 else "1"
-                described = ""
-                if e:
-                    selector = step % served
-                    described = f"{e[block * each + step // served]}, {selector}, "
+                described = f"{e[block * each + step // served]}, {step % served}, " if e else ""
                 text.append(f"{self._instruction} {d}, {a_text}, db, {described}{scale}{tail};")
         text.append("wgmma.commit_group.sync.aligned;")
 

@@ -63,7 +63,7 @@ class ClusterLoad(Op):
 
     def verify(self) -> None:
         bits = self.source.dtype.bits * self.lanes
-        if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
+        if self.source.space != "shared" or bits not in (32, 64, 128):
             raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
 
 
@@ -78,7 +78,7 @@ class ClusterStore(Op):
     block: Value
 
     def verify(self) -> None:
-        if self.dest.buffer.space != "shared" or self.value.dtype != self.dest.dtype:
+        if self.dest.space != "shared" or self.value.dtype != self.dest.dtype:
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
 

@@ -226,6 +226,11 @@ class Gemm(Op):
         return m, n, k if self.metadata is None else 2 * k
 
     @property
+    def summed(self) -> tuple[int, int]:
+        """Which dimensions of A and of B are summed over, counted from the last."""
+        return -2 if self.transpose_a else -1, -1 if self.transpose_b else -2
+
+    @property
     def inputs(self) -> tuple[Region, ...]:
         """A, B and the metadata, if there are any."""
         return (self.a, self.b) if self.metadata is None else (self.a, self.b, self.metadata)

@@ -83,7 +83,7 @@ def parallel_accesses(p: ops.Parallel) -> tuple[Access, ...]:
             ]
             mine = tuple(runs.get(v, ()) for v in kept)
             dims = [d for run in mine for d in run]
-            several = buffer.buffer.space == "fragment" or all(len(run) == 1 for run in mine)
+            several = buffer.space == "fragment" or all(len(run) == 1 for run in mine)
             plain = all(mine) and len({*dims}) == len(dims) and several
             found.append(
                 Access(o, buffer, isinstance(o, ops.Store), mine if plain else (), o.indices)
@@ -129,7 +129,7 @@ def changes_memory(p: ops.Parallel) -> bool:
     read then what it has changed already."""
     effects = [e for _, e in effects_in(p.body)]
     both = {*buffers_read(effects)} & {*buffers_written(effects)}
-    return any(v.buffer.space not in ("fragment", "local") for v in both)
+    return any(v.space not in ("fragment", "local") for v in both)
 
 
 def together(o: ops.For | ops.While | ops.If, uniformity: Uniformity) -> bool:

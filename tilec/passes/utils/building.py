@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from tilec.ir.builder import Builder
-from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered
+from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered, fresh
 from tilec.ir.ops import (
     Alloc,
     Copy,
@@ -71,7 +71,7 @@ def or_zeros(b: Builder, cond: Value, then: Builder, values: Sequence[Value]) ->
 
 def or_zero(cond: Value, o: Op) -> Op:
     """`o` where `cond` holds; elsewhere its results are 0."""
-    results = tuple(Value(r.type, r.name) for r in o.results)
+    results = fresh(o.results)
     zeros = Builder(o.loc)
     none = tuple(zeros.zero(r.dtype) for r in results)
     then = Block((), (replace(o, results=results), Yield(results, loc=o.loc)))

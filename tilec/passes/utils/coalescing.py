@@ -55,8 +55,8 @@ class Coalescing:
         it touches in tensors lies on less than half the lines, and no fragment says."""
         facts, last = self.known.facts, len(p.extents) - 1
         every = [a.op for a in parallel_accesses(p) if isinstance(a.op, ops.ElementAccess)]
-        touched = [o for o in every if o.buffer.buffer.space == "global"]
-        if any(o.buffer.buffer.space == "fragment" for o in every) or all(
+        touched = [o for o in every if o.buffer.space == "global"]
+        if any(o.buffer.space == "fragment" for o in every) or all(
             facts.slope(o.indices[-1], p.body.args[-1]) == 1 for o in touched
         ):
             return last
@@ -125,7 +125,7 @@ class Coalescing:
     def _copy(self, o: ops.Copy) -> None:
         for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
             t = r.type
-            if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:
+            if t.space == "global" and tile.space == "fragment" and r.extents[-1] > 1:
                 width = contiguous(t, r.offsets, r.extents, self.known.facts)
                 self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))
 
@@ -153,7 +153,7 @@ def widest_run(bits: int, rows: Sequence[Row]) -> int:
 
 def narrowest(p: ops.Parallel) -> int:
     """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
-    widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
+    widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.space != "local"]
     return max(8, min(widths, default=32))
 
 

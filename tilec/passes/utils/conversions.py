@@ -49,15 +49,15 @@ def convert_operands(func: Func, target: Target) -> Block:
                     wants.in_shared(v)
                 own = {a.op for a in fragment_accesses(o)}
                 for a in parallel_accesses(o):
-                    if a.buffer.buffer.space == "fragment" and a.op not in own:
+                    if a.buffer.space == "fragment" and a.op not in own:
                         wants.in_shared(a.buffer, True, a.write)
-            case Load(source=v) if v.buffer.space == "fragment" and o not in inside:
+            case Load(source=v) if v.space == "fragment" and o not in inside:
                 if v.buffer.size == 1:
                     by_all = blocked(v.buffer.static_shape, target.warp_size, warps_at(o), 1)
                     wants.fragment(v, by_all, True, False)
                 else:
                     wants.in_shared(v, True, False)
-            case Store(dest=v) if v.buffer.space == "fragment" and o not in inside:
+            case Store(dest=v) if v.space == "fragment" and o not in inside:
                 wants.in_shared(v, True, True)
             case _ if type(o) in ELEMENTWISE:
                 held: list[Layout] = []

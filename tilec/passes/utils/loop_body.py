@@ -275,7 +275,7 @@ class LoopBody:
     def _check(self, o: ops.ElementAccess, group: list[Substitution]) -> None:
         """What is not proved of an index into shared memory is looked at in the simulator."""
         buffer = o.buffer
-        if buffer.buffer.space == "shared" and self.known.checks(o, buffer.buffer):
+        if buffer.space == "shared" and self.known.checks(o, buffer.buffer):
             for env in (group[0], group[-1])[: len(group)]:
                 self.b.emit(ops.CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
@@ -333,7 +333,7 @@ class LoopBody:
 
     def _cache(self, buffer: Value) -> str:
         """What the loop's author says of L2 and this buffer."""
-        return self.loop.cache if self.loop and buffer.buffer.space == "global" else ""
+        return self.loop.cache if self.loop and buffer.space == "global" else ""
 
     def _load(self, o: ops.Load, group: list[Substitution], known: VectorAccess) -> None:
         self._name(o, group, self._loaded(o, group, known))

@@ -239,7 +239,7 @@ Need = tuple[ops.ElementAccess, tuple[int, bool, bool]]
 def in_memory(o: Op) -> bool:
     """Whether `o` loads or stores an element of shared or global memory."""
     buffer = o.buffer if isinstance(o, ops.ElementAccess) else None
-    return buffer is not None and buffer.buffer.space in ("global", "shared")
+    return buffer is not None and buffer.space in ("global", "shared")
 
 
 # --- choices between a loaded element and 0, which are made by not loading it ---
@@ -271,7 +271,7 @@ def masked_loads(statements: Sequence[Op], known: MemoryFacts) -> dict[ops.Selec
             continue
         other = made.get(o.on_false) or known.tensors.constants.get(o.on_false)
         zero = isinstance(other, ops.Const) and other.value == 0 and str(other.value)[0] != "-"
-        if not zero or load.source.buffer.space != "global" or uses[load.result] > 1:
+        if not zero or load.source.space != "global" or uses[load.result] > 1:
             continue
         asked_before = places.get(o.cond, -1) < places[load.result]
         if asked_before and load.source not in known.tensors.safe:

@@ -61,7 +61,7 @@ def _differing(func: Func, dim: int) -> set[Value | Op]:
                 if isinstance(whole, ops.BlockIndex) and isinstance(by, ops.Const):
                     if by.value == cluster[whole.dim]:
                         same.add(o.result)  # the cluster's own number
-            case ops.Load() if o.source.buffer.space == "global":
+            case ops.Load() if o.source.space == "global":
                 pass
             case _ if not o.pure and not o.region_fields:
                 own.update(o.results)

@@ -86,8 +86,8 @@ def operand(o: Gemm, which: str, facts: Facts) -> Operand:
 
 def part_of_sum(b: Builder, o: Gemm, start: int, size: int) -> Gemm:
     """The product over `size` steps of K from `start` on; appends what its offsets need."""
-    a_dim, b_dim = (-2 if o.transpose_a else -1), (-1 if o.transpose_b else -2)
-    return replace(o, a=part(b, o.a, a_dim, start, size), b=part(b, o.b, b_dim, start, size))
+    of_a, of_b = (part(b, r, dim, start, size) for r, dim in zip((o.a, o.b), o.summed))
+    return replace(o, a=of_a, b=of_b)
 
 
 def plane(layout: Layout) -> Layout:

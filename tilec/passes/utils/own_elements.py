@@ -28,7 +28,7 @@ def is_unordered(o: Op, facts: Facts) -> bool:
     barriers."""
     if isinstance(o, ops.Atomic):
         return o.kind in ops.FOLDS
-    if not isinstance(o, ops.Store) or o.dest.buffer.space != "shared":
+    if not isinstance(o, ops.Store) or o.dest.space != "shared":
         return False
     for index in o.indices:
         form = facts.form(index)
@@ -38,7 +38,7 @@ def is_unordered(o: Op, facts: Facts) -> bool:
             continue
         by = facts.constant(counter.value) if counter.value.is_integer else None
         fixed = all(facts.constant(i) is not None for i in counter.indices)
-        if by and fixed and counter.dest.buffer.space == "shared":
+        if by and fixed and counter.dest.space == "shared":
             return True
     return False
 
@@ -82,7 +82,7 @@ def own_elements(
     belongs to."""
     accesses: dict[Value, list[Access]] = {}
     for o, around in _accesses(func.body, ()):
-        if o.buffer.buffer.space != "shared" and o.buffer not in tensors:
+        if o.buffer.space != "shared" and o.buffer not in tensors:
             continue
         accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, around))
     table = _Table(func, uniformity, lanes)
@@ -168,7 +168,7 @@ class _Table:
         thread = along(threads, 0)
         values.known = dict.fromkeys(self.threads, thread)
         values.known |= {v: along(each, n) for n, (v, each) in enumerate(axes, 1)}
-        shared = o.buffer.buffer.space == "shared"
+        shared = o.buffer.space == "shared"
         if not shared and all(self._only_adds_blocks(o.indices[d]) for d in dims):
             values.known |= {v: np.zeros((), np.int32) for v in self.blocks}
         number: Any = np.zeros(shape, np.int64)

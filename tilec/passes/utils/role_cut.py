@@ -88,7 +88,7 @@ class Cut:
             for o in self.statements
             if o not in self.copies
             for v, x in self.uses[o].items()
-            if x.writes and v.buffer.space == "shared"
+            if x.writes and v.space == "shared"
         }
         products = [o for o in self.loop.body.ops if isinstance(o, Gemm)]
         found = dict.fromkeys(o.c for o in products if o.a.buffer in made and not o.clear)
@@ -109,8 +109,8 @@ class Cut:
         made |= {v for o in self.early_outside() for v, x in modref(o, covered).items() if x.writes}
         taken = [v for o in self.late for v in self.uses[o]]
         taken += [v for o in self.after if self.is_late(o) for v in modref(o, covered)]
-        found = [v for v in dict.fromkeys(taken) if v in made and v.buffer.space != "global"]
-        return sorted(found, key=lambda v: v.buffer.space != "shared")
+        found = [v for v in dict.fromkeys(taken) if v in made and v.space != "global"]
+        return sorted(found, key=lambda v: v.space != "shared")
 
     def early_outside(self) -> list[Op]:
         return [o for o in (*self.before, *self.after) if not self.is_late(o)]
@@ -144,16 +144,16 @@ class Cut:
                 continue
             for v, x in modref(o, covered).items():
                 known = v in own or v in self.crossing or v in self.tiles
-                if v.buffer.space not in ("global", "local") and not known:
+                if v.space not in ("global", "local") and not known:
                     raise self.refuse_at(o, f"{v.name} is the other group's")
-                if x.writes and v not in own and v.buffer.space != "global":
+                if x.writes and v not in own and v.space != "global":
                     raise self.refuse_at(o, f"it writes {v.name}, too")
         outside = {v for o in (*self.before, *self.after) for v in modref(o, covered)}
-        tiles = {v for v in self.crossing if v.buffer.space == "shared"} | {*self.tiles}
+        tiles = {v for v in self.crossing if v.space == "shared"} | {*self.tiles}
         for v in outside & tiles:
             raise self.refuse(f"{v.name} is used outside of the loop, too")
         read = {v for o in self.statements for v, x in self.uses[o].items() if x.reads}
-        for v in (v for v in read & self.written if v.buffer.space == "global"):
+        for v in (v for v in read & self.written if v.space == "global"):
             raise self.refuse(f"the kernel writes {v.name}, which it reads in the loop")
 
     # --- what it takes ---
@@ -164,12 +164,12 @@ class Cut:
         for v in self.sums:
             if v.buffer.static_shape[-1] % (8 * LAST_GROUPS):
                 raise self.refuse(f"the columns of {v.name} cannot be shared out")
-        behind = sum(_registers(v, size) for v in self.sums) // LAST_GROUPS
+        behind = sum(v.buffer.shared_out(size) for v in self.sums) // LAST_GROUPS
         last = -(-(RESERVED + behind + KEPT) // 8) * 8
         launched = at_launch((1 + LAST_GROUPS) * size, self.target)
         first = min((launched * (1 + LAST_GROUPS) - LAST_GROUPS * last) // 8 * 8, MOST_REGISTERS)
-        fragments = {v for o in self.early for v in self.uses[o] if v.buffer.space == "fragment"}
-        held = sum(n for v in fragments if (n := _registers(v, size)) > KEPT)
+        fragments = {v for o in self.early for v in self.uses[o] if v.space == "fragment"}
+        held = sum(n for v in fragments if (n := v.buffer.shared_out(size)) > KEPT)
         left = first - RESERVED - KEPT - held
         if last > MOST_REGISTERS or left < 0:
             in_all = (1 + LAST_GROUPS) * (launched - RESERVED - KEPT)
@@ -196,16 +196,16 @@ class Cut:
             v
             for v in allocs
             if v in used and v not in (*self.tiles, *self.promoted)
-            if not (v in self.crossing and v.buffer.space == "shared")
+            if not (v in self.crossing and v.space == "shared")
         }
-        shared = [v for v in self.kept if v.buffer.space == "shared"]
+        shared = [v for v in self.kept if v.space == "shared"]
         shared += [p.rest for p in self.promoted.values() if p.rest is not None]
         self.slot_of: dict[Value, Value] = {}  # what crosses: the tile in whose place it is
         free = [v for v in self.tiles if v not in self.parts]
         made: list[Value] = []
         for v in self.crossing:
             alike = [x for x in free if kind_of(x) == kind_of(v)]
-            if v.buffer.space == "shared" and alike:
+            if v.space == "shared" and alike:
                 self.slot_of[v] = alike[0]
                 free.remove(alike[0])
             else:
@@ -226,7 +226,7 @@ class Cut:
             v: like(v, (self.stages, *v.buffer.static_shape), v.name, "shared") for v in ringed
         }
         self.ring |= {v: self.ring[x] for v, x in self.slot_of.items()}
-        self.staged = {v: x for v, x in self.ring.items() if v.buffer.space == "shared"}
+        self.staged = {v: x for v, x in self.ring.items() if v.space == "shared"}
         self._place_once()
         threads = GROUP_WARPS * self.target.warp_size
         self.barriers = {
@@ -250,7 +250,7 @@ class Cut:
         self.lent: dict[Value, list[Value]] = {}  # a promoted tile: what holds its columns
         free, used, found = list(self.tiles), set[Value](), list[Copy]()
         for o in self.before:
-            touched = {v for v in modref(o, covered) if v.buffer.space == "shared"}
+            touched = {v for v in modref(o, covered) if v.space == "shared"}
             if o in self.once and not touched & used:
                 v = o.dest.buffer
                 alike = [x for x in free if kind_of(x) == kind_of(v)]
@@ -275,10 +275,6 @@ def like(v: Value, shape: Iterable[int], name: str, space: str = "") -> Value:
 
 def kind_of(v: Value) -> tuple[object, ...]:
     return v.buffer.static_shape, v.buffer.dtype
-
-
-def _registers(v: Value, threads: int) -> int:
-    return -(-v.buffer.size * v.buffer.dtype.bits // 32 // threads)
 
 
 def writes(o: Op, v: Value) -> bool:
@@ -332,7 +328,7 @@ def promote(
         v = o.dest.buffer
         uses = [x for x in statements if v in modref(x, covered)]
         readers = [x for x in uses if x is not o]
-        if v.buffer.space != "shared" or not o.dest.is_whole or not readers or o in products:
+        if v.space != "shared" or not o.dest.is_whole or not readers or o in products:
             continue
         if not all(x in products and _takes_whole(x, v) for x in readers):
             continue

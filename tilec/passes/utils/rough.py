@@ -63,7 +63,7 @@ class Rough:
             case ops.Select() if v is not o.cond:
                 return self._of(o.result)
             case ops.Store() if v is o.value and o in self.around:
-                return _is_fragment(o.buffer) and self._left(self.around[o], o.buffer)
+                return o.buffer.space == "fragment" and self._left(self.around[o], o.buffer)
         return False
 
     def _left(self, writer: Op, buffer: Value) -> bool:
@@ -81,7 +81,7 @@ class Rough:
             case ops.Copy():
                 if _narrow(o.dest.dtype):
                     return True
-                return _is_fragment(o.dest.buffer) and self._left(o, o.dest.buffer)
+                return o.dest.buffer.space == "fragment" and self._left(o, o.dest.buffer)
             case ops.Load():
                 return self._of(o.result)
         return False
@@ -119,7 +119,3 @@ def _filled(o: Op) -> set[Value]:
 
 def _narrow(dtype: DType) -> bool:
     return dtype.is_float and dtype.bits <= 16
-
-
-def _is_fragment(v: Value) -> bool:
-    return v.buffer.space == "fragment"

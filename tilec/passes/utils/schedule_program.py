@@ -90,7 +90,7 @@ class Program:
     def is_known(self, v: Value) -> bool:
         """Whether what is stored there is executed as it is: in a variable, or where a producer
         tells it."""
-        return v.buffer.space == "local" or self.root.get(v) in self.told
+        return v.space == "local" or self.root.get(v) in self.told
 
     def ops(self, block: Block) -> tuple[Op, ...]:
         """What has to be executed of `block`."""

@@ -82,7 +82,7 @@ class _Line:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.x.buffer.buffer.space != "shared":
+        if self.x.buffer.space != "shared":
             raise InternalError(f"a SIMT gemm of {self.x.buffer.type}")
 
     @functools.cached_property

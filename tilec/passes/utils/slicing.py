@@ -3,10 +3,10 @@ an earlier iteration without being sent there."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Substitution, Value, made_in, upstream, walk
+from tilec.ir.core import Block, Op, Substitution, Value, fresh, made_in, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Alloc, For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
@@ -106,18 +106,13 @@ class Slice:
         slots = enumerate(handed_on(o))
         kept = [i for i, (_, holders) in slots if not self.needed.isdisjoint(holders)]
 
-        def fresh(values: Sequence[Value]) -> tuple[Value, ...]:
-            made = tuple(Value(v.type, v.name) for v in values)
-            subst.update(zip(values, made))
-            return made
-
         def copied(region: Block) -> Block:
-            args, ops = fresh(region.args), self.copy(region, subst)
+            args, ops = fresh(region.args, subst), self.copy(region, subst)
             values = tuple(subst.get(v, v) for v in yielded(region))
             return Block(args, (*ops, Yield(values, loc=o.loc)))
 
         done = keep_results(o, kept).with_operands(subst).with_regions(copied)
-        return replace(done, results=fresh(done.results))
+        return replace(done, results=fresh(done.results, subst))
 
 
 def _used(o: Op) -> list[Value]:

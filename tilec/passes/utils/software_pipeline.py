@@ -38,7 +38,7 @@ def give_first_turn(b: Builder, warpgroups: int) -> None:
 def held_in_flight(products: list[ops.Gemm]) -> tuple[Value, ...]:
     """The fragments that products use while they are in flight."""
     inputs = dict.fromkeys(r.buffer for o in products for r in (o.a, o.b))
-    return (*(o.c for o in products), *(v for v in inputs if v.buffer.space == "fragment"))
+    return (*(o.c for o in products), *(v for v in inputs if v.space == "fragment"))
 
 
 def free_running(

@@ -70,7 +70,7 @@ class _Staged:
         self.inside = [*walk(loop.body)]
         self.barriers = {o.barrier for o in self.inside if isinstance(o, _AT_BARRIERS)}
         filled = (o.dest.buffer for o in self.inside if isinstance(o, ops.TmaCopy))
-        self.tiles = {v for v in filled if v.buffer.space == "shared"}
+        self.tiles = {v for v in filled if v.space == "shared"}
         self.late: dict[ops.MbarrierWait, int] = {}
 
     def may(self) -> bool:
@@ -189,7 +189,7 @@ class _Staged:
         bytes = sum(
             stage_bytes(v.buffer) * (self.count if v in self.tiles | self.barriers else 1)
             for v in allocs
-            if v.buffer.space in ("shared", "barrier")
+            if v.space in ("shared", "barrier")
         )
         return bool(self.tiles) and bytes <= self.target.shared_bytes
 

@@ -173,9 +173,6 @@ class State:
             if within(g, group):
                 known.drain(pending, sums)
 
-    def become(self, other: State) -> None:
-        self.groups = other.groups
-
     def copy(self) -> State:
         return State({g: known.copy() for g, known in self.groups.items()})
 

@@ -37,7 +37,7 @@ class SharedTiles:
         """Whether a shared operand may have zeros behind its end along `dim`: it is filled by
         threads, or by copies that reach over the end of what they copy."""
         v = x.buffer
-        if v.buffer.space != "shared" or x.extents[dim] != v.buffer.static_shape[dim]:
+        if v.space != "shared" or x.extents[dim] != v.buffer.static_shape[dim]:
             return False
         for o, e in effects_in(self.func.body):
             if e.buffer is not v:
