@@ -37,6 +37,7 @@ from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.flatten_rows import flatten_rows
+from tilec.passes.floats_by_bits import floats_by_bits
 from tilec.passes.fold_clears import fold_clears
 from tilec.passes.forward_copies import forward_copies
 from tilec.passes.fuse_exponents import fuse_exponents
@@ -183,6 +184,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (join_atomics, "LOWERED"),  # places are sums of numbers by now
     (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
     (unroll_loads, "LOWERED"),
+    (floats_by_bits, "LOWERED"),
     (pair_halves, "LOWERED"),  # knows indices and constants as such
 )
 
