@@ -25,7 +25,8 @@ from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.placements import along, copy_elements, fill_elements, for_each_element
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Block, Op, Value, walk
-from tilec.ir.ops import Copy, Fill, Load, Store
+from tilec.ir.effects import buffers_written
+from tilec.ir.ops import Copy, Fill, Load
 from tilec.ir.types import FLOAT4_E2M1, FLOAT8_E8M0, INT4, ON_CHIP, UINT4, UINT8, DType
 
 
@@ -301,7 +302,7 @@ def tiles_of_bytes(t: Any, body: Block) -> set[ast.expr]:
     tensors by whole bytes, and all else that is done to them is to read elements."""
     asked: dict[Value, ast.expr] = t.narrow_tiles
     whole = {x for o in t.whole_writes for x in walk(o)}
-    brought = {v for o in whole if isinstance(o, Store) for v in o.operands}
+    brought = {*buffers_written(e for o in t.whole_writes for e in o.effects())}
     other = {v for o in walk(body) if o not in whole for v in _used_otherwise(o)}
     found = {asked[v] for v in brought & asked.keys()}
     return found - {asked[v] for v in other & asked.keys()}
