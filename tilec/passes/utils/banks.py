@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tilec.ir import ops
-from tilec.ir.core import Func, Value
-from tilec.ir.effects import buffers_written
+from tilec.ir.core import Func, Op, Value
+from tilec.ir.effects import buffers_read, buffers_written
 from tilec.ir.layout import Layout, bank_passes, row_major, swizzled
 from tilec.passes.utils.gemm_layouts import SWIZZLES
 from tilec.passes.utils.thread_masks import ThreadMasks
@@ -41,8 +41,13 @@ def _places(func: Func, buffer: Value, loops: Mapping[ops.Parallel, Layout]) -> 
     for o in func.body.users[buffer]:
         if isinstance(o, ops.ElementAccess) and o in inside:
             yield _elements(func, o, inside[o], loops[inside[o]])
-        elif o.region_fields or buffer not in buffers_written(o.effects(), whole=True):
+        elif o.region_fields or buffer not in _filled(o):
             yield None
+
+
+def _filled(o: Op) -> set[Value]:
+    """The buffers that an op writes and does not read."""
+    return {*buffers_written(o.effects())} - {*buffers_read(o.effects())}
 
 
 def _elements(func: Func, o: ops.ElementAccess, p: ops.Parallel, layout: Layout) -> Any:
