@@ -619,7 +619,7 @@ def decoded_sum(
     S: T.Tensor((64, 8), "float16"),
     Y: T.Tensor((64, 16), "float32"),
 ):
-    """Weights of a byte, with a scale for each row and step: what decodes them is an iteration's."""
+    """Weights of a byte, scaled by row and step: what decodes them is an iteration's."""
     with T.Kernel(1, threads=128):
         w = T.alloc_shared((64, 64), "uint8")
         x = T.alloc_shared((16, 64), "float16")
