@@ -374,3 +374,53 @@ def test_places_out_of_bounds_are_named_by_elements() -> None:
 
     with pytest.raises(tilec.CompileError, match=r"index 65 in dimension 1 of s .*\(4, 64\) uint4"):
         kernel.compile(tilec.spec((4, 64), "uint4"), tilec.spec((4, 64), "int32"), target="cpu")
+
+
+# --- banks ----------------------------------------------------------------------------------------
+
+
+def by_hand(bits: int) -> Any:
+    """Weights of a byte, or two in one, that a product's threads decode."""
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((16, 128), "float16"),
+        W: T.Tensor((64, 16 * bits), "uint8"),
+        Y: T.Tensor((16, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((16, 128), "float16")
+            w = T.alloc_shared((64, 16 * bits), "uint8")
+            f = T.alloc_fragment((64, 128), "float16")
+            y = T.alloc_fragment((16, 64), "float32")
+            T.copy(X, x)
+            T.copy(W, w)
+            for i, j in T.Parallel(64, 128):
+                if bits == 4:
+                    f[i, j] = (w[i, j // 2] >> (j % 2 * 4)) & 15
+                else:
+                    f[i, j] = T.cast(w[i, j], "float16") * 2 - 8
+            T.gemm(x, f, y, transpose_B=True, clear_accum=True)
+            T.copy(y, Y)
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS[1:3])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_loops_of_operands_read_without_bank_conflicts(
+    target: str, bits: int, rng: np.random.Generator
+) -> None:
+    """Lanes of a warp read eight rows at once, which lie in the same banks as they are."""
+    X = rng.integers(-4, 5, (16, 128)).astype(np.float16)
+    W = rng.integers(0, 256, (64, 16 * bits)).astype(np.uint8)
+    Y = np.full((16, 64), np.nan, np.float32)
+    kernel = by_hand(bits)
+    report = tilec.simulate(kernel, X, W, Y, target=target)
+    assert report.ok
+    wide = unpacked(W, "uint4") if bits == 4 else W.astype(float) * 2 - 8
+    np.testing.assert_array_equal(Y, X.astype(float) @ wide.T)
+    place = next(n for n, s in enumerate(open(__file__), 1) if "j // 2] >> (j % 2" in s)
+    place += 0 if bits == 4 else 2
+    lines = [x for x in report.counts.lines if x.loc.line == place and x.shared_requests]
+    assert lines and sum(x.conflicts for x in lines) == 0
