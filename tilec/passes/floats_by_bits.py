@@ -9,9 +9,8 @@ it (p: bits of the fraction) is
 which is exact. So is a whole number that is subtracted from it next (a zero point), which then is
 part of what is subtracted anyway. bfloat16 comes by way of float32, which has more of them.
 
-A machine with "slow_conversions" converts an element while it does eight integer operations, and
-decodes weights of four and eight bits so. What is wider is an index or a sum, of which there are
-few."""
+A machine with "slow_conversions" makes them where it makes special functions, and decodes weights
+of four and eight bits so. What is wider is an index or a sum, of which there are few."""
 
 from __future__ import annotations
 
