@@ -84,14 +84,12 @@ def grouped(dtype: str) -> Any:
     return kernel
 
 
-def facts(kernel: Any, target: str, *specs: Any) -> tuple[dict[str, Alloc], list[Copy]]:
-    """The buffers that a kernel allocates, by name, and its copies from tensors, with who moves
-    them."""
+def facts(kernel: Any, target: str, *specs: Any) -> tuple[dict[str, Alloc], list[Copy], str]:
+    """The buffers that a kernel allocates, by name, its copies, and the text of its plan."""
     compiled = kernel.compile(*specs, target=target)
     found = trace_variant(kernel.signature, kernel.key_of(specs, target, {}))
-    engines = str(compiled.stages["plan"])
     allocs = {o.result.name: o for o in found.body.every(Alloc)}
-    return allocs, [o for o in found.body.every(Copy)], engines
+    return allocs, [*found.body.every(Copy)], str(compiled.stages["plan"])
 
 
 def specs(m: int, n: int, k: int, dtype: str) -> list[Any]:
@@ -424,3 +422,75 @@ def test_loops_of_operands_read_without_bank_conflicts(
     place += 0 if bits == 4 else 2
     lines = [x for x in report.counts.lines if x.loc.line == place and x.shared_requests]
     assert lines and sum(x.conflicts for x in lines) == 0
+
+
+# --- ways through a tile --------------------------------------------------------------------------
+
+
+def through(dtype: str) -> Any:
+    @tilec.kernel
+    def kernel(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, 32), T.ceildiv(N, 32), threads=64) as (bx, by):
+            s = T.alloc_shared((32, 32), dtype)
+            T.copy(A[bx * 32, by * 32], s)
+            T.copy(s, B[bx * 32, by * 32])
+
+    return kernel
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [*DTYPES, "float8_e8m0"])
+@pytest.mark.parametrize("shape", [(33, 70), (1, 2), (32, 64)])
+def test_bytes_go_through_as_they_are(
+    target: str, dtype: str, shape: tuple[int, int], rng: np.random.Generator
+) -> None:
+    """Between tensors no element is taken apart: also nan of scales, and -0, stay what they are."""
+    rows, columns = shape
+    per = 1 if dtype == "float8_e8m0" else 2
+    A = rng.integers(0, 256, (rows, columns // per)).astype(np.uint8)
+    B = rng.integers(0, 256, A.shape).astype(np.uint8)
+    like = ml_dtypes.float8_e8m0fnu if per == 1 else np.uint8
+    kernel = through(dtype)
+    run(kernel, target, A.view(like), B.view(like))
+    np.testing.assert_array_equal(B, A)
+    given = [tilec.spec((64, 64), dtype)] * 2
+    func = trace_variant(kernel.signature, kernel.key_of(given, "cuda:sm_90a", {}))
+    assert len([*func.body.every(Copy)]) == 2
+
+
+def turns(dtype: str) -> Any:
+    """Two stages by hand, in the first dimension of one buffer."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((M, N), dtype), B: T.Tensor((M, 64), "float32")):
+        with T.Kernel(T.ceildiv(M, 16), threads=64) as bx:
+            s = T.alloc_shared((2, 16, 64), dtype)
+            total = T.alloc_fragment((16, 64), "float32")
+            T.clear(total)
+            T.copy(A[bx * 16, 0], s[0, :, :])
+            for k in T.serial(T.ceildiv(N, 64)):
+                T.copy(A[bx * 16, (k + 1) * 64], s[(k + 1) % 2, :, :])
+                for i, j in T.Parallel(16, 64):
+                    total[i, j] += s[k % 2, i, 63 - j]
+            T.copy(total, B[bx * 16, 0])
+
+    return kernel
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(33, 192), (1, 64)])
+def test_stages_by_hand(
+    target: str, dtype: str, shape: tuple[int, int], rng: np.random.Generator
+) -> None:
+    A = rng.integers(0, 256, (shape[0], shape[1] // 2)).astype(np.uint8)
+    B = np.full((shape[0], 64), np.nan, np.float32)
+    kernel = turns(dtype)
+    run(kernel, target, A, B)
+    wanted = unpacked(A, dtype).reshape(shape[0], -1, 64).sum(1)[:, ::-1]
+    np.testing.assert_array_equal(B, wanted)
+    given = [tilec.spec(shape, dtype), tilec.spec((shape[0], 64), "float32")]
+    func = trace_variant(kernel.signature, kernel.key_of(given, "cuda:sm_90a", {}))
+    assert "shared<2x16x32xu8>" in [str(o.type) for o in func.body.every(Alloc)]
