@@ -71,3 +71,63 @@ def test_wider_integers_are_converted() -> None:
     for mask in (None, 15):
         made = converted("int32", "float32", 0, mask).compile(*given, target="cuda:sm_90a")
         assert from_ints(str(made.stages["llvm"]))
+
+
+# --- two parts of a byte --------------------------------------------------------------------------
+
+
+def nibbles(dtype: str, less: int, by_hand: bool = False) -> Any:
+    """All bytes, taken apart for a product with the identity."""
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((32, 32), "float16"),
+        W: T.Tensor((64, 16), "uint8"),
+        Y: T.Tensor((32, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            x, f = T.alloc_shared((32, 32), "float16"), T.alloc_fragment((64, 32), "float16")
+            y = T.alloc_fragment((32, 64), "float32")
+            T.copy(X, x)
+            if by_hand:
+                w = T.alloc_shared((64, 16), "uint8")
+                T.copy(W, w)
+                for i, j in T.Parallel(64, 32):
+                    part = (T.int32(w[i, j // 2]) >> (j % 2 * 4)) & 15
+                    f[i, j] = T.cast(T.uint8(part), "float16") - less
+            else:
+                v = T.alloc_shared((64, 32), dtype)
+                T.copy(T.view(W, (64, 32), dtype), v)
+                for i, j in T.Parallel(64, 32):
+                    f[i, j] = T.cast(v[i, j], "float16") - less
+            T.gemm(x, f, y, transpose_B=True, clear_accum=True)
+            T.copy(y, Y)
+
+    return kernel
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942", "cpu"])
+@pytest.mark.parametrize("dtype", ["uint4", "int4", "by hand"])
+@pytest.mark.parametrize("less", [0, 8, -3])
+def test_nibbles(target: str, dtype: str, less: int) -> None:
+    W = np.arange(1024).astype(np.uint8).reshape(64, 16)
+    X, Y = np.eye(32, dtype=np.float16), np.full((32, 64), np.nan, np.float32)
+    run(nibbles(dtype, less, dtype == "by hand"), target, X, W, Y)
+    codes = np.stack([W & 15, W >> 4], -1).reshape(64, 32).astype(int)
+    wanted = np.where(codes > 7, codes - 16, codes) if dtype == "int4" else codes
+    np.testing.assert_array_equal(Y, (wanted - less).T)
+
+
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("dtype", ["uint4", "int4", "by hand"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_both_nibbles_have_one_mask(target: str, dtype: str) -> None:
+    given = [tilec.spec((32, 32), "float16"), tilec.spec((64, 16), "uint8")]
+    made = nibbles(dtype, 8, dtype == "by hand").compile(
+        *given, tilec.spec((32, 64), "float32"), target=target
+    )
+    assert "and_or" in str(made.stages["floats_by_bits"])
+    asm = str(made.stages["ptx"])
+    loads, masks = (len(re.findall(p, asm)) for p in (r"ld\.shared\.b8", r"lop3\.b32.*0xEA"))
+    assert masks == loads > 0 and "cvt.rn.f16.u" not in asm and "cvt.rn.f16.s" not in asm
