@@ -42,6 +42,7 @@ REASONS = {
     "codegen/cpu_loops.py": VALUES,
     "explain/schedule.py": TELLS,
     "jit/repeated.py": VALUES,
+    "frontend/narrow.py": SELECTION,
     "frontend/updates.py": VALUES,
     "ir/element_loops.py": LOWERING,
     "jit/performance.py": TELLS,

@@ -611,3 +611,60 @@ def test_no_plan_no_cluster() -> None:
         run_plan(parse_func(matmul_text(64, 64, 32, 3, 128, 0, 1)), SM90, plan((1, 1, 2)))
     with pytest.raises(ResourceError, match="4x4x1 has 16 blocks, the most is 8"):
         run_plan(parse_func(matmul_text(64, 64, 32, 3, 128, 0, 1)), SM90, plan((4, 4, 1)))
+
+
+def decoded_sum(
+    W: T.Tensor((64, 512), "uint8"),
+    X: T.Tensor((16, 512), "float16"),
+    S: T.Tensor((64, 8), "float16"),
+    Y: T.Tensor((64, 16), "float32"),
+):
+    """Weights of a byte, scaled by row and step: what decodes them is an iteration's."""
+    with T.Kernel(1, threads=128):
+        w = T.alloc_shared((64, 64), "uint8")
+        x = T.alloc_shared((16, 64), "float16")
+        f = T.alloc_fragment((64, 64), "float16")
+        acc = T.alloc_fragment((64, 16), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(8, num_stages=2):
+            T.copy(W[0, k * 64], w)
+            T.copy(X[0, k * 64], x)
+            for i, j in T.Parallel(64, 64):
+                f[i, j] = (T.cast(w[i, j], "float16") - 8) * S[i, k]
+            T.gemm(f, x, acc, transpose_B=True)
+        T.copy(acc, Y)
+
+
+@pytest.mark.parametrize("chosen", [plan(split=2), plan(split=3)])
+def test_what_an_iteration_decodes_is_no_obstacle(chosen: Plan, rng: np.random.Generator) -> None:
+    arrays = {
+        "W": aligned(rng.integers(0, 16, (64, 512)).astype(np.uint8)),
+        "X": aligned(rng.integers(-3, 4, (16, 512)).astype(np.float16)),
+        "S": aligned((2.0 ** rng.integers(-2, 2, (64, 8))).astype(np.float16)),
+        "Y": aligned(np.full((64, 16), np.nan, np.float32)),
+    }
+    func = run_plan(tile_func(decoded_sum, arrays), SM90, chosen)
+    assert launched_cluster(func)[0] == chosen.split
+    run_threads(func, SM90, arrays)
+    w = (arrays["W"].astype(float) - 8) * np.repeat(arrays["S"].astype(float), 64, 1)
+    np.testing.assert_array_equal(arrays["Y"], w @ arrays["X"].astype(float).T)
+
+
+def test_what_iterations_leave_to_others_is_one() -> None:
+    def carried(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            f = T.alloc_fragment((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            T.clear(f)
+            for _ in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, 0], a)
+                for i, j in T.Parallel(64, 64):
+                    f[i, j] += a[i, j]
+                T.gemm(f, a, acc)
+            T.copy(acc, C)
+
+    arrays = {"A": aligned(np.ones((64, 64), np.float16)), "C": aligned(np.ones((64, 64), np.float32))}  # fmt: skip  # noqa: E501
+    with pytest.raises(ResourceError, match="leaves f to later iterations"):
+        run_plan(tile_func(carried, arrays), SM90, plan(split=2))

@@ -14,6 +14,7 @@ from tilec.ir.layout import (
     Digit,
     Layout,
     bank_conflicts,
+    bank_passes,
     blocked,
     conversion,
     ldmatrix_ok,
@@ -323,3 +324,13 @@ def test_queries_are_quick():
         assert memory.inverse_terms()
         vector_width(blocked(memory.shape, 32, 4, 8), memory, 8)
     assert (time.process_time() - start) / 20 < 0.02
+
+
+def test_bank_passes_count_accesses_as_wide_as_they_are():
+    lane = np.arange(32)[None, :]
+    at = np.arange(8)[:, None] + lane * 8  # 8 halves side by side in each lane: 16 bytes
+    assert bank_passes(at, 16) == 4  # 512 bytes
+    assert bank_passes(at * 2, 16) == 8 * 8  # one by one: lanes 32 bytes apart, 4 of 32 banks
+    rows = np.arange(4)[:, None] + lane // 4 * 64 + lane % 4 * 4  # words of 8 rows of 64 bytes
+    assert bank_passes(rows, 8) == 4  # those of even rows lie in the same banks
+    assert bank_passes(rows // 4 * 4 + np.zeros((4, 1), int), 32) == 4 * 8

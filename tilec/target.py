@@ -168,6 +168,7 @@ class Target:
         - "inline_asm": tilec finds an assembler for inline assembly;
         - "min_blocks": its assembler takes the least number of blocks that share a multiprocessor;
         - "orders_by_registers": its assembler moves loads up no further than registers allow;
+        - "slow_conversions": integers become floats in a unit of its own, which is slow;
         - "red_vector": it adds vectors of float32 in global memory, each element atomically;
         - "pdl": a launch may begin before the one in front of it has ended (`tilec.ir.clusters`).
         """
@@ -178,6 +179,7 @@ class Target:
 
 
 _CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks", "orders_by_registers"})
+_CUDA |= {"slow_conversions"}
 _SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
 _SM89 = _SM80 | {"mma_fp8", "mma_sp_fp8", "float8"}
 _SM90 = _SM89 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}

@@ -154,7 +154,9 @@ class Context:
     in. `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
     earlier traces have found. `unrolls`: the loops around the code that could be written out.
     `asynchronous`: an async_scope stands around it. `read_early`: buffers whose elements are read
-    where they are named, as a loop behind that place reads and writes them.
+    where they are named, as a loop behind that place reads and writes them. `narrow_tiles`: shared
+    tiles of elements that are narrower in memory, with what asks for them; `whole_writes`: the ops
+    that write these by whole bytes of tensors, or fill them.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -202,6 +204,8 @@ class Context:
         self.left_out = LeftOut()
         self.unrolls: list[ast.For] = []
         self.read_early: set[Value] = set()
+        self.narrow_tiles: dict[Value, ast.expr] = {}
+        self.whole_writes: set[Op] = set()
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Binary, Load, Store
-from tilec.ir.types import INT64, MOST_NARROW, ON_CHIP, BufferType, DType
+from tilec.ir.types import INT64, MOST_NARROW, ON_CHIP, UINT8, BufferType, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,12 +104,24 @@ class Memory(Arithmetic):
         raise self.error(f"{what} is {describe(value)}, not a number", hint)
 
     def allocated(
-        self, shape: tuple[int, ...], dtype: DType, space: str, variable: bool = False
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        space: str,
+        variable: bool = False,
+        node: ast.expr | None = None,
     ) -> Buffer:
-        """A new on-chip buffer."""
-        made = BufferType(shape, narrow.on_chip(dtype), space)
+        """A new on-chip buffer. `node`: what asks for it, where its elements may stay as narrow as
+        those of tensors."""
         packed = dtype if dtype in ON_CHIP else None
-        return Buffer(self.emit(Alloc, made).result, shape, self.loc, (), variable, packed)
+        own, stored = narrow.on_chip(dtype), None
+        whole = packed is not None and shape[-1] * packed.bits % 8 == 0
+        if whole and node in (self.left_out.in_bytes or ()):
+            own, stored = UINT8, (*shape[:-1], shape[-1] * dtype.bits // 8)
+        value = self.emit(Alloc, BufferType(stored or shape, own, space)).result
+        if whole and node is not None:
+            self.narrow_tiles[value] = node
+        return Buffer(value, shape, self.loc, (), variable, packed, stored)
 
     def element(self, buffer: Buffer, offsets: Iterable[Number], loc: Loc | None = None) -> Region:
         """An element of a buffer, by its indices; named at `loc`, or where the code is."""
@@ -258,7 +270,7 @@ class Memory(Arithmetic):
     def load(self, element: Region) -> Scalar:
         """Read one element."""
         buffer = element.buffer
-        if buffer.packed is not None and buffer.is_global:
+        if buffer.stored is not None:
             return narrow.load(self, element)
         with self.at(element.loc):
             sure = self._check_indices(element, "reads")
@@ -272,7 +284,7 @@ class Memory(Arithmetic):
         if buffer.type.space == "barrier":
             hint = "arrive at it with T.barrier_arrive, wait for it with T.barrier_wait"
             raise self.error(f"{describe(element)} cannot be assigned to", hint)
-        if buffer.packed is not None and buffer.is_global:
+        if buffer.stored is not None:
             narrow.store(self, element, value)
             return
         converted = self.convert(value, buffer.dtype)
@@ -393,7 +405,8 @@ class Memory(Arithmetic):
     def check_extent(
         self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str
     ) -> bool:
-        size = buffer.type.static_shape[dim]
+        size = static_int(buffer.shape[dim])
+        assert size is not None, "on-chip buffers have extents that are known"
         reach = self.reach_of(offset)
         below = reach.lo is not None and reach.lo < 0
         above = reach.hi is not None and reach.hi + extent > size

@@ -6,10 +6,16 @@ the last extent is even. On chip each element is the number that it stands for, 
 all of them (`ON_CHIP`), so that everything computes with it. What is stored is rounded to the
 narrow type. A thread that writes both elements of a byte writes the byte; one that writes a single
 one changes half of it, by atomics.
+
+A shared tile that only copies of a tensor's whole bytes (and fills) write, and of which only
+elements are read, holds the bytes: so they may come ahead of their readers, past the registers, and
+are taken apart where they are read. Who uses a tile how is known when the kernel has been traced;
+it is traced again then (`InBytes`).
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +24,9 @@ from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.placements import along, copy_elements, fill_elements, for_each_element
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
+from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.effects import buffers_written
+from tilec.ir.ops import Copy, Fill, Load
 from tilec.ir.types import FLOAT4_E2M1, FLOAT8_E8M0, INT4, ON_CHIP, UINT4, UINT8, DType
 
 
@@ -92,7 +101,7 @@ def _byte_of(t: Any, element: Region) -> tuple[Region, Number]:
 def first_byte(t: Any, element: Region) -> Region:
     """Where the bytes of a tensor are from an element on. Raises CompileError for one that is known
     to begin in the middle of a byte, or not known to begin one."""
-    if element.buffer.packed is None or not element.buffer.is_global:
+    if element.buffer.stored is None:
         return element
     if element.buffer.dtype.bits < 8 and not _is_even(element.offsets[-1]):
         message = f"this element of {describe(element.buffer)} may be the upper half of a byte"
@@ -183,8 +192,8 @@ def _change_half(place, shift, code):  # type: ignore[no-untyped-def]
 
 
 def is_packed(*tiles: Tile) -> bool:
-    """Whether one of the tiles is in a tensor of narrow elements."""
-    return any(x.buffer.packed is not None and x.buffer.is_global for x in tiles)
+    """Whether one of the tiles is in a buffer of narrow elements."""
+    return any(x.buffer.stored is not None for x in tiles)
 
 
 def rounds(source: Tile, dest: Tile) -> bool:
@@ -192,44 +201,71 @@ def rounds(source: Tile, dest: Tile) -> bool:
     return dest.buffer.packed is not None and dest.buffer.packed is not source.buffer.packed
 
 
+def are_bytes(source: Tile, dest: Tile) -> bool:
+    """Whether a copy moves bytes of narrow elements as they are."""
+    same = source.buffer.packed is dest.buffer.packed
+    return same and all(is_packed(x) and _of_whole_bytes(x) for x in (source, dest))
+
+
+def bytes_of(t: Any, tile: Tile) -> Tile:
+    """The bytes of a tile that begins and ends with one."""
+    stored, per = _bytes(tile.buffer), 8 // tile.buffer.dtype.bits
+    last = t.binary("floordiv", tile.offsets[-1], per)
+    extents = (*tile.extents[:-1], tile.extents[-1] // per)
+    return Tile(stored, (*tile.offsets[:-1], last), extents)
+
+
 def move(t: Any, source: Tile, dest: Tile) -> None:
-    """Copy a tile element by element; where both elements of each byte are in it, by bytes."""
+    """Copy a tile element by element; where both elements of each byte of a tensor are in it, by
+    bytes."""
     shape = source.shape or (1,)
-    if not all(_of_whole_bytes(x, shape) for x in (source, dest)):
-        copy_elements(t, source, dest)
-        return
+    by_bytes = all(_by_bytes(x, shape) for x in (source, dest))
 
     def move_pair(at: list[Scalar]) -> None:
         src, dst = (_first_of_two(t, x, at) for x in (source, dest))
         packed = source.buffer.packed
-        if packed is not None and source.buffer.is_global:
+        if packed is not None and is_packed(source):
             byte = t.load(_byte_of(t, src)[0])
             low, high = (_decoded(t, packed, byte, shift) for shift in (0, 4))
         else:
             low, high = t.load(src), t.load(t.neighbour(src, 1))
         _store_two(t, dst, low, high)
 
-    for_each_element(t, (*shape[:-1], shape[-1] // 2), move_pair)
+    if by_bytes:
+        for_each_element(t, (*shape[:-1], shape[-1] // 2), move_pair)
+    else:
+        copy_elements(t, source, dest)
+    if is_packed(source) and source.buffer.packed is dest.buffer.packed:
+        if _of_whole_bytes(source):
+            note_whole(t, dest)
 
 
 def fill(t: Any, tile: Tile, value: Number) -> None:
-    """Set all elements of a tile of a tensor."""
-    shape = tile.shape or (1,)
-    if _of_whole_bytes(tile, shape):
-
-        def fill_pair(at: list[Scalar]) -> None:
-            _store_two(t, _first_of_two(t, tile, at), value, value)
-
-        for_each_element(t, (*shape[:-1], shape[-1] // 2), fill_pair)
-    else:
+    """Set all elements of a tile of narrow elements."""
+    if not _of_whole_bytes(tile):
         fill_elements(t, tile, value)
+        return
+    assert tile.buffer.packed is not None
+    code = byte = _encoded(t, tile.buffer.packed, value)
+    if tile.buffer.packed.bits < 8:
+        byte = t.binary("or", code, t.binary("shl", code, 4))
+    t.emit(Fill, t.box(bytes_of(t, tile)), t.convert(byte, UINT8).value)
 
 
-def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
+def _of_whole_bytes(tile: Tile) -> bool:
+    """Whether a tile of narrow elements begins and ends with a byte."""
+    if tile.steps:
+        return False
+    return tile.buffer.dtype.bits == 8 or (tile.extents[-1] % 2 == 0 and _is_even(tile.offsets[-1]))
+
+
+def _by_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
+    """Whether a loop over pairs of elements of a tile, which has this shape, is one over bytes."""
     rows_end_even = tile.extents[-1] == shape[-1] and shape[-1] % 2 == 0
     if not is_packed(tile):
         return rows_end_even
-    return rows_end_even and tile.buffer.dtype.bits < 8 and _is_even(tile.offsets[-1])
+    four_bits = tile.buffer.dtype.bits < 8 and tile.buffer.is_global
+    return rows_end_even and four_bits and _of_whole_bytes(tile)
 
 
 def _is_even(offset: int | Scalar) -> bool:
@@ -243,10 +279,40 @@ def _first_of_two(t: Any, tile: Tile, at: list[Scalar]) -> Region:
 
 def _store_two(t: Any, first: Region, low: Number, high: Number) -> None:
     packed = first.buffer.packed
-    if packed is None or not first.buffer.is_global:
+    if packed is None or first.buffer.stored is None:
         t.store(first, low)
         t.store(t.neighbour(first, 1), high)
         return
     upper = t.binary("shl", _encoded(t, packed, high), 4)
     both = t.binary("or", _encoded(t, packed, low), upper)
     t.store(_byte_of(t, first)[0], t.convert(both, UINT8))
+
+
+# --- tiles that hold bytes ------------------------------------------------------------------------
+
+
+def note_whole(t: Any, tile: Tile) -> None:
+    """What was emitted last writes whole bytes of a tile, were it to hold bytes."""
+    if tile.buffer.value in t.narrow_tiles and _of_whole_bytes(tile):
+        t.whole_writes.add(t.builder.ops[-1])
+
+
+def tiles_of_bytes(t: Any, body: Block) -> set[ast.expr]:
+    """What asks for the narrow tiles of a kernel that may as well hold bytes: they come from
+    tensors by whole bytes, and all else that is done to them is to read elements."""
+    asked: dict[Value, ast.expr] = t.narrow_tiles
+    whole = {x for o in t.whole_writes for x in walk(o)}
+    brought = {*buffers_written(e for o in t.whole_writes for e in o.effects())}
+    other = {v for o in walk(body) if o not in whole for v in _used_otherwise(o)}
+    found = {asked[v] for v in brought & asked.keys()}
+    return found - {asked[v] for v in other & asked.keys()}
+
+
+def _used_otherwise(o: Op) -> tuple[Value, ...]:
+    """The buffers of which an op does more than to read elements."""
+    match o:
+        case Load():
+            return ()
+        case Copy():
+            return (o.dest.buffer,)
+    return o.operands

@@ -253,8 +253,10 @@ def along(t: Any, tile: Tile, indices: Sequence[Number]) -> Region:
     left = iter(indices)
     offsets = []
     for d, (start, extent) in enumerate(zip(tile.offsets, tile.extents)):
-        behind: Number = 0 if extent == 1 else t.binary("mul", next(left), tile.steps.get(d, 1))
-        offsets.append(t.binary("add", start, behind))
+        behind: Number = 0 if extent == 1 else next(left)
+        if d in tile.steps:
+            behind = t.binary("mul", behind, tile.steps[d])
+        offsets.append(behind if static_int(start) == 0 else t.binary("add", start, behind))
     element: Region = t.element(tile.buffer, offsets)
     return element
 

@@ -66,6 +66,14 @@ class InTiles(BaseException):
         self.extents, self.dims = extents, tuple(dims)
 
 
+class InBytes(BaseException):
+    """What `tiles` ask for may hold the bytes of elements that are narrower in memory."""
+
+    def __init__(self, tiles: Iterable[ast.expr]) -> None:
+        super().__init__()
+        self.tiles = tuple(tiles)
+
+
 Form = tuple[ast.With, dict[str, object]]
 """The kernel with a grid that a loop over whole tensors becomes, and what names of its own stand
 for."""
@@ -75,14 +83,15 @@ class LeftOut:
     """What earlier traces of a kernel have found: the statements that this one leaves out, the
     loops that are written out in it, for they look something up by their index, the statements
     that add up what the iterations of a loop give, and along which dimensions such a loop is done
-    `in_tiles`; and the `forms` of loops over whole tensors.
-    `traced` counts the statements of all."""
+    `in_tiles`; what asks for tiles that are `in_bytes`, once that is known; and the `forms` of
+    loops over whole tensors. `traced` counts the statements of all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
         self.written_out: set[ast.For] = set()
         self.added_up: set[ast.stmt] = set()
         self.in_tiles: dict[ast.expr, tuple[int, ...]] = {}
+        self.in_bytes: frozenset[ast.expr] | None = None
         self.forms: dict[ast.For, Form] = {}
         self.traced = 0
 
@@ -130,6 +139,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
                 left_out.added_up.add(found.node)
             except InTiles as found:
                 left_out.in_tiles[found.extents] = found.dims
+            except InBytes as found:
+                left_out.in_bytes = frozenset(found.tiles)
 
     try:
         return attempt()

@@ -7,8 +7,9 @@ import ast
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.body import grid_syncs
 from tilec.frontend.builtins.scalar import block_index
+from tilec.frontend.narrow import tiles_of_bytes
 from tilec.frontend.parameters import Parameters, Specialisation
-from tilec.frontend.recovery import LeftOut, trace_with_recovery
+from tilec.frontend.recovery import InBytes, LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants
 from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_syntax, describe
 from tilec.ir.builder import Builder
@@ -43,7 +44,10 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     def once(left_out: LeftOut) -> Func:
         tracer = _KernelTracer(bound, specialisation)
         tracer.left_out = left_out
-        return tracer.run()
+        func = tracer.run()
+        if left_out.in_bytes is None and (tiles := tiles_of_bytes(tracer, func.body)):
+            raise InBytes(tiles)
+        return func
 
     with told_as_internal("reading this", signature.loc):
         return trace_with_recovery(once)

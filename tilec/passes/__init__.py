@@ -37,6 +37,7 @@ from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.flatten_rows import flatten_rows
+from tilec.passes.floats_by_bits import floats_by_bits
 from tilec.passes.fold_clears import fold_clears
 from tilec.passes.forward_copies import forward_copies
 from tilec.passes.fuse_exponents import fuse_exponents
@@ -68,6 +69,7 @@ from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
 from tilec.passes.private_locals import private_locals
+from tilec.passes.read_ahead import read_ahead
 from tilec.passes.recognise_gathers import recognise_gathers
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.rename_changed import rename_changed
@@ -144,6 +146,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (check_consumer_groups, "TILE"),
     (cluster_split_k, "TILE"),  # the grid is settled: from here on each block has its own loop
     (split_roles, "TILE"),  # what it makes is a program by hand to all passes behind it
+    (read_ahead, "TILE"),  # each block has its own iterations, and operands are held where they can
     (demote_fragments, "TILE"),
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction
@@ -183,6 +186,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (join_atomics, "LOWERED"),  # places are sums of numbers by now
     (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
     (unroll_loads, "LOWERED"),
+    (floats_by_bits, "LOWERED"),
     (pair_halves, "LOWERED"),  # knows indices and constants as such
 )
 

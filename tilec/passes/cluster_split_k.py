@@ -19,10 +19,11 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
-from tilec.ir.effects import is_seen, written_tensors
+from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, walk
+from tilec.ir.effects import buffers_read, buffers_written, effects_in, is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
+from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
@@ -145,40 +146,46 @@ class _Sharer:
         return isinstance(last, ops.Fill) and last.dest.is_whole and last.value in self.zeros
 
     def does_more(self, o: Op, sums: list[Value], loop: ops.For) -> str:
-        """What `o`, in the loop, does besides adding products; "" for nothing."""
+        """What `o`, in the loop, does besides adding products of what its iteration has for itself;
+        "" for nothing."""
         match o:
             case ops.Gemm():
                 if o.clear:
                     return f"overwrites {o.c.name}"
                 if {o.a.buffer, o.b.buffer} & set(sums):
                     return f"reads {', '.join(v.name for v in sums)} inside the loop"
-            case ops.Copy():
-                to = o.dest.buffer
-                if to.space == "global":
-                    return "writes global memory inside the loop"
-                if o.source.buffer in sums or to in sums:
-                    return "touches the sum inside the loop"
-                if not self.own_to_iteration(o, loop):
-                    return f"leaves {to.name} to later iterations, or to what follows the loop"
-            case ops.Load():
-                if o.source.space != "global" or o.source in self.written:
-                    return f"reads {o.source.name}, which the kernel changes"
-            case ops.For() | ops.If():
-                if o.results:
-                    return "carries a value"
-            case ops.Alloc() | ops.Yield():
                 return ""
-            case _:
-                return "" if o.pure else f"does more than add products ({o.opname})"
+            case ops.For() | ops.If() | ops.Parallel():
+                return "carries a value" if o.results else ""
+        if o.region_fields or any(e.region is None and e.kind != "describe" for e in o.effects()):
+            return f"does more than add products ({o.opname})"
+        return next(filter(None, (self.touches(e, sums, loop) for e in o.effects())), "")
+
+    def touches(self, e: Effect, sums: list[Value], loop: ops.For) -> str:
+        """What an access in the loop has to do with other iterations, or what follows; "" for
+        nothing."""
+        v = e.buffer
+        if v is None or e.kind == "allocate":
+            return ""
+        if v in sums:
+            return f"does more than add products to {v.name}"
+        if v.buffer.space == "global":
+            if e.writes:
+                return "writes global memory inside the loop"
+            return f"reads {v.name}, which the kernel changes" if v in self.written else ""
+        changed = v in buffers_written(x for _, x in effects_in(loop))
+        if changed and not self.own_to_iteration(v, loop):
+            return f"leaves {v.name} to later iterations, or to what follows the loop"
         return ""
 
-    def own_to_iteration(self, o: ops.Copy, loop: ops.For) -> bool:
-        """Whether the copy fills a buffer that only this loop uses, whole and before any other
-        use."""
-        v = o.dest.buffer
-        inside = [x for x in loop.body.ops if _touches(x, v)]
-        outside = [x for x in self.func.body.ops if x is not loop and _touches(x, v)]
-        return not outside and o.dest.is_whole and bool(inside) and inside[0] is o
+    def own_to_iteration(self, v: Value, loop: ops.For) -> bool:
+        """Whether each iteration of the loop fills a buffer whole before any other use, and nothing
+        else uses it, or makes it."""
+        if any(o.result is v for o in loop.body.every(ops.Alloc)):
+            return True
+        inside = [o for o in loop.body.ops if _touches(o, v)]
+        outside = [o for o in self.func.body.ops if o is not loop and _touches(o, v)]
+        return not outside and bool(inside) and _fills(inside[0], v)
 
     # --- what it becomes ---
 
@@ -248,3 +255,10 @@ class _Sharer:
 def _touches(o: Op, v: Value) -> bool:
     """Whether `o`, or an op inside of it, reads or writes `v`."""
     return v in o.uses and not isinstance(o, ops.AnnotateLayout)
+
+
+def _fills(o: Op, v: Value) -> bool:
+    """Whether `o` writes all of `v`, and reads nothing of it."""
+    effects = [e for _, e in effects_in(o)]
+    whole = v in covered(o) if isinstance(o, ops.Parallel) else v in buffers_written(effects, True)
+    return whole and v not in buffers_read(effects)

@@ -32,12 +32,12 @@ from tilec.ir.layout import (
     in_warps,
     leading_run,
     padded,
-    row_major,
 )
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
+from tilec.passes.utils.banks import fewest_conflicts
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.coalescing import Coalescing, Row, narrowest, neighbours, widest_run
 from tilec.passes.utils.conversions import convert_operands
@@ -280,8 +280,9 @@ class _Inference:
         return spread(extents, self.target.warp_size, warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
-        """Row-major; swizzled if a matrix instruction's result is copied there; rows set apart if a
-        loop walks down a column of it."""
+        """Row-major; swizzled if a matrix instruction's result is copied there, or if loops that
+        read what copies bring have fewer bank conflicts then; rows set apart if a loop walks down a
+        column of it."""
         shape = buffer.buffer.static_shape
         bits = buffer.dtype.bits
         if len(shape) > 1 and any(
@@ -298,7 +299,7 @@ class _Inference:
                     continue
                 if last not in self.origins.of(a.indices[-1]):
                     return self._apart(buffer, min(self.target.warp_size, prod(shape[:-1])))
-        return row_major(shape)
+        return fewest_conflicts(self.func, buffer, self.loops)
 
     def _apart(self, buffer: Value, lanes: int) -> Layout:
         """Rows apart, where `lanes` of a warp walk down a column: by one bank, or by 16 bytes

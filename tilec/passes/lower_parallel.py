@@ -239,6 +239,7 @@ class Lowering:
         limit = run if whole else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
+        width = max(width, *(self.known.of_byte(o, arg, limit) for o in accesses), 1)
         if not self.known.needs(p):
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return

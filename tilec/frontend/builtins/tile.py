@@ -54,7 +54,7 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     c.choice("scope", scopes)
     one = space == "local" and static_int(c["shape"]) == 0  # TVM's place for a single result
     shape, dtype = (1,) if one else c.shape("shape"), c.dtype("dtype")
-    return t.allocated(shape, dtype, space)
+    return t.allocated(shape, dtype, space, node=c.node if space == "shared" else None)
 
 
 builtin(T.alloc_shared)(_alloc)
@@ -145,7 +145,10 @@ def copy(t: Expressions, c: Call) -> None:
     if is_placed(t, source, dest):
         copy_elements(t, source, dest)
         return
-    if narrow.is_packed(source, dest) or narrow.rounds(source, dest):
+    if c["loop_layout"] is None and narrow.are_bytes(source, dest):
+        width = -(-width * dest.buffer.dtype.bits // 8)
+        source, dest = narrow.bytes_of(t, source), narrow.bytes_of(t, dest)
+    elif narrow.is_packed(source, dest) or narrow.rounds(source, dest):
         narrow.move(t, source, dest)
         return
     if c["loop_layout"] is not None:
@@ -200,6 +203,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
         fill_elements(t, tile, number)
     else:
         t.emit(Fill, t.box(tile), number.value)
+        narrow.note_whole(t, tile)
     if tile.buffer.value in t.reducers:
         t.reducers[tile.buffer.value].open = True
 

@@ -19,7 +19,8 @@ from tilec.ir.layout.exchange import Bit, bits_of, exchange
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
-    "vector_width", "has_runs", "leading_run", "rows_at_once", "bank_conflicts", "Conversion",
+    "vector_width", "has_runs", "leading_run", "rows_at_once", "bank_conflicts", "bank_passes",
+    "Conversion",
     "conversion", "MatrixAccess", "matrix_rows", "matrix_access", "ldmatrix_ok", "stmatrix_ok",
 ]  # fmt: skip
 
@@ -27,6 +28,8 @@ BANKS = 32
 BANK_BYTES = 4
 PHASE_BYTES = 128
 """What one pass over the banks delivers."""
+LANE_BYTES = 16
+"""What a lane gets from one access at most."""
 
 
 def _addresses(fragment: Layout, memory: Layout) -> Ints:
@@ -111,7 +114,22 @@ def bank_conflicts(fragment: Layout, memory: Layout, bits: int, vector: int) -> 
     32 banks of 4 bytes; accesses of 8 and 16 bytes per lane go in phases of 128 bytes (16 and 8
     lanes); lanes that want the same word share it.
     """
-    at = _addresses(fragment, memory)[::vector].astype(np.int64)
+    return _times(_addresses(fragment, memory), bits, vector)
+
+
+def bank_passes(at: Ints, bits: int) -> int:
+    """How many times the banks are gone over where the lanes of a warp access the elements of
+    `bits` at the offsets `at` (registers, lanes), side by side ones of a lane together, if each
+    access takes as long as the worst."""
+    places, width = at[:, :, None], max(LANE_BYTES * 8 // bits, 1)
+    while width > 1 and not _consecutive(places, width):
+        width //= 2
+    once = max(width * bits // 8 // BANK_BYTES, 1)
+    return len(at) // width * once * _times(places, bits, width)
+
+
+def _times(at: Ints, bits: int, vector: int) -> int:
+    at = at[::vector].astype(np.int64)
     size = max(vector * bits // 8, 1)
     together = min(at.shape[1], BANKS, max(PHASE_BYTES // size, 1))
     if at.shape[1] % together:

@@ -154,6 +154,14 @@ class MemoryFacts:
             return 1
         return max(1, min(limit, self._unit(o, arg) // low_bit(stride)))
 
+    def of_byte(self, o: ops.ElementAccess, arg: Value | None, limit: int) -> int:
+        """2 where two neighbours along `arg` are parts of one byte of shared memory."""
+        t = o.buffer.buffer
+        narrow = isinstance(o, ops.Load) and t.space == "shared" and t.dtype.bits == 8
+        if arg is None or limit < 2 or not narrow or not any(self.moves(v, arg) for v in o.indices):
+            return 1
+        return 2 if all(map(self.neighbours(arg, 2).same, o.indices)) else 1
+
     def aligned(self, o: ops.ElementAccess, arg: Value, width: int, number: int) -> int:
         """The bytes that divide the place of the access of neighbour `number` of `width`, at some
         stride from each other."""
