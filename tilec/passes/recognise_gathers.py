@@ -17,7 +17,6 @@ from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, upstream
 from tilec.ir.effects import is_clonable
 from tilec.ir.types import BOOL, MOST_NARROW, BufferType
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.if_conversion import may_trap
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
 from tilec.target import Target
 
@@ -143,15 +142,11 @@ def _without_branch(p: ops.Parallel, known: MemoryFacts) -> ops.Parallel:
     found = [o for o in p.body.ops if isinstance(o, ops.If) and len(o.results) == 1]
     if len(found) != 1:
         return p
-    divided = {o.rhs for o in p.body.ops if isinstance(o, ops.Binary) and o.kind in ops.DIVISIONS}
-    numbers = {v: o.value for v, o in known.tensors.constants.items()} | dict.fromkeys(divided, 1)
     subst: Substitution = {}
 
     def visit(o: ops.If) -> list[Op] | None:
         inside = [*o.then.statements, *o.orelse.statements]
-        if o is not found[0] or any(
-            x.regions or not is_clonable(x, known.written) or may_trap(x, numbers) for x in inside
-        ):
+        if o is not found[0] or any(x.regions or not is_clonable(x, known.written) for x in inside):
             return None
         b = Builder(o.loc, inside)
         a, c = (ops.yielded(block)[0] for block in o.regions)
