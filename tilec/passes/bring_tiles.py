@@ -8,9 +8,9 @@ tensor, as the bias of attention is read:
         parallel (64, 64) { s[i, j] += bias[y + i, k * 64 + j] }
 
 After: a copy in front of the element loop brings the tile to shared memory, where TMA can, so that
-it runs ahead of its iteration as K does (`plan_pipeline`). Threads that have waited for a product
-had waited as long again for memory: of tensors that the kernel does not write, and of tiles as large
-as the loop; a row or a column is too little for TMA."""
+it runs ahead of its iteration as K does (`plan_pipeline`): threads that had waited for a product
+waited as long again for memory. So it is with tensors that the kernel does not write, and tiles as
+large as the loop; a row or a column is too little for TMA."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def bring_tiles(func: Func, target: Target) -> Func:
         for x in o.body.ops:
             if isinstance(x, ops.Gemm):
                 sums.add(x.c)
-            beside = isinstance(x, ops.Parallel) and x.layout is None and x.wanted is None
-            if beside and not sums.isdisjoint(buffers_written(e for _, e in effects_in(x))):
-                statements += _Beside(x, o.body.args[0], facts, kept).ops()
+            beside = not sums.isdisjoint(buffers_written(e for _, e in effects_in(x)))
+            if isinstance(x, ops.Parallel) and beside and x.layout is None and x.wanted is None:
+                statements += _Beside(x, o.body.args[0], facts, kept).behind_copies()
             else:
                 statements.append(x)
         changed = len(statements) > len(o.body.ops)
@@ -64,7 +64,7 @@ class _Beside(LoopRegions):
         self.b = Builder(o.loc)
         self.tiles: dict[tuple[Value, ...], Value] = {}
 
-    def ops(self) -> list[Op]:
+    def behind_copies(self) -> list[Op]:
         """The loop behind copies of the tiles that it reads."""
         body = self.o.body.rewrite(ops.Load, self.from_tile)
         return [*self.hoisted, *self.b.ops, replace(self.o, body=body)]
