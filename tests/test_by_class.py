@@ -61,7 +61,6 @@ REASONS = {
     "passes/hold_operands.py": SELECTION,
     "passes/join_branches.py": LOWERING,
     "passes/join_iterations.py": SELECTION,
-    "passes/load_ahead.py": SELECTION,
     "passes/lower_barriers.py": LOWERING,
     "passes/lower_copies.py": LOWERING,
     "passes/lower_parallel.py": LOWERING,

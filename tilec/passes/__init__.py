@@ -51,7 +51,6 @@ from tilec.passes.join_atomics import join_atomics
 from tilec.passes.join_branches import join_branches, join_stores
 from tilec.passes.join_parts import join_parts
 from tilec.passes.linearize_offsets import linearize_offsets
-from tilec.passes.load_ahead import load_ahead
 from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
@@ -164,7 +163,6 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (widen_copies, "LAID_OUT"),
     (split_reductions, "LAID_OUT"),  # its scratch is placed and ordered like any other
     (convert_fragments, "LAID_OUT"),
-    (load_ahead, "LAID_OUT"),  # knows in which layout memory is read
     (arrange, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (claim_blocks, "SCHEDULED"),
