@@ -9,6 +9,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.target import TARGETS as MACHINES
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -105,6 +106,42 @@ def test_what_is_loaded_where_it_is_used(how: str) -> None:
     """Less than a tile, what no iteration moves, tiles that begin between 16 bytes, tensors that
     are written or whose elements outside are not 0, loops without stages."""
     assert not brought(how)
+
+
+@pytest.mark.parametrize("rows", [64, 256])
+def test_where_there_is_room(rows: int) -> None:
+    """128 x 256 float32 numbers beside 128 KiB of keys and values are loaded where they are
+    used."""
+
+    @tilec.kernel
+    def large(
+        Q: T.Tensor((M, 128), "float16"),
+        Kx: T.Tensor((N, 128), "float16"),
+        V: T.Tensor((N, 128), "float16"),
+        Bias: T.Tensor((M, N), "float32"),
+        O: T.Tensor((M, 128), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(M, 128), threads=256) as bx:
+            q = T.alloc_shared((128, 128), "float16")
+            k, v = (T.alloc_shared((rows, 128), "float16") for _ in range(2))
+            s, o = (T.alloc_fragment((128, e), "float32") for e in (rows, 128))
+            p = T.alloc_fragment((128, rows), "float16")
+            T.copy(Q[bx * 128, 0], q)
+            T.clear(o)
+            for n in T.Pipelined(N // rows, num_stages=1):
+                T.copy(Kx[n * rows, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(128, rows):
+                    s[i, j] = T.exp(s[i, j] + Bias[bx * 128 + i, n * rows + j])
+                T.copy(s, p)
+                T.copy(V[n * rows, 0], v)
+                T.gemm(p, v, o)
+            T.copy(o, O[bx * 128, 0])
+
+    f = tilec.spec((2048, 128), "float16")
+    made = large.compile(f, f, f, tilec.spec((2048, 2048), "float32"), f, target=HOPPER)
+    assert made.resources.shared_bytes <= MACHINES["cuda:sm_90a"].shared_bytes
+    assert ("copy %Bias" in made.stages["bring_tiles"]) == (rows == 64)
 
 
 def test_only_beside_a_product() -> None:

@@ -10,7 +10,7 @@ tensor, as the bias of attention is read:
 After: a copy in front of the element loop brings the tile to shared memory, where TMA can, so that
 it runs ahead of its iteration as K does (`plan_pipeline`): threads that had waited for a product
 waited as long again for memory. So it is with tensors that the kernel does not write, and tiles as
-large as the loop; a row or a column is too little for TMA."""
+large as the loop, where all have room; a row or a column is too little for TMA."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import TMA_ALIGN, SafeValues, tensor_map_fits
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
-from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.plan_pipeline import BARRIER_BYTES, has_stages, staging_bytes
 from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
 
@@ -40,18 +42,41 @@ def bring_tiles(func: Func, target: Target) -> Func:
             return None
         sums: set[Value] = set()
         statements: list[Op] = []
+        room = _room(func, o, target)
         for x in o.body.ops:
             if isinstance(x, ops.Gemm):
                 sums.add(x.c)
-            beside = not sums.isdisjoint(buffers_written(e for _, e in effects_in(x)))
-            if isinstance(x, ops.Parallel) and beside and x.layout is None and x.wanted is None:
-                statements += _Beside(x, o.body.args[0], facts, kept).behind_copies()
-            else:
-                statements.append(x)
+            adds = not sums.isdisjoint(buffers_written(e for _, e in effects_in(x)))
+            if isinstance(x, ops.Parallel) and adds and x.layout is None and x.wanted is None:
+                beside = _Beside(x, o.body.args[0], facts, kept)
+                loop = beside.behind_copies()
+                if beside.bytes * _stages(o) <= room:
+                    room -= beside.bytes * _stages(o)
+                    statements += loop
+                    continue
+            statements.append(x)
         changed = len(statements) > len(o.body.ops)
         return replace(o, body=o.body.with_ops(statements)) if changed else None
 
     return func.rewrite(ops.For, visit)
+
+
+def _stages(o: ops.For) -> int:
+    """The fewest stages that the tiles of a loop have."""
+    return max(2, o.num_stages)
+
+
+def _room(func: Func, o: ops.For, target: Target) -> int:
+    """Bytes of shared memory that are left by what `func` allocates, by the stages of what is
+    filled in the loop, and by what leaves through shared memory."""
+    filled = {*buffers_written(e for _, e in effects_in(o.body))}
+    taken = [
+        stage_bytes(x.type) * (_stages(o) if x.result in filled else 1)
+        for x in func.body.every(ops.Alloc)
+        if x.type.space == "shared"
+    ]
+    staging = staging_bytes(threads_of(func), True, target)
+    return target.shared_bytes - BARRIER_BYTES - staging - sum(taken)
 
 
 class _Beside(LoopRegions):
@@ -68,6 +93,12 @@ class _Beside(LoopRegions):
         """The loop behind copies of the tiles that it reads."""
         body = self.o.body.rewrite(ops.Load, self.from_tile)
         return [*self.hoisted, *self.b.ops, replace(self.o, body=body)]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tiles."""
+        types = (v.type for v in self.tiles.values())
+        return sum(stage_bytes(t) for t in types if isinstance(t, BufferType))
 
     def from_tile(self, x: ops.Load) -> ops.Load | None:
         key = (x.source, *x.indices)
