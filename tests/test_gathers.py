@@ -112,7 +112,7 @@ def test_as_wide_as_the_channels_allow(channels: int, bytes: int, target: str) -
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_was_divided_by_before_is_not_zero(target: str) -> None:
-    """A division in a branch keeps it there, but where the loop has divided by that number."""
+    """Places that are divided out in a branch alone."""
     given, want = images(16, 3, 1, 1, 1)
     kernel = convolution(3, 1, 1, 1, late=True)
     made = kernel.plan_launch(target, None, given, {}).variant
@@ -141,7 +141,7 @@ def shared_out(X: T.Tensor((M, 16), "float16"), Y: T.Tensor((32, 16), "float32")
 
 @pytest.mark.parametrize("target", ("cpu", *TARGETS))
 @pytest.mark.parametrize("n", [0, 3])
-def test_what_may_be_zero_keeps_its_branch(n: int, target: str) -> None:
+def test_what_may_be_zero_is_divided_by_in_any_case(n: int, target: str) -> None:
     x = np.random.default_rng(0).standard_normal((33, 16)).astype(np.float16)
     y = np.full((32, 16), 7, np.float32)
     if target == "cpu":
@@ -149,9 +149,63 @@ def test_what_may_be_zero_keeps_its_branch(n: int, target: str) -> None:
     else:
         report = tilec.simulate(shared_out, x, y, n, target=target)
         assert report.ok, str(report)
+        made = shared_out.plan_launch(target, None, (x, y, n), {}).variant
+        assert " = gather " in made.stages["recognise_gathers"]
     rows = np.arange(32)
     want = x[rows // n] + x[(rows + 1) // n].astype(np.float64) if n else np.zeros((32, 16))
     np.testing.assert_allclose(y, want, atol=1e-2)
+
+
+def parted(branch: bool) -> Any:
+    """Rows of images, R to an image; `branch`: whose number is divided out where they are there."""
+
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((B, R, K), "float16"),
+        like: T.Tensor((N,), "int8"),
+        Y: T.Tensor((32, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.clear(acc)
+            for i, j in T.Parallel(32, 32):
+                b[i, j] = T.if_then_else(i == j, 1, 0)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                for i, j in T.Parallel(32, 32):
+                    if branch:
+                        c = k * 32 + j
+                        a[i, j] = T.if_then_else(c < K, X[i // N, i % N % (N + 1), c], 0)
+                    else:
+                        a[i, j] = X[i // N, i % N, k * 32 + j]
+                T.gemm(a, b, acc)
+            T.copy(acc, Y)
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("branch", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 5, 40])
+def test_places_are_divided_out_by_products(rows: int, branch: bool, target: str) -> None:
+    """What divides is there before the loop, so is its reciprocal; x // 0 and x % 0 are 0."""
+    rng = np.random.default_rng(rows)
+    x = rng.integers(-3, 4, (7, max(rows, 2), 24)).astype(np.float16)
+    given = x, np.zeros(rows, np.int8), np.full((32, 32), np.nan, np.float32)
+    kernel = parted(branch)
+    report = tilec.simulate(kernel, *given, target=target)
+    assert report.ok, str(report)
+    want = np.zeros((32, 32))
+    for i in range(32):
+        image, row = (i // rows, i % rows) if rows else (0, 0)
+        if image < 7:
+            want[i, :24] = x[image, row]
+    np.testing.assert_array_equal(given[2], want)
+    made = kernel.plan_launch(target, None, given, {}).variant
+    gather = made.stages["recognise_gathers"]
+    assert gather.count("reciprocal=") == (3 if branch else 2)
+    if target in PTX:
+        assert AHEAD in made.stages["plan"]
 
 
 def test_a_variant_for_some_channels_refuses_others() -> None:

@@ -165,6 +165,41 @@ def test_elements_that_stay_are_left_alone(rng: np.random.Generator) -> None:
     assert version_loops(kept, TARGET) is kept
 
 
+def scaled_and_masked(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    """What stays of an element is what is made of it."""
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        part, total = T.alloc_fragment((8, 4), "float32"), T.alloc_fragment((8, 4), "float32")
+        T.clear(total)
+        for n in T.Pipelined(4, num_stages=0):
+            T.copy(A[b * 8, n * 4], part)
+            for i, j in T.Parallel(8, 4):
+                scaled = part[i, j] * 0.5
+                part[i, j] = T.if_then_else(n * 4 + j <= b * 8 + i, scaled, -1)
+            for i, j in T.Parallel(8, 4):
+                total[i, j] += part[i, j]
+        for i, j in T.Parallel(8, 4):
+            C[b * 8 + i, j] = total[i, j]
+
+
+def test_a_mask_of_what_is_made_of_an_element(rng: np.random.Generator) -> None:
+    """Most tiles are scaled alone."""
+    held = arrays(rng, 5)
+    before, after = split(scaled_and_masked, held)
+    (loop,) = ops(after, For)
+    (branch,) = [o for o in loop.body.ops if isinstance(o, If)]
+    (seen_whole,) = [o for o in branch.then.ops if isinstance(o, Parallel)]
+    (in_part,) = [o for o in branch.orelse.ops if isinstance(o, Parallel)]
+    assert not seen_whole.body.has(Select) and in_part.body.has(Select)
+    seen = np.arange(16)[None] <= np.arange(21)[:, None]
+    want = np.where(seen, held["A"] * np.float32(0.5), np.float32(-1)).reshape(21, 4, 4)
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        np.testing.assert_allclose(mine["C"][:, :4], want.sum(1), rtol=1e-5)
+
+
 def masked_by_what_is_loaded(
     A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
 ):

@@ -67,6 +67,8 @@ class Neighbours:
         return found is not None and found.by == 1 and found.divisor % self.width == 0
 
     def _parts(self, o: Op) -> tuple[Value, ...]:
+        if isinstance(o, Binary):
+            return o.lhs, o.rhs  # a reciprocal says nothing more
         return o.indices if isinstance(o, Load) else o.operands
 
     def _of(self, o: Op, parts: list[Step | None]) -> Step | None:

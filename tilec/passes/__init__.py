@@ -20,6 +20,7 @@ from tilec.passes.arrange import arrange
 from tilec.passes.batch_conditions import batch_conditions
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
+from tilec.passes.bring_tiles import bring_tiles
 from tilec.passes.check_barriers import check_barriers
 from tilec.passes.check_consumer_groups import check_consumer_groups
 from tilec.passes.check_registers import check_registers, fragment_registers
@@ -128,6 +129,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (two_level_accumulation, "TILE"),  # its fragments take registers, too
     (lower_prints, "TILE"),
     (recognise_gathers, "TILE"),  # tiles have their final extents: what is behind them is not 0
+    (bring_tiles, "TILE"),  # extents are final here, too
     (fuse_multiply_adds, "TILE"),  # all that looks for sums or products has found them
 )
 

@@ -15,10 +15,11 @@ from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CP_ASYNC
 from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, fresh, upstream
 from tilec.ir.effects import is_clonable
-from tilec.ir.types import BOOL, MOST_NARROW, BufferType
+from tilec.ir.types import BOOL, INT32, MOST_NARROW, BufferType, scalar_type
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.if_conversion import may_trap
+from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
+from tilec.passes.utils.raster_groups import reciprocal
 from tilec.target import Target
 
 
@@ -35,7 +36,7 @@ def recognise_gathers(func: Func, target: Target) -> Func:
         copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
         if not copies:
             return None
-        before = [gather for x, (gather, _) in copies.items()]
+        before = [o for x, (made, _) in copies.items() for o in made]
         statements: list[Op] = []
         for x in o.body.ops:
             statements += copies[x][1] if isinstance(x, ops.Parallel) and x in copies else [x]
@@ -108,12 +109,13 @@ class _Tile:
             for o in self.needed()
         ) and not {*self.loop.body.args[1:]} & {v for o in self.needed() for v in o.uses}
 
-    def ops(self) -> tuple[Op, list[Op]]:
-        """The gather, and the copy in the place of the loop over elements."""
+    def ops(self) -> tuple[list[Op], list[Op]]:
+        """The gather, with what it needs, and the copy in the place of the loop over elements."""
         assert self.store is not None
         load, _ = self.element(self.store)
         assert load is not None
-        needed, index = self.needed(), self.loop.body.args[0]
+        index, b = self.loop.body.args[0], Builder(self.p.loc)
+        needed = self.by_products(b)
         own = {r for o in needed for r in o.results} | {index, *self.p.body.args}
         captured = tuple(dict.fromkeys(v for o in needed for v in o.uses if v not in own))
         subst: Substitution = {}
@@ -124,9 +126,45 @@ class _Tile:
         bytes = self.width() * load.source.dtype.bits // 8
         shape = (MOST_NARROW, *self.p.extents)
         t = BufferType(shape, load.source.dtype, "global", align=bytes)
-        b = Builder(self.p.loc)
-        made = b.emit(ops.Gather, load.source, captured, places, t, name=load.source.name)
-        return made, self.copy(made.result, index)
+        made = b.value(ops.Gather, load.source, captured, places, t, name=load.source.name)
+        return b.ops, self.copy(made, index)
+
+    def by_products(self, before: Builder) -> list[Op]:
+        """What is needed, where what is divided by numbers that are known `before` the loop is
+        multiplied by their reciprocals: every vector of every tile is brought from such a place."""
+        needed, facts = self.needed(), self.known.facts
+        made = {r: o for o in needed for r in o.results}
+        moving = {self.loop.body.args[0], *self.p.body.args}
+        for o in needed:
+            if moving & {*o.uses}:
+                moving |= {*o.results}
+        divisors: dict[Value, tuple[Value, Value, Value]] = {}
+        again: Substitution = {}
+        found: list[Op] = []
+        for o in needed:
+            if (
+                not isinstance(o, ops.Binary)
+                or o.kind not in ("floordiv", "mod")
+                or o.lhs.type != scalar_type(INT32)
+                or o.rhs in moving
+                or facts.constant(o.rhs) is not None
+                or not (facts.non_negative(o.lhs) and facts.non_negative(o.rhs))
+            ):
+                found.append(o)
+                continue
+            if o.rhs not in divisors:
+                d = clone_expression(before, o.rhs, made, again)
+                assert d is not None
+                most = before.fold("max", d, 1)
+                divisors[o.rhs] = most, reciprocal(before, most), before.compare("gt", d, 0)
+            by, inverse, some = divisors[o.rhs]
+            b = Builder(o.loc)
+            q = b.binary(o.kind, o.lhs, by, nonzero=True, reciprocal=inverse)
+            if o.kind == "floordiv":
+                q = b.select(some, q, b.const(0))
+            *first, last = b.ops
+            found += [*first, replace(last, results=o.results)]
+        return found
 
     def copy(self, tensor: Value, index: Value) -> list[Op]:
         assert self.store is not None
@@ -142,15 +180,11 @@ def _without_branch(p: ops.Parallel, known: MemoryFacts) -> ops.Parallel:
     found = [o for o in p.body.ops if isinstance(o, ops.If) and len(o.results) == 1]
     if len(found) != 1:
         return p
-    divided = {o.rhs for o in p.body.ops if isinstance(o, ops.Binary) and o.kind in ops.DIVISIONS}
-    numbers = {v: o.value for v, o in known.tensors.constants.items()} | dict.fromkeys(divided, 1)
     subst: Substitution = {}
 
     def visit(o: ops.If) -> list[Op] | None:
         inside = [*o.then.statements, *o.orelse.statements]
-        if o is not found[0] or any(
-            x.regions or not is_clonable(x, known.written) or may_trap(x, numbers) for x in inside
-        ):
+        if o is not found[0] or any(x.regions or not is_clonable(x, known.written) for x in inside):
             return None
         b = Builder(o.loc, inside)
         a, c = (ops.yielded(block)[0] for block in o.regions)

@@ -166,15 +166,19 @@ class _Guarded:
         return found[0] == found[1]
 
     def mask(self) -> Select | None:
-        """The choice of a number, or of the element itself, that is all that the body stores, in a
-        fragment."""
+        """The choice of a number, or of the element itself or what is made of it alone, that is all
+        that the body stores, in a fragment."""
         o = self.act()
         if not self.repeated or not isinstance(o, Store) or o.dest.space != "fragment":
             return None
         made = self.made.get(o.value)
         if not isinstance(made, Select):
             return None
-        return made if self.kept(o) or made.on_true in self.known.numbers else None
+        if self.kept(o) or made.on_true in self.known.numbers:
+            return made
+        loads = [x for x in self.o.body.ops if isinstance(x, Load)]
+        own = all(x.source is o.dest and x.indices == o.indices for x in loads)
+        return made if loads and own and made.on_false in self.known.numbers else None
 
     def kept(self, o: Store) -> bool:
         """Whether where the condition holds the element stays as it is."""

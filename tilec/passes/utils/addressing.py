@@ -135,22 +135,32 @@ class Tensors:
 
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
         """Offset in elements of an element of a global tensor: i64."""
-        total = b.const(0, INT64)
+        return self._sum(b, t, indices, INT64)
+
+    def short_offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
+        """The same of an element that is there: as a sum of 32 bits, where sizes are such that no
+        offset is longer."""
+        sizes = [v.dtype for name, v in self.named.items() if name in t.shape]
+        dtype = INT32 if sizes and {*sizes} == {INT32} else INT64
+        return b.cast(self._sum(b, t, indices, dtype), INT64)
+
+    def _sum(self, b: Builder, t: BufferType, indices: Sequence[Value], dtype: DType) -> Value:
+        total = b.const(0, dtype)
         if t.strides is None:  # contiguous
             for index, extent in zip(indices, t.shape):
-                wide = b.cast(index, INT64)
+                wide = b.cast(index, dtype)
                 if b.known.get(total) != 0:
-                    total = b.fold("mul", total, self.number(b, extent, INT64))
+                    total = b.fold("mul", total, self.number(b, extent, dtype))
                 total = b.fold("add", total, wide)
             return total
         for index, stride in zip(indices, t.strides):
-            wide = b.cast(index, INT64)
+            wide = b.cast(index, dtype)
             if stride == 1:
                 step = wide
             elif isinstance(stride, int):
                 step = b.fold("mul", wide, stride)
             else:
-                step = b.fold("mul", wide, self.number(b, stride, INT64))
+                step = b.fold("mul", wide, self.number(b, stride, dtype))
             total = b.fold("add", total, step)
         return total
 

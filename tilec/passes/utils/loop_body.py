@@ -272,6 +272,15 @@ class LoopBody:
             return self.known.tensors.offset(self.b, t, indices)
         return shared_offset(self.b, t.laid_out, indices)
 
+    def _start(self, o: ops.Load, env: Substitution) -> Value:
+        """The offset of what a copy past the registers brings, if that is there; of places that are
+        computed for each vector in as few instructions as there may be."""
+        facts, args = self.known.facts, self.loop.body.args if self.loop else ()
+        if all(facts.slope(v, a) is not None for v in o.indices for a in args):
+            return self._offset(o, env)
+        indices = [env.get(v, v) for v in o.indices]
+        return self.known.tensors.short_offset(self.b, o.source.buffer, indices)
+
     def _check(self, o: ops.ElementAccess, group: list[Substitution]) -> None:
         """What is not proved of an index into shared memory is looked at in the simulator."""
         buffer = o.buffer
@@ -436,7 +445,7 @@ class LoopBody:
         load, load_known = self._pending
         b = self.b
         to, size = self._offset(o, group[0]), self._bytes(o, len(group))
-        places = o.buffer, to, load.source, self._offset(load, group[0])
+        places = o.buffer, to, load.source, self._start(load, group[0])
         valid = self._valid_bytes(load, group, load_known)
         b.emit(ops.CpAsync, *places, size, valid, self._cache(load.source))
 

@@ -49,11 +49,11 @@ class InLoop(Counter):
 
     def _reciprocal(self, d: Value) -> Value:
         if d not in self.reciprocals:
-            self.reciprocals[d] = _reciprocal(self.before, self.before.fold("max", d, 1))
+            self.reciprocals[d] = reciprocal(self.before, self.before.fold("max", d, 1))
         return self.reciprocals[d]
 
 
-def _reciprocal(n: Builder, d: Value) -> Value:
+def reciprocal(n: Builder, d: Value) -> Value:
     """As a `Binary` takes it, of a positive number."""
     return n.binary("floordiv", n.const(_MOST, UINT32), n.cast(d, UINT32), nonzero=True)
 
@@ -61,7 +61,7 @@ def _reciprocal(n: Builder, d: Value) -> Value:
 def _known_reciprocal(n: Builder, d: Value, most: int) -> Value:
     """The same of a number from 1 to `most`: without a division where these are few."""
     if most > _FEW:
-        return _reciprocal(n, d)
+        return reciprocal(n, d)
     found = n.const(_MOST // most, UINT32)
     for number in range(1, most):
         found = n.select(n.compare("eq", d, number), n.const(_MOST // number, UINT32), found)

@@ -1,0 +1,127 @@
+"""bring_tiles: a tile that threads add to a product's result, element by element, is brought ahead.
+
+Before: TILE; in a pipelined loop an element loop over what a product has given reads a tile of a
+tensor, as the bias of attention is read:
+
+    for k in T.Pipelined(n):
+        s = Q K[k]
+        parallel (64, 64) { s[i, j] += bias[y + i, k * 64 + j] }
+
+After: a copy in front of the element loop brings the tile to shared memory, where TMA can, so that
+it runs ahead of its iteration as K does (`plan_pipeline`): threads that had waited for a product
+waited as long again for memory. So it is with tensors that the kernel does not write, and tiles as
+large as the loop, where all have room; a row or a column is too little for TMA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir import ops
+from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.builder import Builder
+from tilec.ir.clusters import threads_of
+from tilec.ir.copy_engines import TMA_ALIGN, SafeValues, tensor_map_fits
+from tilec.ir.core import Func, Op, Region, Value
+from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.memory import stage_bytes
+from tilec.ir.types import BufferType
+from tilec.passes.plan_pipeline import BARRIER_BYTES, has_stages, staging_bytes
+from tilec.passes.utils.regions import LoopRegions
+from tilec.target import Target
+
+
+def bring_tiles(func: Func, target: Target) -> Func:
+    if not target.has("tma") or func.attrs.get("may_alias") or ops.is_by_hand(func.body):
+        return func
+    facts, safe = facts_of(func), SafeValues(func)
+    kept = written_tensors(func.body)
+    kept |= {p.value for p in func.params if p.role == "tensor" and not safe.zero(p.value)}
+
+    def visit(o: ops.For) -> ops.For | None:
+        if not has_stages(o):
+            return None
+        sums: set[Value] = set()
+        statements: list[Op] = []
+        room = _room(func, o, target)
+        for x in o.body.ops:
+            if isinstance(x, ops.Gemm):
+                sums.add(x.c)
+            adds = not sums.isdisjoint(buffers_written(e for _, e in effects_in(x)))
+            if isinstance(x, ops.Parallel) and adds and x.layout is None and x.wanted is None:
+                beside = _Beside(x, o.body.args[0], facts, kept)
+                loop = beside.behind_copies()
+                if beside.bytes * _stages(o) <= room:
+                    room -= beside.bytes * _stages(o)
+                    statements += loop
+                    continue
+            statements.append(x)
+        changed = len(statements) > len(o.body.ops)
+        return replace(o, body=o.body.with_ops(statements)) if changed else None
+
+    return func.rewrite(ops.For, visit)
+
+
+def _stages(o: ops.For) -> int:
+    """The fewest stages that the tiles of a loop have."""
+    return max(2, o.num_stages)
+
+
+def _room(func: Func, o: ops.For, target: Target) -> int:
+    """Bytes of shared memory that are left by what `func` allocates, by the stages of what is
+    filled in the loop, and by what leaves through shared memory."""
+    filled = {*buffers_written(e for _, e in effects_in(o.body))}
+    taken = [
+        stage_bytes(x.type) * (_stages(o) if x.result in filled else 1)
+        for x in func.body.every(ops.Alloc)
+        if x.type.space == "shared"
+    ]
+    staging = staging_bytes(threads_of(func), True, target)
+    return target.shared_bytes - BARRIER_BYTES - staging - sum(taken)
+
+
+class _Beside(LoopRegions):
+    """An element loop beside a product. `index`: that of the loop around it; `kept`: tensors whose
+    elements are loaded where they are used."""
+
+    def __init__(self, o: ops.Parallel, index: Value, facts: Facts, kept: set[Value]) -> None:
+        super().__init__(o, facts)
+        self.index, self.kept = index, kept
+        self.b = Builder(o.loc)
+        self.tiles: dict[tuple[Value, ...], Value] = {}
+
+    def behind_copies(self) -> list[Op]:
+        """The loop behind copies of the tiles that it reads."""
+        body = self.o.body.rewrite(ops.Load, self.from_tile)
+        return [*self.hoisted, *self.b.ops, replace(self.o, body=body)]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tiles."""
+        types = (v.type for v in self.tiles.values())
+        return sum(stage_bytes(t) for t in types if isinstance(t, BufferType))
+
+    def from_tile(self, x: ops.Load) -> ops.Load | None:
+        key = (x.source, *x.indices)
+        if key not in self.tiles:
+            box = self.box(x)
+            if box is None:
+                return None
+            t = BufferType(box.shape, x.source.dtype, "shared")
+            self.tiles[key] = tile = self.b.value(ops.Alloc, t, name=f"{x.source.name}_tile")
+            self.b.emit(ops.Copy, box, self.b.whole(tile), loc=x.loc)
+        return replace(x, source=self.tiles[key], indices=self.o.body.args)
+
+    def box(self, x: ops.Load) -> Region | None:
+        """The tile that all iterations read together, if TMA can bring it for each iteration of
+        the loop around."""
+        t, origins = x.source.buffer, self.facts.origins
+        if t.space != "global" or x.source in self.kept or not tensor_map_fits(t):
+            return None
+        if not any(self.index in origins.of(v) for v in x.indices):
+            return None
+        start = self.facts.form(x.indices[-1]).without(self.o.body.args[-1])
+        units = (start.divisor(self.facts.divisor), self.o.extents[-1])
+        if len(self.o.extents) < 2 or any(n * t.dtype.bits // 8 % TMA_ALIGN for n in units):
+            return None
+        found = self.walked(x.source, x.indices)
+        return found.region if found is not None and found.order == self.o.body.args else None
