@@ -137,3 +137,40 @@ def test_what_such_blocks_compute(guarded: bool, rng: np.random.Generator) -> No
     assert report.ok, report
     p = np.exp2(q.astype(float) @ k.astype(float).T)
     np.testing.assert_allclose(o, p @ v / p.sum(1, keepdims=True), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_threads_that_add_up_one_product_wait_for_it(adds: bool) -> None:
+    """A step's own scale: while one block adds up, another one's product runs. Sums that stay with
+    the product need no second block."""
+    M, N, K = T.dynamic("M, N, K")
+
+    @tilec.kernel
+    def steps(
+        A: T.Tensor((M, K), "float8_e4m3"),
+        B: T.Tensor((N, K), "float8_e4m3"),
+        S: T.Tensor((16,), "float32"),
+        C: T.Tensor((M, N), "bfloat16"),
+    ):
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 64), threads=128) as (bx, by):
+            a = T.alloc_shared((64, 128), "float8_e4m3")
+            b = T.alloc_shared((128, 128), "float8_e4m3")
+            part, acc = (T.alloc_fragment((64, 128), "float32") for _ in range(2))
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 128), num_stages=4):
+                T.copy(A[by * 64, k * 128], a)
+                T.copy(B[bx * 128, k * 128], b)
+                if adds:
+                    T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                    scale = S[k]
+                    for i, j in T.Parallel(64, 128):
+                        acc[i, j] += part[i, j] * scale
+                else:
+                    T.gemm(a, b, acc, transpose_B=True)
+            T.copy(acc, C[by * 64, bx * 128])
+
+    f8 = [tilec.spec(s, "float8_e4m3") for s in ((2000, 2048), (4096, 2048))]
+    rest = tilec.spec((16,), "float32"), tilec.spec((2000, 4096), "bfloat16")
+    made = steps.compile(*f8, *rest, target=SM90)
+    assert made.plan.residents == (2 if adds else 1)
+    assert made.resources.spilled_bytes == 0
