@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, unravelled
-from tilec.frontend.whole_loops.products import Operand, Product, beside
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Put, fresh_name, unravelled
+from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
+from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.ir.types import next_power_of_2
@@ -30,8 +33,17 @@ class _Tile(NamedTuple):
 
     name: str
     made: str
-    copied: str
+    filled: str
     k_first: bool
+
+
+class _Line(NamedTuple):
+    """Indices that a tile goes along as one, by their numbers, where it begins, and how many it
+    has."""
+
+    indices: list[int]
+    begin: str
+    size: str
 
 
 class Blocks:
@@ -47,13 +59,11 @@ class Blocks:
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
-    def product(
-        self, p: Product, tiled: tuple[str, str], sizes: Mapping[str, str], edges: bool
-    ) -> ast.With:
-        """A tiled T.gemm for each sum, with tiles of `sizes` along the row and the column that are
-        `tiled`; `edges`: its results are compared with the loop's extents."""
-        m, n = map(p.outer.index, tiled)
-        batch = [d for d in range(len(p.outer)) if d not in (m, n)]
+    def product(self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool) -> ast.With:
+        """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
+        results are compared with the loop's extents."""
+        m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
+        batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
         for d, (index, extent) in enumerate(p.inner):
             self.given |= {f"J{d}": index, f"K{d}": extent}
@@ -61,44 +71,83 @@ class Blocks:
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
         if around:
             step, turn = f"(step % {steps})", f"(step // {steps})"
-        of_k = {p.inner[k][0]: (f"{step} * BK", "BK")}
+        lines = _Line(m, "by * BM", "BM"), _Line(n, "bx * BN", "BN"), _Line([k], step + " * BK", "BK")
         tiles: dict[str, _Tile] = {}
         sums: dict[str, str] = {}
         gemms = []
         for s in p.sums:
             total = sums.setdefault(ast.unparse(s.total), _numbered("sums", len(sums)))
             self.given[f"DTYPE_{total}"] = s.dtype
-            for name, operand, begins in (
-                ("a_tile", s.left, {tiled[0]: ("by * BM", "BM"), **of_k}),
-                ("b_tile", s.right, {tiled[1]: ("bx * BN", "BN"), **of_k}),
-            ):
+            for name, operand, line in (("a_tile", s.left, lines[0]), ("b_tile", s.right, lines[1])):
+                same = sum(t.name.startswith(name) for t in tiles.values())
                 if operand.text not in tiles:
-                    same = sum(t.name.startswith(name) for t in tiles.values())
-                    tiles[operand.text] = self._tile(_numbered(name, same), operand, begins)
+                    made = self._operand(_numbered(name, same), operand, line, lines[2], tiled)
+                    tiles[operand.text] = made
             a, b = tiles[s.left.text], tiles[s.right.text]
             turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
             gemms.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
         made = [t.made for t in tiles.values()]
         made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
         made += [f"T.clear({x})" for x in sums.values()]
+        filled = "\n".join([*(t.filled for t in tiles.values()), *gemms])
+        grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
         text = f"""
-with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", bz" * bool(batch)}):
+with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
     {"; ".join(made)}
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
-        {"; ".join([*(t.copied for t in tiles.values()), *gemms])}
+{textwrap.indent(filled, " " * 8)}
     for row, column in T.Parallel(BM, BN):
-        I{m} = by * BM + row
-        I{n} = bx * BN + column
-        {f"if I{m} < E{m} and I{n} < E{n}: BODY" if edges else "BODY"}
+        {self._apart("by * BM + row", m)}
+        {self._apart("bx * BN + column", n)}
+        {f"if I{m[0]} < E{m[0]} and I{n[0]} < E{n[0]}: BODY" if edges else "BODY"}
 """
         self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
         return self._written(text, sums)
 
+    def _operand(self, name: str, o: Operand, line: _Line, k: _Line, tiled: Tiling) -> _Tile:
+        """A tile of an operand along its rows or columns, and along the sum."""
+        begins = {str(self.given[f"J{k.indices[0]}"]): (k.begin, k.size)}
+        if len(line.indices) == 1:
+            begins[str(self.given[f"I{line.indices[0]}"])] = line.begin, line.size
+        if o.text in tiled.copied:
+            return self._tile(name, o, begins)
+        copied = {e.text: e for e in o.elements() if e.text in tiled.parts}
+        of_k = str(self.given[f"J{k.indices[0]}"])
+        last = o.ends_with(of_k) or not any(o.ends_with(str(self.given[f"I{d}"])) for d in line.indices)
+        raw = {x: self._tile(f"{name}_{n}", e, begins) for n, (x, e) in enumerate(copied.items())}
+        puts, place = dict[str, ast.expr](), ("own", "turn") 
+        for x, t in raw.items():
+            index = "turn, own" if t.k_first else "own, turn"
+            puts[ast.unparse(copied[x].value)] = ast.parse(f"{t.name}[{index}]", mode="eval").body
+        value = self._put(Put(puts).visit(copy.deepcopy(o.value)))
+        dtype = tiled.dtypes[o.text]
+        if dtype is None:
+            assert o.tensor is not None
+            kind = f"{self._put(o.tensor)}.dtype"
+        else:
+            kind = self._put(dtype)
+            for d in (o.dtype, dtype):
+                value = value if d is None else f"T.cast({value}, {self._put(d)})"
+        tests = [self._put(t) for t in o.tests]
+        tests += [f"J{k.indices[0]} < K{k.indices[0]}"] * (o.text not in tiled.ended)
+        if tests:
+            value = f"T.if_then_else({' and '.join(tests)}, {value}, T.cast(0, {kind}))"
+        shape, own = ((line.size, k.size), "own, turn") if last else ((k.size, line.size), "turn, own")
+        filled = f"""
+for {own} in T.Parallel({", ".join(shape)}):
+    {self._apart(f"{line.begin} + own", line.indices)}
+    J{k.indices[0]} = {k.begin} + turn
+    {name}[{own}] = {value}
+"""
+        made = "; ".join([*(t.made for t in raw.values()), f"{name} = T.alloc_shared(({', '.join(shape)}), {kind})"])
+        return _Tile(name, made, "\n".join([*(t.filled for t in raw.values()), filled]), not last)
+
     def _tile(self, name: str, o: Operand, begins: Mapping[str, tuple[str, str]]) -> _Tile:
-        """A tile of an operand; `begins`: of the indices that it goes by, where it begins, and how
+        """A tile of elements; `begins`: of the indices that they go by, where it begins, and how
         many it has."""
+        assert o.tensor is not None
         tensor, shape, at = self._put(o.tensor), list[str](), list[str]()
         last_two = {o.where(i) for i in begins} == {len(o.indices) - 2, len(o.indices) - 1}
         for d, index in enumerate(o.indices):
