@@ -19,6 +19,7 @@ from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
+from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product, missed_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
@@ -31,6 +32,7 @@ _MOST_BLOCKS = 65535  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
+_MANY = 128  # tiles, that occupy a GPU
 _USUAL = 8192  # where nothing is known of a row's length
 
 
@@ -86,7 +88,7 @@ class WholeLoops(Statements):
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         self._tell_missed(typed, named)
-        made = self._with_loops(blocks, named)
+        made = self._of_pairs(blocks, named) or self._with_loops(blocks, named)
         if made is None:
             cast = with_casts(single, self._typed(single, named))
             straight = nests.written_out(cast, named, self._static)
@@ -131,6 +133,20 @@ class WholeLoops(Statements):
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
         return made
+
+    def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+        """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
+
+        def length(extent: ast.expr) -> int:
+            return self._about(extent)[0] or _LONG
+
+        found = find_pairs(blocks.nest, named, length) if self.row_lanes else None
+        if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):
+            return None
+        outputs = self._number(blocks.nest.extents)
+        side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)
+        sizes = {"BM": side, "BN": side, "BK": 32}
+        return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
 
     def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         def magnitude(extent: ast.expr) -> tuple[int, int]:
@@ -208,7 +224,8 @@ class WholeLoops(Statements):
             return bool(compared) and all(
                 (low is None or nests.is_zero(low))
                 and (high is None or same_value(self.expression(high), shape[index]))
-                if (index := ast.unparse(at)) in shape else False
+                if (index := ast.unparse(at)) in shape
+                else False
                 for low, at, high in compared
             )
 
@@ -294,7 +311,9 @@ class WholeLoops(Statements):
             found: ast.expr | None = s.dtype
             if elements and {*cast} <= {given, total} and total is wider:
                 found = None
-            if not (total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8):
+            if not (
+                total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8
+            ):
                 return None
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None

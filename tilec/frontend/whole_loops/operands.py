@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilec.frontend.whole_loops.nests import elements_of, indices_of
-from tilec.support.syntax import every, names_in
+from tilec.support.syntax import names_in
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,18 @@ class Operand:
 
     def elements(self) -> Iterator[Operand]:
         """The elements that it is made of, as operands."""
-        for e in elements_of(ast.Expr(self.value)):
-            if isinstance(e.value, ast.Name) and not [*every(ast.Slice, e)]:
-                yield Operand(e, e.value, tuple(indices_of(e)), None)
+        return map(element_of, elements_of(ast.Expr(self.value)))
 
     def ends_with(self, name: str) -> bool:
         """Whether neighbours along `name` are neighbours in memory, in the first of its elements
         that depends on it."""
         of = (o for o in self.elements() if name in o.names)
         return any(name in names_in(o.indices[-1]) for o in [*of][:1])
+
+
+def element_of(e: ast.Subscript) -> Operand:
+    assert isinstance(e.value, ast.Name)
+    return Operand(e, e.value, tuple(indices_of(e)), None)
 
 
 @dataclass(frozen=True)

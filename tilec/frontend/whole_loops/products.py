@@ -216,9 +216,7 @@ def _levels(
         body = inner.body
 
 
-def _counts(
-    loops: Sequence[ast.For], named: Named
-) -> tuple[tuple[str, ast.expr], ...] | None:
+def _counts(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
     """The indices and the extents of loops."""
     found = []
     for s in loops:
