@@ -40,6 +40,10 @@ _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compare
 _PRODUCTS: dict[type[ast.operator], str] = {
     ast.Mult: "prod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
 }  # fmt: skip
+_OF_TWO = (T.max, T.min, max, min)
+_OF_FLOATS = (
+    T.exp, T.exp2, T.log, T.log2, T.sqrt, T.rsqrt, T.sin, T.cos, T.tanh, T.sigmoid, T.erf,
+)  # fmt: skip
 _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
@@ -230,7 +234,14 @@ class Folds(Rows):
                     return found
                 if (found is T.cast or found is T.Cast) and len(others) == 1:
                     return self.dtype_of(others[0] if found is T.cast else given)
-                return self.dtype(given, before) if found is T.abs else None
+                if any(found is word for word in (T.if_then_else, T.where)):
+                    given, *others = others
+                if any(found is word for word in (*_OF_TWO, T.if_then_else, T.where)) and others:
+                    return self.dtype(ast.BinOp(given, ast.Mult(), others[0]), before)
+                dtype = self.dtype(given, before)
+                floats = dtype is not None and dtype.is_float
+                ours = floats and any(found is word for word in _OF_FLOATS)
+                return dtype if found is T.abs or ours else None
         return None
 
     def _is_number(self, value: ast.expr) -> bool:
