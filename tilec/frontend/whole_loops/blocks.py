@@ -40,12 +40,12 @@ class _Tile(NamedTuple):
 
 class _Line(NamedTuple):
     """Indices that a tile goes along as one, by their numbers, where it begins, and how many it
-    has; of the sum what its index, and its extent, are called."""
+    has; of the sum what its index, `turn`, and its extent are called."""
 
     indices: list[int]
     begin: str
     size: str
-    index: str = ""
+    turn: str = ""
     extent: str = ""
 
 
@@ -112,7 +112,7 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
 
     def _operand(self, name: str, o: Operand, line: _Line, k: _Line, tiled: Tiling) -> _Tile:
         """A tile of an operand along its rows or columns, and along the sum."""
-        turn, *own = (str(self.given[x]) for x in (k.index, *(f"I{d}" for d in line.indices)))
+        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
         begins = {turn: (k.begin, k.size)}
         if len(own) == 1:
             begins[own[0]] = line.begin, line.size
@@ -134,14 +134,14 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
             for d in (o.dtype, dtype):
                 value = value if d is None else f"T.cast({value}, {self._put(d)})"
         tests = [self._put(t) for t in o.tests]
-        tests += [f"{k.index} < {k.extent}"] * (o.text not in tiled.ended)
+        tests += [f"{k.turn} < {k.extent}"] * (o.text not in tiled.ended)
         if tests:
             value = f"T.if_then_else({' and '.join(tests)}, {value}, T.cast(0, {kind}))"
         (first, rows), (last, columns) = [(at, line.size), (step, k.size)][:: -1 if k_first else 1]
         filled = f"""
 for {first}, {last} in T.Parallel({rows}, {columns}):
     {self._apart(f"{line.begin} + {at}", line.indices)}
-    {k.index} = {k.begin} + {step}
+    {k.turn} = {k.begin} + {step}
     {name}[{first}, {last}] = {value}
 """
         made = [*(t.made for t in parts), f"{name} = T.alloc_shared(({rows}, {columns}), {kind})"]

@@ -220,8 +220,8 @@ class Folds(Rows):
                     return beside if beside is not None and beside.is_float else None
                 return None if a is None or b is None else common_dtype(a, b)
             case ast.BinOp(left, ast.Div(), right):
-                found = self.dtype(ast.BinOp(left, ast.Mult(), right), before)
-                return found if found is not None and found.is_float else None
+                a = self.dtype(ast.BinOp(left, ast.Mult(), right), before)
+                return a if a is not None and a.is_float else None
             case ast.IfExp(_, left, right):
                 return self.dtype(ast.BinOp(left, ast.Mult(), right), before)
             case ast.Call(ast.Attribute(_, "astype"), [dtype], []):
@@ -238,10 +238,9 @@ class Folds(Rows):
                     given, *others = others
                 if any(found is word for word in (*_OF_TWO, T.if_then_else, T.where)) and others:
                     return self.dtype(ast.BinOp(given, ast.Mult(), others[0]), before)
-                dtype = self.dtype(given, before)
-                floats = dtype is not None and dtype.is_float
-                ours = floats and any(found is word for word in _OF_FLOATS)
-                return dtype if found is T.abs or ours else None
+                a = self.dtype(given, before)
+                floats = a is not None and a.is_float and any(found is w for w in _OF_FLOATS)
+                return a if found is T.abs or floats else None
         return None
 
     def _is_number(self, value: ast.expr) -> bool:

@@ -259,7 +259,7 @@ class WholeLoops(Statements):
             return is_part(o, line) and self._is_of(o, dtypes[o.text])
 
         sides = p.rows, p.columns
-        lines = [(max(reversed(x), key=length),) for x in sides]
+        lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
         if not all(is_copied(o, line) for o, line in p.sided):
             loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
             if min(map(self._number, loops)) < _LEAST:
@@ -273,7 +273,7 @@ class WholeLoops(Statements):
         copied = frozenset(o.text for o, x in single if is_copied(o, x))
         parts = {e.text for o, x in single for e in o.elements() if is_part(e, x)}
         ended = frozenset(o.text for o, _ in along if self._ends(o, inner))
-        return Tiling(*lines, copied, frozenset(parts), dtypes, ended)
+        return Tiling(lines[0], lines[1], copied, frozenset(parts), dtypes, ended)
 
     def _is_of(self, o: Operand, dtype: ast.expr | None) -> bool:
         """Whether an operand is an element of a dtype, or that is what it has."""

@@ -63,10 +63,12 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
             kept[ast.unparse(s.target)] = s.annotation
     others = {name: s for name, s in begun.items() if name not in kept}
     added = {ast.unparse(s.target) for s in every(ast.AugAssign, *body)}
+    typed = {ast.unparse(s.target) for s in every(ast.AnnAssign, *body)}
     once, fixed = (changed - {*kept}) | own, {*nest.indices, *begun, *changed, *own}
     if (
         not kept
         or not added <= {*kept}
+        or not {*kept}.isdisjoint({*typed, *names_in(*others.values())})
         or not {*others}.isdisjoint(names_in(*body))
         or not once.isdisjoint(names_in(*before, *epilogue))
         or not {*nest.indices}.isdisjoint(assigned_names(nest.body))

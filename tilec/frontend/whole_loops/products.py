@@ -207,9 +207,10 @@ def _levels(
         match body[-1]:
             case ast.For() as inner:
                 loops.append(inner)
+            case ast.If(ast.BoolOp(ast.And(), both), _, []) as inner:
+                tests += both
             case ast.If(test, _, []) as inner:
-                both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-                tests += test.values if both else [test]
+                tests.append(test)
             case _:
                 return loops, between, body, tests
         between += body[:-1]
