@@ -73,7 +73,6 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
         or not once.isdisjoint(names_in(*before, *epilogue))
         or not {*nest.indices}.isdisjoint(assigned_names(nest.body))
         or not fixed.isdisjoint(names_in(*(e for _, e in inner)))
-        or length(inner[-1][1]) < _SHORT
     ):
         return None
     elements = [element_of(e) for e in elements_of(*body)]
@@ -81,6 +80,8 @@ def find_pairs(nest: Nest, named: Named, length: Callable[[ast.expr], int]) -> P
     found = _lines(nest, elements, inner[-1][0], changed) if not written else None
     extents = dict(zip(nest.indices, nest.extents))
     if found is None or any(length(extents[i]) < _LEAST for i in found):
+        return None
+    if length(inner[-1][1]) < _SHORT:
         return None
     tiles = {e.text: e for e in elements if e.names & {*found}}
     return Pairs(
