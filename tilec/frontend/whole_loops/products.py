@@ -183,7 +183,7 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
                 others |= added is not None or not reader.note(s)
         others |= any(stored.count(name) > 1 for name in reader.names)
         for s, operands in found.items():
-            why = "its indices, dtypes, or a sum that ends before its tensors are not T.gemm's"
+            why = "its indices or dtypes are not T.gemm's"
             if len(operands) > 2:
                 why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
             elif s in under:
