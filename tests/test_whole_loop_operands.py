@@ -308,3 +308,31 @@ def test_what_other_rows_leave_out_may_be_nan() -> None:
         assert "gemm" not in triangle.compile(a, w, y, target=target).stages["tile"]
         run(triangle, target, a, w, y)
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+@tilec.kernel
+def any_stride(
+    X: T.Tensor((B, H, L, K), f16), W: T.Tensor((3, 3, K, C), f16), Y: T.Tensor((B, M, N, C), f32),
+    step: T.int32, pad: T.int32,
+) -> None:  # fmt: skip
+    for b, p, q, n in T.Parallel(B, M, N, C):
+        acc: T.float32 = 0
+        for r in range(3):
+            for s in range(3):
+                y = p * step + r - pad
+                x = q * step + s - pad
+                if y >= 0 and y < H and x >= 0 and x < L:
+                    for c in range(K):
+                        acc += T.float32(X[b, y, x, c]) * T.float32(W[r, s, c, n])
+        Y[b, p, q, n] = acc
+
+
+@pytest.mark.parametrize("h, step, pad", [(9, 3, 1), (5, 2, 1), (3, 1, 0)])
+def test_a_stride_and_padding_of_run_time(h: int, step: int, pad: int) -> None:
+    """Conditions that a pixel is inside are those of its tensor."""
+    x, w = numbers(f16, 2, h, h + 4, 17), numbers(f16, 3, 3, 17, 20)
+    around = np.pad(x.astype(np.float64), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    check(any_stride, [x, w], slid(around, w, step), f32, step, pad)
+    y = np.zeros(slid(around, w, step).shape, f32)
+    made = any_stride.compile(x, w, y, step, pad, target="cuda:sm_90a", **TILES)
+    assert "select" not in made.stages["tile"]
