@@ -96,3 +96,9 @@ def test_as_many_steps_as_there_are_registers(threads: int) -> None:
     kernel = product(128, 128, 32, (False, False), "float32", threads)
     found = loads(kernel, (128, 32), (32, 128), (128, 128))
     assert found[0] == ("<2 x f32>" if threads == 128 else "<4 x f32>") and len(found) > 2
+
+
+def test_few_sums_of_a_step_do_not_wait_for_its_loads() -> None:
+    """Of four steps, where no load brings more than one."""
+    kernel = product(32, 32, 64, (True, False), "float32")
+    assert loads(kernel, (64, 32), (64, 32), (32, 32)) == ["f32", "<4 x f32>"] * 4

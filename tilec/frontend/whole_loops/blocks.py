@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import copy
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, unravelled
-from tilec.frontend.whole_loops.products import Operand, Product, beside
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Put, fresh_name, unravelled
+from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
+from tilec.frontend.whole_loops.pairs import Pairs
+from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.ir.types import next_power_of_2
@@ -30,8 +34,19 @@ class _Tile(NamedTuple):
 
     name: str
     made: str
-    copied: str
+    filled: str
     k_first: bool
+
+
+class _Line(NamedTuple):
+    """Indices that a tile goes along as one, by their numbers, where it begins, and how many it
+    has; of the sum what its index, `turn`, and its extent are called."""
+
+    indices: list[int]
+    begin: str
+    size: str
+    turn: str = ""
+    extent: str = ""
 
 
 class Blocks:
@@ -47,13 +62,11 @@ class Blocks:
         for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
             self.given |= {f"I{d}": index, f"E{d}": extent}
 
-    def product(
-        self, p: Product, tiled: tuple[str, str], sizes: Mapping[str, str], edges: bool
-    ) -> ast.With:
-        """A tiled T.gemm for each sum, with tiles of `sizes` along the row and the column that are
-        `tiled`; `edges`: its results are compared with the loop's extents."""
-        m, n = map(p.outer.index, tiled)
-        batch = [d for d in range(len(p.outer)) if d not in (m, n)]
+    def product(self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool) -> ast.With:
+        """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
+        results are compared with the loop's extents."""
+        m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
+        batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
         for d, (index, extent) in enumerate(p.inner):
             self.given |= {f"J{d}": index, f"K{d}": extent}
@@ -61,44 +74,96 @@ class Blocks:
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
         if around:
             step, turn = f"(step % {steps})", f"(step // {steps})"
-        of_k = {p.inner[k][0]: (f"{step} * BK", "BK")}
+        rows, columns = _Line(m, "by * BM", "BM"), _Line(n, "bx * BN", "BN")
+        turns = _Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}")
         tiles: dict[str, _Tile] = {}
         sums: dict[str, str] = {}
         gemms = []
         for s in p.sums:
             total = sums.setdefault(ast.unparse(s.total), _numbered("sums", len(sums)))
             self.given[f"DTYPE_{total}"] = s.dtype
-            for name, operand, begins in (
-                ("a_tile", s.left, {tiled[0]: ("by * BM", "BM"), **of_k}),
-                ("b_tile", s.right, {tiled[1]: ("bx * BN", "BN"), **of_k}),
-            ):
+            for name, operand, line in (("a_tile", s.left, rows), ("b_tile", s.right, columns)):
+                same = sum(t.name.startswith(name) for t in tiles.values())
                 if operand.text not in tiles:
-                    same = sum(t.name.startswith(name) for t in tiles.values())
-                    tiles[operand.text] = self._tile(_numbered(name, same), operand, begins)
+                    tile = self._operand(_numbered(name, same), operand, line, turns, tiled)
+                    tiles[operand.text] = tile
             a, b = tiles[s.left.text], tiles[s.right.text]
             turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
             gemms.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
         made = [t.made for t in tiles.values()]
         made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
         made += [f"T.clear({x})" for x in sums.values()]
+        filled = "\n".join([*(t.filled for t in tiles.values()), *gemms])
+        grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
         text = f"""
-with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", bz" * bool(batch)}):
+with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
     {"; ".join(made)}
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
-        {"; ".join([*(t.copied for t in tiles.values()), *gemms])}
+{_indented(filled, 2)}
     for row, column in T.Parallel(BM, BN):
-        I{m} = by * BM + row
-        I{n} = bx * BN + column
-        {f"if I{m} < E{m} and I{n} < E{n}: BODY" if edges else "BODY"}
+        {self._apart("by * BM + row", m)}
+        {self._apart("bx * BN + column", n)}
+        {f"if I{m[0]} < E{m[0]} and I{n[0]} < E{n[0]}: BODY" if edges else "BODY"}
 """
         self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
         return self._written(text, sums)
 
+    def _operand(self, name: str, o: Operand, line: _Line, k: _Line, tiled: Tiling) -> _Tile:
+        """A tile of an operand along its rows or columns, and along the sum."""
+        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
+        begins = {turn: (k.begin, k.size)}
+        if len(own) == 1:
+            begins[own[0]] = line.begin, line.size
+        if o.text in tiled.copied:
+            return self._tile(name, o, begins)
+        k_first = not o.ends_with(turn) and any(map(o.ends_with, own))
+        at, step = self._own("at"), self._own("turn")
+        parts, puts = list[_Tile](), dict[str, ast.expr]()
+        for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
+            parts.append(self._tile(self._own("part"), e, begins))
+            place = self._place(parts[-1], at, step)
+            puts[e.text] = ast.parse(place, mode="eval").body
+        value, dtype = self._put(Put(puts).visit(copy.deepcopy(o.value))), tiled.dtypes[o.text]
+        if dtype is None:
+            assert o.tensor is not None
+            kind = f"{self._put(o.tensor)}.dtype"
+        else:
+            kind = self._put(dtype)
+            for d in (o.dtype, dtype):
+                value = value if d is None else f"T.cast({value}, {self._put(d)})"
+        tests = [self._put(t) for t in o.tests]
+        tests += [f"{k.turn} < {k.extent}"] * (o.text not in tiled.ended)
+        if tests:
+            value = f"T.if_then_else({' and '.join(tests)}, {value}, T.cast(0, {kind}))"
+        (first, rows), (last, columns) = [(at, line.size), (step, k.size)][:: -1 if k_first else 1]
+        filled = f"""
+for {first}, {last} in T.Parallel({rows}, {columns}):
+    {self._apart(f"{line.begin} + {at}", line.indices)}
+    {k.turn} = {k.begin} + {step}
+    {name}[{first}, {last}] = {value}
+"""
+        made = [*(t.made for t in parts), f"{name} = T.alloc_shared(({rows}, {columns}), {kind})"]
+        return _Tile(
+            name, "; ".join(made), "\n".join([*(t.filled for t in parts), filled]), k_first
+        )
+
+    def _own(self, base: str) -> str:
+        """A name for one of this module's, which the author's syntax may be given."""
+        name = f"OWN{len(self.given)}"
+        self.given[name] = self._fresh(base)
+        return name
+
+    def _place(self, tile: _Tile, at: str, turn: str) -> str:
+        """The text of a tile's element, by names that may stand in the author's syntax."""
+        name, *place = (str(self.given[x]) for x in (tile.name, at, turn))
+        return f"{name}[{', '.join(reversed(place) if tile.k_first else place)}]"
+
     def _tile(self, name: str, o: Operand, begins: Mapping[str, tuple[str, str]]) -> _Tile:
-        """A tile of an operand; `begins`: of the indices that it goes by, where it begins, and how
+        """A tile of elements; `begins`: of the indices that they go by, where it begins, and how
         many it has."""
+        assert o.tensor is not None
         tensor, shape, at = self._put(o.tensor), list[str](), list[str]()
         last_two = {o.where(i) for i in begins} == {len(o.indices) - 2, len(o.indices) - 1}
         for d, index in enumerate(o.indices):
@@ -118,6 +183,64 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
         name = f"GIVEN{len(self.given)}"
         self.given[name] = node
         return name
+
+    def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
+        """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of
+        these rows, four of its iterations at once, and then those that are left."""
+        m, n = map(self.nest.indices.index, (p.row, p.column))
+        batch = [d for d in range(len(self.nest.indices)) if d not in (m, n)]
+        for d, (index, extent) in enumerate(p.inner):
+            self.given |= {f"J{d}": index, f"K{d}": extent}
+        k = len(p.inner) - 1
+        around, steps = [f"J{d}" for d in range(k)], f"T.ceildiv(K{k}, BK)"
+        extents = [f"K{d}" for d in range(k)]
+        of = {p.row: ("by * BM", "BM"), p.column: ("bx * BN", "BN")}
+        turns = {p.inner[-1][0]: (f"(step % {steps}) * BK", "BK")}
+        row, column, turn = map(self._own, ("row", "column", "turn"))
+        tiles, elements = list[_Tile](), dict[str, str]()
+        for e in p.tiles:
+            line = p.row if p.row in e.names else p.column
+            tiles.append(self._tile(self._own("tile"), e, {line: of[line], **turns}))
+            elements[e.text] = self._place(tiles[-1], row if line == p.row else column, turn)
+        made = [t.made for t in tiles]
+        for name, dtype in p.kept.items():
+            kept = self._own(name)
+            elements[name] = f"{self.given[kept]}[{self.given[row]}, {self.given[column]}]"
+            made.append(f"{kept} = T.alloc_fragment((BM, BN), {self._put(dtype)})")
+        each = f"""for {row}, {column} in T.Parallel(BM, BN):
+    I{m} = by * BM + {row}
+    I{n} = bx * BN + {column}
+"""
+        turned = f"""    J{k} = (step % {steps}) * BK + {turn}
+    STEP
+"""
+        filled = "\n".join(t.filled for t in tiles)
+        inside = f"I{m} < E{m} and I{n} < E{n}"
+        text = f"""
+with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (bx, by, bz):
+    {self._apart("bz", batch)}
+    {"; ".join(made)}
+{_indented(each, 1)}
+        BEGIN
+    for step in T.Pipelined({" * ".join([*extents, steps])}, num_stages=2):
+        {unravelled(around, extents, f"(step // {steps})")}
+{_indented(filled, 2)}
+        count = T.min(BK, K{k} - (step % {steps}) * BK)
+        for four in T.serial(count // 4):
+{_indented(each, 3)}
+                for part in T.unroll(4):
+                    {turn} = four * 4 + part
+{_indented(turned, 4)}
+        for rest in T.serial(count % 4):
+{_indented(each, 3)}
+                {turn} = count // 4 * 4 + rest
+{_indented(turned, 3)}
+{_indented(each, 1)}
+        if {inside}: BODY
+"""
+        begin = [_without_dtype(s) for s in p.before]
+        self.given |= {"BEGIN": begin, "STEP": [*p.body], "BODY": [*p.named, *p.epilogue], **sizes}
+        return self._written(text, own=elements)
 
     def elements(self, about: Sequence[int], edges: bool) -> ast.With:
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
@@ -224,9 +347,14 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         """Statements that take the indices out of a row-major number."""
         return unravelled([f"I{d}" for d in indices], [f"E{d}" for d in indices], number)
 
-    def _written(self, text: str, totals: Mapping[str, str] | None = None) -> ast.With:
+    def _written(
+        self,
+        text: str,
+        totals: Mapping[str, str] | None = None,
+        own: Mapping[str, str] | None = None,
+    ) -> ast.With:
         """The syntax of `text`, at the loop's place but for what is the author's; `totals`: which
-        fragment holds what the author calls so."""
+        fragment holds what the author calls so; `own`: which element."""
         (made,) = parsed(text, self.node)
         ours = names_in(made) - {*self.given, "T"}
         suffix = ""
@@ -234,7 +362,9 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
             suffix += "_"
         names = {n: n + suffix for n in ours} | {"T": self.language}
         place = f"[{names.get('row')}, {names.get('column')}]"
-        elements = {total: names[x] + place for total, x in (totals or {}).items()}
+        elements = {total: names[x] + place for total, x in (totals or {}).items()} | {
+            **(own or {})
+        }
         made = _Fill(self.given, names, elements).visit(made)
         assert isinstance(made, ast.With)
         return made
@@ -257,6 +387,18 @@ def tile_of(about: Sequence[int]) -> list[int]:
 def threads_of(tile: Sequence[int]) -> int:
     """The threads of a tile."""
     return max(_THREADS // 2, min(2 * _THREADS, math.prod(tile) // 8))
+
+
+def _indented(text: str, levels: int) -> str:
+    return textwrap.indent(text.strip("\n"), " " * 4 * levels)
+
+
+def _without_dtype(s: ast.stmt) -> ast.stmt:
+    """An assignment to what has its dtype."""
+    match s:
+        case ast.AnnAssign(target, _, ast.expr() as value):
+            return ast.copy_location(ast.Assign([target], value), s)
+    return s
 
 
 def _numbered(name: str, number: int) -> str:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
+from tilec.frontend.values import Scalar, is_literal
 from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
@@ -39,6 +40,10 @@ _SIDES: dict[type[ast.cmpop], tuple[str, str]] = {  # how `value ? best` compare
 _PRODUCTS: dict[type[ast.operator], str] = {
     ast.Mult: "prod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
 }  # fmt: skip
+_OF_TWO = (T.max, T.min, max, min)
+_OF_FLOATS = (
+    T.exp, T.exp2, T.log, T.log2, T.sqrt, T.rsqrt, T.sin, T.cos, T.tanh, T.sigmoid, T.erf,
+)  # fmt: skip
 _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
@@ -191,6 +196,9 @@ class Folds(Rows):
         """That of an expression behind the statements `before` it in a loop; None where it does not
         follow from what is read."""
         match value:
+            case ast.Name(name) if name not in self.own:
+                found = self.named(value)
+                return found.dtype if isinstance(found, Scalar) else None
             case ast.Name(name) if name in self.sums:
                 return self.dtype_of(self.sums[name])
             case ast.Name(name):
@@ -207,10 +215,15 @@ class Folds(Rows):
                 return self.dtype(given, before)
             case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
                 a, b = (self.dtype(x, before) for x in (left, right))
-                if isinstance(left, ast.Constant) or isinstance(right, ast.Constant):
+                if self._is_number(left) or self._is_number(right):
                     beside = a or b  # numbers have its dtype
                     return beside if beside is not None and beside.is_float else None
                 return None if a is None or b is None else common_dtype(a, b)
+            case ast.BinOp(left, ast.Div(), right):
+                a = self.dtype(ast.BinOp(left, ast.Mult(), right), before)
+                return a if a is not None and a.is_float else None
+            case ast.IfExp(_, left, right):
+                return self.dtype(ast.BinOp(left, ast.Mult(), right), before)
             case ast.Call(ast.Attribute(_, "astype"), [dtype], []):
                 return self.dtype_of(dtype)
             case ast.Call(ast.Attribute(ast.Name(module)), _) if module == self.language:
@@ -221,8 +234,19 @@ class Folds(Rows):
                     return found
                 if (found is T.cast or found is T.Cast) and len(others) == 1:
                     return self.dtype_of(others[0] if found is T.cast else given)
-                return self.dtype(given, before) if found is T.abs else None
+                if any(found is word for word in (T.if_then_else, T.where)):
+                    given, *others = others
+                if any(found is word for word in (*_OF_TWO, T.if_then_else, T.where)) and others:
+                    return self.dtype(ast.BinOp(given, ast.Mult(), others[0]), before)
+                a = self.dtype(given, before)
+                floats = a is not None and a.is_float and any(found is w for w in _OF_FLOATS)
+                return a if found is T.abs or floats else None
         return None
+
+    def _is_number(self, value: ast.expr) -> bool:
+        """Whether it is a number that is written down, or a name for one."""
+        own = not isinstance(value, ast.Name) or value.id in self.own
+        return isinstance(value, ast.Constant) or not own and is_literal(self.named(value))
 
     def _asked_inside(self, s: ast.stmt) -> Pick | None:
         """The same, under other conditions, too."""

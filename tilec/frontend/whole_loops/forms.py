@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tilec.frontend.arithmetic import static_int
+from tilec.frontend.arithmetic import common_dtype, static_int
 from tilec.frontend.branches import same_value
 from tilec.frontend.builtins.reduce import combine_parts, scan_tile
 from tilec.frontend.recovery import Form
@@ -15,9 +16,12 @@ from tilec.frontend.values import Buffer, Scalar, is_literal
 from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
+from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
+from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
-from tilec.frontend.whole_loops.products import Product, Sum, find_product, missed_product
+from tilec.frontend.whole_loops.products import Product, find_product, missed_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
@@ -28,6 +32,8 @@ _SMALL = 64  # of an extent, below which no one waits for a loop
 _MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
+_LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
+_MANY = 128  # tiles, that occupy a GPU
 _USUAL = 8192  # where nothing is known of a row's length
 
 
@@ -72,9 +78,10 @@ class WholeLoops(Statements):
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
         product = self._product(node, typed, named, used) if tiles else None
-        if product is not None and (tiled := self._tiled(product, nest)):
+        product = None if product is None else self._without_bounds(product)
+        if product is not None and (tiled := self._tiled(product, typed, named)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
-            key = node, product.text, tiled, tuple(tiles.items()), edges
+            key = node, product.text, tiled.text, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
                 written[key] = blocks.product(product, tiled, tiles, edges), blocks.names
@@ -82,7 +89,7 @@ class WholeLoops(Statements):
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
         self._tell_missed(typed, named)
-        made = self._over_tiles(blocks, named)
+        made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
         if made is None:
@@ -122,6 +129,20 @@ class WholeLoops(Statements):
 
     def _static(self, extent: ast.expr) -> int | None:
         return static_int(self.expression(extent))
+
+    def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
+        """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
+
+        def length(extent: ast.expr) -> int:
+            return self._about(extent)[0] or _LONG
+
+        found = find_pairs(blocks.nest, named, length) if self.row_lanes else None
+        if found is None or any(self._dtype_of(dtype) is None for dtype in found.kept.values()):
+            return None
+        outputs = self._number(blocks.nest.extents)
+        side = next((n for n in (64, 32) if outputs >= n * n * _MANY), 16)
+        sizes = {"BM": side, "BN": side, "BK": 32}
+        return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
 
     def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         """A nest whose loops go along rows or columns of tiles."""
@@ -188,46 +209,116 @@ class WholeLoops(Statements):
         """About how many iterations loops have."""
         return math.prod(self._about(e)[0] or _USUAL for e in extents)
 
-    def _tiled(self, p: Product, nest: nests.Nest) -> tuple[str, str] | None:
-        """The row and the column that tiles go along, the last ones that fill a tile; None where
-        T.gemm does not give what the loop does, a grid does not count the others, or one of these
-        is a row or a column that no tile can go along (`i` of `X[b, c, 2 * i + u]`): a convolution
-        with a stride of few images took three times a loop's time, with tiles of these."""
+    def _without_bounds(self, p: Product) -> Product:
+        """The product without conditions that an element is inside of its tensor: as what is
+        outside counts as 0."""
+
+        def is_inside(test: ast.expr, o: Operand) -> bool:
+            buffer = None if o.tensor is None else self.names.get(o.tensor.id)
+            if not isinstance(buffer, Buffer) or len(buffer.shape) != len(o.indices):
+                return False
+            shape = dict(zip(map(ast.unparse, o.indices), buffer.shape))
+            compared = sides_of(test)
+            return bool(compared) and all(
+                (low is None or nests.is_zero(low))
+                and (high is None or same_value(self.expression(high), shape[index]))
+                if (index := ast.unparse(at)) in shape
+                else False
+                for low, at, high in compared
+            )
+
+        def bare(o: Operand) -> Operand:
+            return replace(o, tests=tuple(t for t in o.tests if not is_inside(t, o)))
+
+        sums = (replace(s, left=bare(s.left), right=bare(s.right)) for s in p.sums)
+        return replace(p, sums=tuple(sums))
+
+    def _tiled(self, p: Product, nest: nests.Nest, named: nests.Named) -> Tiling | None:
+        """The rows and the columns that tiles go along, and how operands come into these; None
+        where T.gemm does not give what the loop does, or a grid does not count the others."""
         extents = dict(zip(nest.indices, nest.extents))
+        left, right = (set().union(*(o.names for o in each)) for each in zip(*p.pairs))
+        if not {*extents} & (left ^ right) <= {*p.rows, *p.columns}:
+            return None
 
         def length(index: str) -> int:
             known = self._about(extents[index])[0] or _LONG
             return known if known >= _MOST_BLOCKS else min(known, _FULL)
 
-        if not all(self._can_tile(s, p.inner[-1]) for s in p.sums):
+        dtypes, inner = self._tile_dtypes(p, nest, named), p.inner[-1]
+        if dtypes is None:
             return None
-        sides = [names_in(*(e for o in each for e in o.indices)) for each in zip(*p.pairs)]
-        if any(i in sides[0] ^ sides[1] for i in {*extents} - {*p.rows, *p.columns}):
-            return None
-        row, column = max(reversed(p.rows), key=length), max(reversed(p.columns), key=length)
-        others = [self._static(e) for i, e in extents.items() if i not in (row, column)]
-        counted = math.prod(n for n in others if n is not None) <= _MOST_BLOCKS
-        return (row, column) if counted else None
 
-    def _can_tile(self, s: Sum, inner: tuple[str, ast.expr]) -> bool:
-        """Whether T.gemm gives what is added up: its operands' dtypes, cast to that of the sum,
-        and a sum along whole tensors."""
-        total, sides = self._dtype_of(s.dtype), list[tuple[DType, DType | None]]()
-        extent = self.expression(inner[1])
-        for o in (s.left, s.right):
-            buffer, at = self.names.get(o.tensor.id), o.where(inner[0])
-            if not isinstance(buffer, Buffer) or len(buffer.shape) != len(o.indices):
-                return False
-            if at is None or not same_value(extent, buffer.shape[at]):
-                return False
-            given = buffer.type.dtype
-            sides.append((given, given if o.dtype is None else self._dtype_of(o.dtype)))
-        (given, left), (other, right) = sides
-        if total is None or given is not other or not {left, right} <= {given, total}:
+        def is_part(o: Operand, line: Sequence[str]) -> bool:
+            along = all(o.where(i) not in (None, o.where(inner[0])) for i in line)
+            return along and not o.tests and self._ends(o, inner)
+
+        def is_copied(o: Operand, line: Sequence[str]) -> bool:
+            return is_part(o, line) and self._is_of(o, dtypes[o.text])
+
+        sides = p.rows, p.columns
+        lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
+        if not all(is_copied(o, line) for o, line in p.sided):
+            loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
+            if min(map(self._number, loops)) < _LEAST:
+                return None
+            lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
+        others = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
+        if math.prod(n for n in others if n is not None) > _MOST_BLOCKS:
+            return None
+        along = [(o, lines[side is p.columns]) for o, side in p.sided]
+        single = [(o, x) for o, x in along if len(x) == 1]
+        copied = frozenset(o.text for o, x in single if is_copied(o, x))
+        parts = {e.text for o, x in single for e in o.elements() if is_part(e, x)}
+        ended = frozenset(o.text for o, _ in along if self._ends(o, inner))
+        return Tiling(lines[0], lines[1], copied, frozenset(parts), dtypes, ended)
+
+    def _is_of(self, o: Operand, dtype: ast.expr | None) -> bool:
+        """Whether an operand is an element of a dtype, or that is what it has."""
+        buffer = None if o.tensor is None else self.names.get(o.tensor.id)
+        return dtype is None or getattr(buffer, "dtype", None) is self._dtype_of(dtype)
+
+    def _ends(self, o: Operand, inner: tuple[str, ast.expr]) -> bool:
+        """Whether an operand is an element of a tensor that ends where the sum does."""
+        buffer = None if o.tensor is None else self.names.get(o.tensor.id)
+        if not isinstance(buffer, Buffer) or len(buffer.shape) != len(o.indices):
             return False
-        wider = FLOAT32 if given.is_float and given.bits <= 16 else given
-        wider = INT32 if given.is_int and given.bits == 8 else wider
-        return total is wider and total in (left, right) and (given.is_float or given.bits == 8)
+        at, extent = o.where(inner[0]), self.expression(inner[1])
+        return at is not None and o.is_along(inner[0]) and same_value(extent, buffer.shape[at])
+
+    def _tile_dtypes(
+        self, p: Product, nest: nests.Nest, named: nests.Named
+    ) -> dict[str, ast.expr | None] | None:
+        """The dtypes of operands' tiles, None where an element's own; None where T.gemm does not
+        give what is added up: operands cast to the dtype of the sum, two elements of one dtype, or
+        what is computed in that of the sum."""
+        folds = Folds(nest, named, lambda e: None, 1, "", "", str, dtype_of=self._dtype_of)
+        made: dict[str, ast.expr | None] = {}
+        for s in p.sums:
+            total, both = self._dtype_of(s.dtype), (s.left, s.right)
+            given, other = (folds.dtype(o.value, ()) for o in both)
+            cast = [
+                dtype if o.dtype is None else self._dtype_of(o.dtype)
+                for o, dtype in zip(both, (given, other))
+            ]
+            if total is None or given is None or total not in cast:
+                return None
+            wider = FLOAT32 if given.is_float and given.bits <= 16 else given
+            wider = INT32 if given.is_int and given.bits == 8 else wider
+            elements = all(o.tensor is not None for o in both) and given is other
+            found: ast.expr | None = s.dtype
+            if elements and {*cast} <= {given, total} and total is wider:
+                found = None
+            if not (
+                total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8
+            ):
+                return None
+            if any(d is None or common_dtype(d, total) is not total for d in cast):
+                return None
+            if any(o.text in made and made[o.text] is not found for o in both):
+                return None  # another sum has it in another dtype
+            made |= {o.text: found for o in both}
+        return made
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
         value = self.expression(node)

@@ -235,7 +235,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
 
 def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> str:
     """Statements that take indices out of their row-major number."""
-    made = []
+    made, number = [], f"({number})" if len(indices) > 1 else number
     for k in reversed(range(len(indices))):
         made.append(f"{indices[k]} = {number}" + f" % {extents[k]}" * (k > 0))
         number = f"({number} // {extents[k]})"

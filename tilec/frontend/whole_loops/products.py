@@ -9,8 +9,8 @@
 
 What an index is follows from the operands that depend on it: `n` is a column, as only the right
 operand does; `b` and `s` are rows, as only the left one does; what both or neither depend on is the
-same for a tile, and so are all rows but one. Names stand for what they are given, and what a sum
-begins with is added behind the loop.
+same for a tile. Names stand for what they are given, a condition for an operand that is 0 where it
+does not hold, and what a sum begins with is added behind the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilec import language as T
@@ -34,41 +34,19 @@ from tilec.frontend.whole_loops.nests import (
     called,
     chain_of,
     counted,
+    elements_of,
     index_of,
     indices_of,
     is_zero,
     other_operand,
 )
+from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import DType
 from tilec.support.syntax import every, names_in, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A factor `tensor[…, k]`: its indices, and what it is cast to first."""
-
-    tensor: ast.Name
-    indices: tuple[ast.expr, ...]
-    dtype: ast.expr | None
-
-    @property
-    def text(self) -> str:
-        """What it is, without the cast."""
-        return ", ".join(map(ast.unparse, (self.tensor, *self.indices)))
-
-    def where(self, name: str) -> int | None:
-        """The dimension along which it goes by `name`, which no other index depends on."""
-        found = [d for d, i in enumerate(self.indices) if name in names_in(i)]
-        return found[0] if len(found) == 1 and _goes_by(self.indices[found[0]], name) else None
-
-    def is_along(self, name: str) -> bool:
-        """Whether `name` alone is an index, and no other depends on it."""
-        at = self.where(name)
-        return at is not None and isinstance(self.indices[at], ast.Name)
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,7 @@ class Sum:
 class Product:
     """A loop over `outer` that adds up `sums` along `inner`, loops in one another with their
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
-    `rows`: indices by which all left operands go and no right one, `columns`: the other way
+    `rows`: indices on which all left operands depend and no right one, `columns`: the other way
     round."""
 
     outer: tuple[str, ...]
@@ -103,6 +81,11 @@ class Product:
     @property
     def operands(self) -> list[Operand]:
         return [o for pair in self.pairs for o in pair]
+
+    @property
+    def sided(self) -> list[tuple[Operand, tuple[str, ...]]]:
+        """The operands with the indices on which those of their side alone depend."""
+        return [x for a, b in self.pairs for x in ((a, self.rows), (b, self.columns))]
 
     @property
     def several(self) -> set[str]:
@@ -137,9 +120,11 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         return None
     loop = nest.body[at]
     assert isinstance(loop, ast.For)
-    inner = _loops(loop, named)
-    reader = _Reader(named, decided)
-    if inner is None or not reader.reads(before, chain_of(loop)[-1].body):
+    loops, between, within, tests = _levels(loop)
+    inner, reader = _counts(loops, named), _Reader(named, decided)
+    if inner is None or any(map(reader.added, between)):
+        return None
+    if not reader.reads(before, [*between, *within]):
         return None
     stored = stored_names(*before, loop)
     own = {name for name, _ in inner} | reader.inside
@@ -152,15 +137,17 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     extents = [e for _, e in inner]
     if not names_in(*extents).isdisjoint({*nest.indices, *stored}):
         return None  # a triangle
-    sums = []
+    sums, fixed = list[Sum](), set[str]()
     for total, dtype, *factors in reader.products():
         pair = _sides(nest.indices, *factors)
-        if pair is None:
+        for test in map(reader.meant, tests):
+            pair = pair and _tested(*pair, test, nest.indices, fixed)
+        if pair is None or not all(is_pure(t, named) for t in tests):
             return None
         sums.append(Sum(total, dtype, *pair))
-    inner = _longest_last(inner, [o for s in sums for o in (s.left, s.right)])
-    rows = tuple(i for i in nest.indices if all(_by_one(i, s.left, s.right) for s in sums))
-    columns = tuple(i for i in nest.indices if all(_by_one(i, s.right, s.left) for s in sums))
+    inner = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed)
+    rows = tuple(i for i in nest.indices if all(depends(i, s.left, s.right) for s in sums))
+    columns = tuple(i for i in nest.indices if all(depends(i, s.right, s.left) for s in sums))
     begun = tuple(reader.begun)
     found = Product(nest.indices, rows, columns, inner, tuple(sums), begun, epilogue)
     return found if sums and inner and rows and columns else None
@@ -181,7 +168,7 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
-        inner, reader = _loops(loop, named), _Reader(named, lambda test: True)
+        inner, reader = _counts(chain_of(loop), named), _Reader(named, lambda test: True)
         if inner is None:
             continue
         within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
@@ -190,30 +177,51 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
         for s in within:
             added = reader.added(s)
             operands = [] if added is None else reader.factors(added[1], inner[-1][0])
-            pairs = itertools.permutations([names_in(*o.indices) for o in operands], 2)
+            pairs = itertools.permutations([o.names for o in operands], 2)
             if any({*nest.indices} & a - b and {*nest.indices} & b - a for a, b in pairs):
                 found[s] = operands
             elif not isinstance(s, ast.For | ast.If):
                 others |= added is not None or not reader.note(s)
         others |= any(stored.count(name) > 1 for name in reader.names)
         for s, operands in found.items():
-            why = "its indices, dtypes, or a sum that ends before its tensors are not T.gemm's"
+            why = "its indices or dtypes are not T.gemm's"
             if len(operands) > 2:
                 why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
             elif s in under:
                 why = "a condition says what is added"
             elif others:
                 why = "the loop does something else, too"
-            tensors = frozenset(o.tensor.id for o in operands)
+            tensors = frozenset(o.tensor.id for o in operands if o.tensor)
             known = tuple(e for _, e in inner if names_in(e).isdisjoint((*nest.indices, *stored)))
             return Missed(s, tensors, known, why)
     return None
 
 
-def _loops(loop: ast.For, named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
-    """The indices and the extents of loops in one another."""
+def _levels(
+    loop: ast.For,
+) -> tuple[list[ast.For], list[ast.stmt], list[ast.stmt], list[ast.expr]]:
+    """Loops in one another, what stands between them, what the innermost one does, and the
+    conditions around it."""
+    loops, between, tests = list[ast.For](), list[ast.stmt](), list[ast.expr]()
+    body: list[ast.stmt] = [loop]
+    while True:
+        match body[-1]:
+            case ast.For() as inner:
+                loops.append(inner)
+            case ast.If(ast.BoolOp(ast.And(), both), _, []) as inner:
+                tests += both
+            case ast.If(test, _, []) as inner:
+                tests.append(test)
+            case _:
+                return loops, between, body, tests
+        between += body[:-1]
+        body = inner.body
+
+
+def _counts(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
+    """The indices and the extents of loops."""
     found = []
-    for s in chain_of(loop):
+    for s in loops:
         extent = counted(s.iter, named)
         if extent is None or s.orelse or not index_of(s):
             return None
@@ -222,16 +230,17 @@ def _loops(loop: ast.For, named: Named) -> tuple[tuple[str, ast.expr], ...] | No
 
 
 def _longest_last(
-    inner: tuple[tuple[str, ast.expr], ...], operands: Sequence[Operand]
+    inner: tuple[tuple[str, ast.expr], ...], operands: Sequence[Operand], fixed: set[str]
 ) -> tuple[tuple[str, ast.expr], ...]:
-    """Loops in an order in which tiles go along the last one, the longest that can be; no loops,
-    where none can."""
+    """Loops in an order in which tiles go along the last one, the longest that can be: none of
+    those that are `fixed`, and one that is an index by itself, if any is."""
 
     def size(loop: tuple[str, ast.expr]) -> int:
         extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
         return extent if isinstance(extent, int) else sys.maxsize
 
-    along = [loop for loop in inner if all(o.is_along(loop[0]) for o in operands)]
+    along = [loop for loop in inner if loop[0] not in fixed]
+    along = [loop for loop in along if all(o.is_along(loop[0]) for o in operands)] or along
     if not along:
         return ()
     last = max(reversed(along), key=size)
@@ -240,36 +249,31 @@ def _longest_last(
 
 def _sides(outer: Sequence[str], a: Operand, b: Operand) -> tuple[Operand, Operand] | None:
     """Two operands; the one that alone depends on the last of such indices is the right one."""
-    of_a, of_b = names_in(*a.indices), names_in(*b.indices)
-    free = [i for i in outer if (i in of_a) != (i in of_b)]
+    free = [i for i in outer if (i in a.names) != (i in b.names)]
     if not free:
         return None
-    return (b, a) if free[-1] in of_a else (a, b)
+    return (b, a) if free[-1] in a.names else (a, b)
 
 
-def _by_one(index: str, one: Operand, other: Operand) -> bool:
-    """Whether one operand alone depends on an index, and goes by it."""
-    return one.where(index) is not None and index not in names_in(*other.indices)
-
-
-def _goes_by(index: ast.expr, name: str) -> bool:
-    """Whether an index is `name`, or that plus what does not depend on it."""
-    rest = beside(index, name)
-    return len(rest) == len(_terms(index)) - 1 and name not in names_in(*rest)
-
-
-def beside(index: ast.expr, name: str) -> list[ast.expr]:
-    """What is added to `name` in an index."""
-    return [t for t in _terms(index) if not (isinstance(t, ast.Name) and t.id == name)]
-
-
-def _terms(index: ast.expr) -> list[ast.expr]:
-    match index:
-        case ast.BinOp(left, ast.Add(), right):
-            return _terms(left) + _terms(right)
-        case ast.BinOp(left, ast.Sub(), right):
-            return [*_terms(left), ast.copy_location(ast.UnaryOp(ast.USub(), right), right)]
-    return [index]
+def _tested(
+    left: Operand, right: Operand, test: ast.expr, outer: Sequence[str], fixed: set[str]
+) -> tuple[Operand, Operand] | None:
+    """The operands of what is added where a condition holds; None for one that says so of a row and
+    a column. Where it is one of rows alone, what the right operand has there is multiplied by 0,
+    which is a nan if it is infinite: so it may be asked of indices only, which tells taps beyond
+    an image from others, and is to be the same along a tile's sum: these names become `fixed`."""
+    names = names_in(test)
+    of_rows = any(depends(i, left, right) for i in names & {*outer})
+    of_columns = any(depends(i, right, left) for i in names & {*outer})
+    if of_rows or of_columns:
+        if (of_rows and of_columns) or elements_of(ast.Expr(test)):
+            return None
+        fixed |= names
+    if not of_columns:
+        left = replace(left, tests=(*left.tests, test))
+    if not of_rows:
+        right = replace(right, tests=(*right.tests, test))
+    return left, right
 
 
 @dataclass
@@ -312,13 +316,13 @@ class _Reader:
 
     def products(self) -> list[tuple[ast.expr, ast.expr, Operand, Operand]]:
         """What is added to which total, of which dtype; none, where some of it is no product."""
-        made = []
+        made, own = [], {ast.unparse(t.total).split("[")[0] for t in self.totals.values()}
         for t in self.totals.values():
             for value in t.added:
-                match self._meant(value):
+                match self.meant(value):
                     case ast.BinOp(a, ast.Mult(), b) if t.dtype is not None:
-                        one, other = self._operand(a), self._operand(b)
-                        if one is None or other is None:
+                        one, other = (self._operand(x) or self._computed(x) for x in (a, b))
+                        if one is None or other is None or own & (one.names | other.names):
                             return []
                         made.append((t.total, t.dtype, one, other))
                     case _:
@@ -398,11 +402,11 @@ class _Reader:
         """Notes what a statement gives a name."""
         match s:
             case ast.Assign([ast.Name(name)], value) if is_pure(value, self.named):
-                self.names[name] = self._meant(value)
+                self.names[name] = self.meant(value)
             case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value) if is_pure(
                 value, self.named
             ):
-                cast = ast.Call(as_syntax(T.cast), [self._meant(value), dtype], [])
+                cast = ast.Call(as_syntax(T.cast), [self.meant(value), dtype], [])
                 self.names[name] = ast.copy_location(cast, s)
             case _:
                 return False
@@ -410,7 +414,7 @@ class _Reader:
 
     # --- expressions ------------------------------------------------------------------------------
 
-    def _meant(self, node: ast.expr) -> ast.expr:
+    def meant(self, node: ast.expr) -> ast.expr:
         """An expression without names that stand for others."""
         if not names_in(node) & self.names.keys():
             return node
@@ -420,20 +424,20 @@ class _Reader:
 
     def factors(self, node: ast.expr, inner: str) -> list[Operand]:
         """The elements at places that depend on `inner` of which an expression is the product."""
-        match node := self._meant(node):
+        match node := self.meant(node):
             case ast.BinOp(a, ast.Mult(), b):
                 return self.factors(a, inner) + self.factors(b, inner)
         found, cast = self._operand(node), self._cast(node)
         if found is None and cast is not None:
             return self.factors(cast[0], inner)
-        return [found] if found is not None and inner in names_in(*found.indices) else []
+        return [found] if found is not None and inner in found.names else []
 
     def _operand(self, node: ast.expr) -> Operand | None:
         match node:
             case ast.Subscript(ast.Name() as tensor):
                 if any(every(ast.Slice, node)) or not is_pure(node, self.named):
                     return None
-                return Operand(tensor, tuple(indices_of(node)), None)
+                return Operand(node, tensor, tuple(indices_of(node)), None)
             case ast.IfExp(test, one, other):
                 side = self.decided(test)
                 return None if side is None else self._operand(one if side else other)
@@ -441,7 +445,11 @@ class _Reader:
         found = None if cast is None else self._operand(cast[0])
         if found is None or cast is None or found.dtype is not None:
             return None
-        return Operand(found.tensor, found.indices, cast[1])
+        return replace(found, dtype=cast[1])
+
+    def _computed(self, node: ast.expr) -> Operand | None:
+        pure = is_pure(node, self.named) and not [*every(ast.Slice | ast.Dict, node)]
+        return Operand(node, None, (), None) if pure else None
 
     def _cast(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """What is cast, and to which dtype."""

@@ -23,6 +23,7 @@ from tilec.passes.utils.building import load_registers
 from tilec.passes.utils.operands import Operand, operand
 
 _LOAD_BITS = 128
+_SHORT = 16  # sums of a thread, that hide no load's latency
 
 
 def simt_product(b: Builder, o: ops.Gemm, facts: Facts, room: int) -> None:
@@ -64,12 +65,14 @@ def _add(
 
 
 def _pays(lines: list[_Line], o: ops.Gemm, depth: int, room: int) -> bool:
-    """Whether loads may bring so many steps of K at once: some do, and there is room."""
+    """Whether so many steps of K are one: loads bring the elements of all of them, and there is
+    room; or a thread has too little to add in one step to wait for its loads."""
     along = [line for line in lines if not line.x.mn_major]
     fits = all(line.adjacent(depth) for line in along) and o.shape[2] % depth == 0
     words = max(o.c.dtype.bits // 32, 1)
     taken = sum(len(line.distinct) * (1 if line.x.mn_major else depth) for line in lines)
-    return bool(along) and fits and words * taken <= room
+    short = len(lines[0].rows) <= _SHORT
+    return (bool(along) or short) and fits and words * taken <= room
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,184 @@
+"""Whole loops that compare rows of one tensor with rows of another: tiles of both in shared memory,
+and what each pair keeps in registers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import run
+
+import tilec
+import tilec.language as T
+
+B, H, M, N, K, R = T.dynamic("B, H, M, N, K, R")
+TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
+
+
+@tilec.kernel
+def distances(X: T.Tensor((M, K), f32), Y: T.Tensor((N, K), f32), O: T.Tensor((M, N), f32)) -> None:
+    for i, j in T.Parallel(M, N):
+        s: T.float32 = 0
+        for e in range(K):
+            t = X[i, e] - Y[j, e]
+            s += t * t
+        O[i, j] = T.sqrt(s)
+
+
+@tilec.kernel
+def columns(X: T.Tensor((K, M), f16), Y: T.Tensor((K, N), f16), O: T.Tensor((N, M), f32)) -> None:
+    for i, j in T.Parallel(M, N):
+        s = 0.0
+        for row in range(K):
+            s += T.abs(T.float32(X[row, i]) - T.float32(Y[row, j]))
+        O[j, i] = s
+
+
+@tilec.kernel
+def shortest(X: T.Tensor((M, K), f32), Y: T.Tensor((K, N), f32), O: T.Tensor((M, N), f32)) -> None:
+    for i, j in T.Parallel(M, N):
+        best = T.infinity("float32")
+        for k in range(K):
+            best = T.min(best, X[i, k] + Y[k, j])
+        O[i, j] = best
+
+
+@tilec.kernel
+def nearest(
+    X: T.Tensor((M, K), f32), Y: T.Tensor((N, K), f32), O: T.Tensor((M, N), f32),
+    at: T.Tensor((M, N), i32),
+) -> None:  # fmt: skip
+    for i, j in T.Parallel(M, N):
+        least: T.float32 = 1e30
+        where: T.int32 = -1
+        for k in range(K):
+            apart = T.abs(X[i, k] - Y[j, k])
+            if apart < least:
+                least = apart
+                where = k
+        O[i, j] = least
+        at[i, j] = where
+
+
+@tilec.kernel
+def equal(
+    X: T.Tensor((B, M, K), i8), Y: T.Tensor((B, N, K), i8), O: T.Tensor((B, M, N), i32)
+) -> None:
+    for b, i, j in T.Parallel(B, M, N):
+        n: T.int32 = 0
+        for k in range(K):
+            if X[b, i, k] == Y[b, j, k]:
+                n += 1
+        O[b, i, j] = n * (j + 1)
+
+
+@tilec.kernel
+def horner(X: T.Tensor((M, K), f32), Y: T.Tensor((N, K), f32), O: T.Tensor((M, N), f32)) -> None:
+    """What comes later depends on what came before."""
+    for i, j in T.Parallel(M, N):
+        s: T.float32 = 1
+        for k in range(K):
+            s = s * Y[j, k] + X[i, k]
+        O[i, j] = s
+
+
+@tilec.kernel
+def windows(
+    X: T.Tensor((H, M + 1, K), f32), Y: T.Tensor((R, N, K), f32), O: T.Tensor((M, N), f32)
+) -> None:
+    for i, j in T.Parallel(M, N):
+        s: T.float32 = 0
+        for r in range(R):
+            for k in range(K):
+                s += T.max(X[r, i + 1, k], Y[r, j, k])
+        O[i, j] = s
+
+
+def numbers(dtype: str, *shape: int) -> np.ndarray:
+    random = np.random.default_rng(shape)
+    if dtype == i8:
+        return random.integers(-2, 2, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def polynomials(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    s = np.ones((len(x), len(y)))
+    for k in range(x.shape[1]):
+        s = s * y[:, k] + x[:, [k]]
+    return s
+
+
+def apart(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return x[..., :, None, :] - y[..., None, :, :]
+
+
+CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str]] = {
+    "distances": (
+        distances, [numbers(f32, 50, 67), numbers(f32, 33, 67)],
+        lambda x, y: np.sqrt((apart(x, y) ** 2).sum(-1)), f32,
+    ),
+    "columns": (
+        columns, [numbers(f16, 41, 37), numbers(f16, 41, 50)],
+        lambda x, y: np.abs(apart(y.T, x.T)).sum(-1), f32,
+    ),
+    "shortest": (
+        shortest, [numbers(f32, 33, 45), numbers(f32, 45, 35)],
+        lambda x, y: (x[:, :, None] + y).min(1), f32,
+    ),
+    "equal": (
+        equal, [numbers(i8, 3, 33, 45), numbers(i8, 3, 35, 45)],
+        lambda x, y: (apart(x, y) == 0).sum(-1) * (np.arange(35) + 1), i32,
+    ),
+    "horner": (horner, [numbers(f32, 33, 41) / 2, numbers(f32, 35, 41) / 2], polynomials, f32),
+    "windows": (
+        windows, [numbers(f32, 5, 34, 40), numbers(f32, 3, 35, 40)],
+        lambda x, y: np.maximum(x[:3, 1:, None], y[:, None]).sum((0, 3)), f32,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel, operands, wanted, dtype", CASES.values(), ids=CASES)
+def test_numbers(
+    kernel: Any, operands: list[np.ndarray], wanted: Callable[..., np.ndarray], dtype: str
+) -> None:
+    want = wanted(*(o.astype(np.float64 if o.dtype.kind == "f" else np.int64) for o in operands))
+    for target in TARGETS:
+        c = np.full(want.shape, 77, dtype)
+        if target != "cpu":
+            made = kernel.compile(*operands, c, target=target).stages["tile"]
+            assert made.count("alloc shared") == 2 and "alloc fragment" in made
+        run(kernel, target, *operands, c)
+        np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 40, 3), (70, 1, 9), (20, 20, 0), (0, 5, 5)])
+def test_few_rows(m: int, n: int, k: int) -> None:
+    x, y = numbers(f32, m, k), numbers(f32, n, k)
+    want = np.sqrt((apart(x.astype(np.float64), y) ** 2).sum(-1))
+    for target in TARGETS:
+        o = np.full((m, n), 77, f32)
+        run(distances, target, x, y, o)
+        np.testing.assert_allclose(o, want, rtol=1e-4, atol=1e-5)
+
+
+def test_several_variables_under_a_condition() -> None:
+    x, y = numbers(f32, 33, 45), numbers(f32, 35, 45)
+    gaps = np.abs(apart(x, y))
+    x[3, 7] = np.nan  # which is never nearer
+    gaps[3, :, 7] = np.inf
+    for target in TARGETS:
+        o, at = np.full((33, 35), 77, f32), np.full((33, 35), 77, i32)
+        run(nearest, target, x, y, o, at)
+        np.testing.assert_array_equal(o, gaps.min(-1))
+        np.testing.assert_array_equal(at, gaps.argmin(-1))
+
+
+def test_rows_at_a_distance_and_in_place() -> None:
+    """Views with gaps; and what is written is no tensor that the loop reads."""
+    x, y = numbers(f32, 50, 80)[:, 7:74], numbers(f32, 66, 67)[::2]
+    want = np.sqrt((apart(x.astype(np.float64), y) ** 2).sum(-1))
+    o = np.full((50, 40), 77, f32)
+    run(distances, "cuda:sm_90a", x, y, o[:, :33])
+    np.testing.assert_allclose(o[:, :33], want, rtol=1e-4)
+    assert (o[:, 33:] == 77).all()
