@@ -237,8 +237,11 @@ class Lowering:
         accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
         regions = [o for o in p.body.ops if o.regions]
         flat = all(self.known.one_branch(o, arg) for o in regions)
-        whole = flat or all(self.known.together(o, arg, run) for o in regions)
-        limit = run if whole else 1
+        limit = run
+        while limit > 1 and not flat:  # as many neighbours as go the same way everywhere
+            if all(self.known.together(o, arg, limit) for o in regions):
+                break
+            limit //= 2
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
         if not self.known.needs(p):

@@ -115,7 +115,7 @@ class MemoryFacts:
             else:
                 start = self.facts.form(o.indices[-1]).without(arg)
                 width = gcd2(width, start.divisor(self.facts.divisor))
-                whole = True
+            whole = True
             if width > 1:
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
