@@ -28,7 +28,7 @@ from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
-from tilec.ir.types import MAGNITUDES, magnitude_of
+from tilec.ir.types import MAGNITUDES, magnitude_of, next_power_of_2
 from tilec.support.syntax import every, names_in, parsed
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
@@ -52,6 +52,7 @@ _MANY = 1 << 16  # as so many do
 _LONE = 8192  # iterations that do not fill a machine with a thread for each
 _FAR = 32  # places between elements that no warp's load has both of
 _STEPS = 4  # of a tile that a part has, at least
+_TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
 
 
 class Tiled(NamedTuple):
@@ -102,15 +103,21 @@ class Tiles(TileLoops):
             tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
             groups, blocks = -(-iterations // tile[0]), _BLOCKS
         around, _, size = found[0]
+        rows = 1
+        if around and tile[0] == 1:  # few blocks: each has more on its way
+            deep = self._length(around[-1]) or _HUGE
+            rows = max(1, min(_TOGETHER // tile[1], next_power_of_2(deep)))
+            tile = 1, tile[1], max(tile[2], min(4 * _THREADS, rows * tile[1] // 16))
         most = min(_MOST_PARTS, blocks // groups)
         if around:
-            most = min(most, self._turns(around, size, tile[1]))
+            most = min(most, self._turns(around, size, tile[1]) // rows)
         elif columns or length:
             most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
         else:
             most = max(_LONGEST_PARTS, most)
         parts = self._parts(loops, most)
         self.outer, self.inner = tile[:2]
+        self.rows = rows
         self.columns, self.parts = columns, parts
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
