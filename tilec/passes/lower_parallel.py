@@ -7,11 +7,11 @@ guard.
 
 A loop runs over groups of `v` registers whose elements are neighbours, so that the memory accesses
 among them become vector accesses where alignment is known. It is written out, but for one that is
-long and selects no registers. An index that may leave its tensor is
-guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
-that crosses an edge takes the guarded form, which is a loop where it is long and selects no
-registers, element by element where a vector is long too: few tiles run it, and each of its
-instructions is compiled.
+long and selects no registers. An index that may leave its tensor is guarded. The test is made once
+for the whole tile: inside, the fast form has no guards but for indices of which a tile's corners do
+not tell, as those that are loaded; only a tile that crosses an edge takes the guarded form, which
+is a loop where it is long and selects no registers, element by element where a vector is long too:
+few tiles run it, and each of its instructions is compiled.
 
 Where products have roles (`split_roles`), threads skip a loop that multiplies a fragment by another
 one whose elements they hold are all 1: multiplications take registers' bandwidth from the products
@@ -20,7 +20,7 @@ of the other group, and sums are scaled in few iterations."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tilec.ir import ops
@@ -247,14 +247,14 @@ class Lowering:
         if not self.known.needs(p):
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
-        conds = None
+        conds, left = None, set[tuple[Op, int]]()
         if flat and p.engine != "cp_async":
-            conds = self.known.inside_at_corners(b, p, p.body.defs, {})
+            conds = self.known.inside_at_corners(b, p, p.body.defs, {}, left)
         if conds is None:
             self._emit(b, p, place, replica, width, dim, guarded=True)
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
-        self._emit(fast, p, place, replica, width, dim, guarded=False)
+        self._emit(fast, p, place, replica, width, dim, guarded=left)
         one_group = sum(1 for _ in walk(p.body)) * width
         edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
@@ -289,7 +289,7 @@ class Lowering:
         replica: Value | None,
         width: int,
         dim: int,
-        guarded: bool,
+        guarded: bool | Collection[tuple[Op, int]],
         most: int = MOST_OPS,
     ) -> None:
         """The loop over groups of `width` registers, `batch` of them at a time. A loop of more than

@@ -202,20 +202,31 @@ class MemoryFacts:
         return tuple(found)
 
     def inside_at_corners(
-        self, b: Builder, p: ops.Parallel, inner: dict[Value, Op], at: Substitution
+        self,
+        b: Builder,
+        p: ops.Parallel,
+        inner: dict[Value, Op],
+        at: Substitution,
+        left: set[tuple[Op, int]] | None = None,
     ) -> list[Value] | None:
         """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
         corners; None if that cannot be told. Values of `inner` are computed anew, with those of
-        `at` in their place."""
+        `at` in their place. `left`: gets the accesses, and their dimensions, of which no corner
+        tells, where it tells of some accesses all."""
         conds: list[Value] = []
         done: set[tuple[object, ...]] = set()
         first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
         last: Substitution = {**at, **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)}}
-        for o, (d, low, high) in self.needs(p):
+        needs = self.needs(p)
+        untold = {(o, d) for o, (d, _, _) in needs if not self._is_told(o.indices[d], p)}
+        if untold and (left is None or {o for o, _ in needs} == {o for o, _ in untold}):
+            return None
+        left = set() if left is None else left
+        left |= untold
+        for o, (d, low, high) in needs:
             index, extent = o.indices[d], o.buffer.buffer.shape[d]
-            slopes = [self.facts.slope(index, a) for a in p.body.args]
-            if any(slope is None or slope < 0 for slope in slopes):
-                return None
+            if (o, d) in left:
+                continue
             if (key := (index, extent, low, high)) in done:
                 continue
             done.add(key)
@@ -229,6 +240,11 @@ class MemoryFacts:
                     return None
                 conds.append(b.compare("ge", least, 0))
         return conds
+
+    def _is_told(self, index: Value, p: ops.Parallel) -> bool:
+        """Whether an index is least at a loop's first iteration, and largest at the last one."""
+        slopes = [self.facts.slope(index, a) for a in p.body.args]
+        return all(slope is not None and slope >= 0 for slope in slopes)
 
 
 Need = tuple[ops.ElementAccess, tuple[int, bool, bool]]
