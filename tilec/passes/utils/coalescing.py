@@ -25,6 +25,7 @@ SECTOR_BYTES = 32  # that memory gives at once
 MOST_SAMPLED = 32  # neighbours
 MOST_FOLDED = 4096  # ops for an access, about: fewer neighbours where an index is long
 FAR = 1 << 20  # elements: a stride that is not known
+LARGE = 1 << 12  # a size
 
 
 class Row(NamedTuple):
@@ -159,14 +160,15 @@ def narrowest(p: ops.Parallel) -> int:
 
 def offsets(p: ops.Parallel, o: ops.ElementAccess, dim: int, facts: Facts) -> list[int] | None:
     """Of which elements an access of a loop is at neighbours along one of its dimensions, where all
-    that is the same for them is 0, unless it is known; None where that depends on what is in
-    memory."""
+    that is the same for them is 0, unless it is known, and sizes are large; None where that depends
+    on what is in memory."""
     needed = [*upstream(o.indices, p.body.defs)]
     own = {r for x in needed for r in x.results if not facts.origins.of(r).isdisjoint(p.body.args)}
     found = []
     sampled = min(MOST_SAMPLED, max(3, MOST_FOLDED // max(1, len(needed))))
     for n in range(min(p.extents[dim], sampled)):
         numbers: dict[Value, Number] = {v: n * (d == dim) for d, v in enumerate(p.body.args)}
+        numbers |= {v: facts.constant(v) or LARGE for v in facts.sizes}
         known = functools.partial(_number, numbers, facts)
         for x in needed:
             number = fold(x, known) if len(x.results) == 1 else None
