@@ -103,25 +103,24 @@ class Tiles(TileLoops):
             tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
             groups, blocks = -(-iterations // tile[0]), _BLOCKS
         around, _, size = found[0]
-        rows = 1
-        if around and tile[0] == 1:  # few blocks: each has more on its way
-            deep = self._length(around[-1]) or _HUGE
-            rows = max(1, min(_TOGETHER // tile[1], next_power_of_2(deep)))
-            tile = 1, tile[1], max(tile[2], min(4 * _THREADS, rows * tile[1] // 16))
         most = min(_MOST_PARTS, blocks // groups)
         if around:
-            most = min(most, self._turns(around, size, tile[1]) // rows)
+            most = min(most, self._turns(around, size, tile[1]))
         elif columns or length:
             most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
         else:
             most = max(_LONGEST_PARTS, most)
         parts = self._parts(loops, most)
         self.outer, self.inner = tile[:2]
-        self.rows = rows
+        threads = tile[2]
+        if around and self.outer == parts == 1:  # few blocks: each has more on its way
+            deep = self._length(around[-1]) or _HUGE
+            self.rows = max(1, min(_TOGETHER // self.inner, next_power_of_2(deep)))
+            threads = max(threads, min(2 * _THREADS, self.rows * self.inner // 16))
         self.columns, self.parts = columns, parts
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(tile[0], tile[2], parts, columns, body)
+        return None if body is None else Tiled(self.outer, threads, parts, columns, body)
 
     # --- what form it has -------------------------------------------------------------------------
 
