@@ -17,6 +17,8 @@ from tilec.ir.types import next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
+_NARROW = 64  # of one that sticks out of rows of
+_FEW = 8  # such tiles or less
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
@@ -119,10 +121,13 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
         self.given[name] = node
         return name
 
-    def elements(self, about: Sequence[int], edges: bool) -> ast.With:
+    def elements(
+        self, about: Sequence[int], unit: int, sizes: Sequence[bool], edges: bool, holds: object
+    ) -> ast.With:
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
-        says; `edges`: indices are compared with the extents."""
-        tile = tile_of(about)
+        says, the last one a multiple of `unit`; `sizes`: which extents are tensors'; `edges`:
+        indices are compared with the extents; `holds`: what says that something does."""
+        tile = tile_of(about, unit)
         outer, own = list(range(len(about) - len(tile))), range(len(about) - len(tile), len(about))
         inside = [f"x{d}" for d in own]
         number, made = "block", []
@@ -132,16 +137,21 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
             number = f"({number} // {down})"
         counts = [f"T.ceildiv(E{d}, {size})" for d, size in zip(own, tile)]
         compared = " and ".join(f"I{d} < E{d}" for d in reversed(own))
+        some = [f"E{d}" for d, size in enumerate(sizes) if size]
+        some += [f"tiles{d}" for d in own if sizes[d]]
+        there = " and ".join(f"{x} > 0" for x in some)  # as there is a block, and none is below 0
         threads = self.asked or threads_of(tile)
         text = f"""
 with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as block:
     {"; ".join(f"tiles{d} = {count}" for d, count in zip(own, counts))}
+    {f"HOLDS({there})" if some else "pass"}
     {self._apart(number, outer)}
     for {", ".join(inside)} in T.Parallel({", ".join(map(str, tile))}):
         {"; ".join(made)}
         {f"if {compared}: BODY" if edges else "BODY"}
 """
-        self.given["BODY"] = list(self.nest.body)
+        self.given |= {"BODY": list(self.nest.body), "HOLDS": self._fresh("holds")}
+        self.names[str(self.given["HOLDS"])] = holds
         return self._written(text)
 
     def threads(self) -> ast.With:
@@ -240,13 +250,17 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         return made
 
 
-def tile_of(about: Sequence[int]) -> list[int]:
-    """The extents of a tile along the last of the indices that take about so many values: rows that
-    are short are not padded to long ones, and there are more of them."""
+def tile_of(about: Sequence[int], unit: int) -> list[int]:
+    """The extents of a tile along the last of the indices that take about so many values, the last
+    one a multiple of `unit`: rows that are short are not padded to long ones, and there are more of
+    them; a tile that sticks out of a row does so by little."""
     tile: list[int] = []
     left = _ELEMENTS
+    columns = COLUMNS
+    while unit < _NARROW < columns and 2 * _NARROW < about[-1] <= _FEW * columns:
+        columns //= 2
     for extent in reversed(about):
-        most = left if tile or len(about) == 1 else COLUMNS
+        most = left if tile or len(about) == 1 else columns
         if left == 1 or len(tile) == _DIMS:
             break
         tile.insert(0, min(most, next_power_of_2(extent)) if len(about) > 1 else most)

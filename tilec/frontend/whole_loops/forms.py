@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import same_value
 from tilec.frontend.builtins.reduce import combine_parts, scan_tile
+from tilec.frontend.builtins.statements import in_a_block
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar, is_literal
@@ -103,9 +104,11 @@ class WholeLoops(Statements):
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
-        about = [self._about(e)[0] or _USUAL for e in nest.extents]
+        found = [self._about(e) for e in nest.extents]
+        about, unit = [n or _USUAL for n, _ in found], found[-1][1]
+        sizes = [any(same_value(e, s) for s in self.sizes.values()) for e in extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
-        return blocks.elements(about, edges), blocks.names
+        return blocks.elements(about, unit, sizes, edges, in_a_block), blocks.names
 
     def _as_folds(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest that adds to a few elements, as loops that fold into them."""
@@ -149,8 +152,10 @@ class WholeLoops(Statements):
                 (a, x), (b, y) = self._about(left), self._about(right)
                 return a * b, unit_of(x * y)
             case ast.BinOp(left, ast.FloorDiv(), right):
-                (a, _), n = self._about(left), self._static(right)
-                return (-(-a // n) if n and n > 0 else a), 1
+                (a, x), n = self._about(left), self._static(right)
+                if not n or n < 0:
+                    return a, 1
+                return -(-a // n), x // n if x % n == 0 else 1
             case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
                 return self._about(left)[0], 1
         value, usual = self.expression(extent), (_USUAL, 1)
