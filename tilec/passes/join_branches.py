@@ -14,7 +14,8 @@ So is, in T.Parallel, an `if` whose branches compute an element of the same plac
 
 stores what the condition selects. Tensors that the kernel does not write are read in any case,
 where they have such an element, several before the first is stored. What both branches load is
-loaded before them, and where little is left the condition selects its outcome.
+loaded before them, and where little is left the condition selects its outcome, as it does where
+it asks whether the elements are there of which something is computed.
 `as_taken` is what a prediction looks at: also without branches that are never taken."""
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from tilec.ir.ops import Copy, For, If, Load, Parallel, Select, Store, constants
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
 from tilec.passes.utils.if_conversion import is_bound, may_trap
+from tilec.passes.utils.memory_access import MemoryFacts, asks_inside, conjuncts
 from tilec.target import Target
 
 MOST_OPS = 64  # of a branch that is done in any case
 MOST_LEFT = 8  # of both, beside what both of them load
+MOST_TAPS = 32  # loads of a loop that are asked for without branches: all of them wait in registers
 
 
 def join_branches(func: Func, target: Target) -> Func:
@@ -52,16 +55,24 @@ def join_branches(func: Func, target: Target) -> Func:
 
 def join_stores(func: Func, target: Target) -> Func:
     """Behind `recognise_idioms`, to which a loop with two sides may be a copy and a fill."""
-    if not any(x.orelse.statements for p in func.body.every(Parallel) for x in p.body.every(If)):
+    if not any(
+        x.results or x.orelse.statements
+        for p in func.body.every(Parallel)
+        for x in p.body.every(If)
+    ):
         return func
     numbers = constants(func.body)
     made, written = func.body.defs, written_tensors(func.body)
-
-    def visit(o: If) -> list[Op] | None:
-        stored = _stored_once(o, numbers, written) if is_bound(o.cond, made) else None
-        return stored or _loaded_once(o, numbers, written)
+    known = MemoryFacts(func)
 
     def joined(p: Parallel) -> Op | None:
+        few = sum(1 for _ in p.body.every(Load)) <= MOST_TAPS
+
+        def visit(o: If) -> list[Op] | None:
+            stored = _stored_once(o, numbers, written) if is_bound(o.cond, made) else None
+            found = stored or _loaded_once(o, numbers, written)
+            return found or (_inside_only(o, numbers, known, made) if few else None)
+
         body = p.body.rewrite(If, visit)
         return None if body is p.body else replace(p, body=body)
 
@@ -156,6 +167,27 @@ def _loaded_once(
     pairs = zip(o.results, yielded(o.then), yielded(o.orelse))
     chosen = (Select(o.cond, x, same.get(y, y), results=(r,), loc=o.loc) for r, x, y in pairs)
     return [*first, *left, *chosen]
+
+
+def _inside_only(
+    o: If,
+    numbers: Mapping[Value, bool | int | float],
+    known: MemoryFacts,
+    made: Mapping[Value, Op],
+) -> list[Op] | None:
+    """What is computed of elements where these lie inside of their tensors, as of the taps of a
+    stencil, in any case, and the condition selects: no element is loaded that is not there."""
+    then, orelse = o.then.statements, o.orelse.statements
+    loads = [x for x in then if isinstance(x, Load)]
+    if orelse or not loads or len(then) > MOST_OPS:
+        return None
+    if not all(is_clonable(x, known.written) and not may_trap(x, numbers) for x in then):
+        return None
+    asked = [made.get(c) for c in conjuncts(o.cond, made)]
+    if not all(any(asks_inside(c, x, known) for x in loads) for c in asked):
+        return None
+    pairs = zip(o.results, yielded(o.then), yielded(o.orelse))
+    return [*then, *(Select(o.cond, x, y, results=(r,), loc=o.loc) for r, x, y in pairs)]
 
 
 def _content(o: Op) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ of the other group, and sums are scaled in few iterations."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
@@ -248,15 +248,16 @@ class Lowering:
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
         conds, left = None, set[tuple[Op, int]]()
-        if flat and p.engine != "cp_async":
+        one_group = sum(1 for _ in walk(p.body)) * width
+        apart = _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS
+        if flat and p.engine != "cp_async" and not (apart and _overlap(accesses)):
             conds = self.known.inside_at_corners(b, p, p.body.defs, {}, left)
         if conds is None:
             self._emit(b, p, place, replica, width, dim, guarded=True)
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
         self._emit(fast, p, place, replica, width, dim, guarded=left)
-        one_group = sum(1 for _ in walk(p.body)) * width
-        edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
+        edge = 1 if apart else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
@@ -331,6 +332,13 @@ class Lowering:
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.const(n) for n in (0, groups, 1))
         b.emit(ops.For, kind, zero, count, one, (), block)
+
+
+def _overlap(accesses: Sequence[ops.ElementAccess]) -> bool:
+    """Whether several elements of a tensor are loaded for one, as a stencil does: of its tiles many
+    reach beyond an edge."""
+    loads = {(o.source, o.indices) for o in accesses if isinstance(o, ops.Load)}
+    return len({v for v, _ in loads}) < len(loads)
 
 
 def _factor(p: ops.Parallel) -> Value | None:

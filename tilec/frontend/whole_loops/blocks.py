@@ -127,7 +127,7 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
         says, the last one a multiple of `unit`; `sizes`: which extents are tensors'; `edges`:
         indices are compared with the extents; `holds`: what says that something does."""
-        tile = tile_of(about, unit)
+        tile = tile_of(about, unit if sizes[-1] else COLUMNS)
         outer, own = list(range(len(about) - len(tile))), range(len(about) - len(tile), len(about))
         inside = [f"x{d}" for d in own]
         number, made = "block", []

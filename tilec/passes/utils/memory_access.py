@@ -289,7 +289,9 @@ def masked_loads(statements: Sequence[Op], known: MemoryFacts) -> dict[ops.Selec
             continue
         asked_before = places.get(o.cond, -1) < places[load.result]
         if asked_before and load.source not in known.tensors.safe:
-            conds = (c for c in conjuncts(o.cond, made) if not _is_bound(made.get(c), load, known))
+            conds = (
+                c for c in conjuncts(o.cond, made) if not asks_inside(made.get(c), load, known)
+            )
             found[o] = Mask(load, tuple(conds))
     return found
 
@@ -306,7 +308,7 @@ def conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
             yield v
 
 
-def _is_bound(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
+def asks_inside(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
     """Whether a condition says that an index of a load lies inside of its tensor, on one side."""
     match o:
         case (
