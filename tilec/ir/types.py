@@ -138,6 +138,15 @@ def narrow_of(extent: int) -> int:
     return min(next_power_of_2(extent), MOST_NARROW_ROW)
 
 
+NARROW_TILE = 64
+_LONG_ROW = 2048
+
+
+def whole_tiles_of(extent: int) -> int:
+    """`NARROW_TILE` where it divides an extent, or where wide tiles stick out by little; else 1."""
+    return NARROW_TILE if extent % NARROW_TILE == 0 or extent > _LONG_ROW else 1
+
+
 def unit_of(extent: int) -> int:
     """The largest power of two up to `WIDEST_UNIT` that divides an extent."""
     return math.gcd(extent, WIDEST_UNIT)

@@ -13,12 +13,10 @@ from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, u
 from tilec.frontend.whole_loops.products import Operand, Product, beside
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import next_power_of_2
+from tilec.ir.types import NARROW_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
 COLUMNS = 256  # of a tile, at most
-_NARROW = 64  # of one that sticks out of rows of
-_FEW = 8  # such tiles or less
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
@@ -256,9 +254,7 @@ def tile_of(about: Sequence[int], unit: int) -> list[int]:
     them; a tile that sticks out of a row does so by little."""
     tile: list[int] = []
     left = _ELEMENTS
-    columns = COLUMNS
-    while unit < _NARROW < columns and 2 * _NARROW < about[-1] <= _FEW * columns:
-        columns //= 2
+    columns = NARROW_TILE if unit < NARROW_TILE < about[-1] // 2 else COLUMNS
     for extent in reversed(about):
         most = left if tile or len(about) == 1 else columns
         if left == 1 or len(tile) == _DIMS:

@@ -152,10 +152,8 @@ class WholeLoops(Statements):
                 (a, x), (b, y) = self._about(left), self._about(right)
                 return a * b, unit_of(x * y)
             case ast.BinOp(left, ast.FloorDiv(), right):
-                (a, x), n = self._about(left), self._static(right)
-                if not n or n < 0:
-                    return a, 1
-                return -(-a // n), x // n if x % n == 0 else 1
+                (a, _), n = self._about(left), self._static(right)
+                return (-(-a // n) if n and n > 0 else a), 1
             case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
                 return self._about(left)[0], 1
         value, usual = self.expression(extent), (_USUAL, 1)
