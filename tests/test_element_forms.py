@@ -26,8 +26,10 @@ def rotated(
 ):  # fmt: skip
     for s, h, e in T.Parallel(S, H, D):
         half = D // 2
-        far = (e + half) % D
-        other = T.if_then_else(e < half, -T.float32(X[s, h, far]), T.float32(X[s, h, far]))
+        if e < half:
+            other = -T.float32(X[s, h, (e + half) % D])
+        else:
+            other = T.float32(X[s, h, (e + half) % D])
         Y[s, h, e] = T.float32(X[s, h, e]) * T.float32(cos[s, e]) + other * T.float32(sin[s, e])
 
 
