@@ -138,13 +138,13 @@ def narrow_of(extent: int) -> int:
     return min(next_power_of_2(extent), MOST_NARROW_ROW)
 
 
-NARROW_TILE = 64
-_LONG_ROW = 2048
+WIDE_TILE, NARROW_TILE = 256, 64  # columns
 
 
 def whole_tiles_of(extent: int) -> int:
-    """`NARROW_TILE` where it divides an extent, or where wide tiles stick out by little; else 1."""
-    return NARROW_TILE if extent % NARROW_TILE == 0 or extent > _LONG_ROW else 1
+    """1 where wide tiles take over a fourth more columns than rows have, else `NARROW_TILE`."""
+    taken = -(-extent // WIDE_TILE) * WIDE_TILE
+    return 1 if 4 * taken > 5 * extent else NARROW_TILE
 
 
 def unit_of(extent: int) -> int:

@@ -13,10 +13,9 @@ from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, fresh_name, u
 from tilec.frontend.whole_loops.products import Operand, Product, beside
 from tilec.frontend.whole_loops.rows import Known, shared_rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import NARROW_TILE, next_power_of_2
+from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
-COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
@@ -125,7 +124,7 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", b
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
         says, the last one a multiple of `unit`; `sizes`: which extents are tensors'; `edges`:
         indices are compared with the extents; `holds`: what says that something does."""
-        tile = tile_of(about, unit if sizes[-1] else COLUMNS)
+        tile = tile_of(about, unit if sizes[-1] else WIDE_TILE)
         outer, own = list(range(len(about) - len(tile))), range(len(about) - len(tile), len(about))
         inside = [f"x{d}" for d in own]
         number, made = "block", []
@@ -254,7 +253,7 @@ def tile_of(about: Sequence[int], unit: int) -> list[int]:
     them; a tile that sticks out of a row does so by little."""
     tile: list[int] = []
     left = _ELEMENTS
-    columns = NARROW_TILE if unit < NARROW_TILE < about[-1] // 2 else COLUMNS
+    columns = NARROW_TILE if unit < NARROW_TILE < about[-1] // 2 else WIDE_TILE
     for extent in reversed(about):
         most = left if tile or len(about) == 1 else columns
         if left == 1 or len(tile) == _DIMS:
