@@ -263,6 +263,38 @@ def test_the_number_of_a_block_is_no_sum_with_a_sign() -> None:
     run(weighted, "cpu", none, np.zeros(9, np.float32), none.copy())
 
 
+# --- loops over tiles at an edge ---
+
+
+@tilec.kernel
+def summed(X: T.Tensor((M, N), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 64), threads=256) as bn:
+        acc = T.alloc_fragment((32, 64), "float32")
+        s = T.alloc_fragment((64,), "float32")
+        T.clear(acc)
+        for k in range(T.ceildiv(M, 32)):
+            for i, j in T.Parallel(32, 64):
+                acc[i, j] += X[k * 32 + i, bn * 64 + j]
+        T.reduce_sum(acc, s, dim=0)
+        T.copy(s, Y[bn * 64])
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("size", [(203, 77), (1, 1), (260, 64), (129, 130), (31, 3)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_at_an_edge(target: str, size: tuple[int, int], rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal(size, np.float32), np.full(size[1], np.nan, np.float32)
+    run(summed, target, x, y)
+    np.testing.assert_allclose(y, x.sum(0, dtype=float), rtol=1e-4, atol=1e-4)
+
+
+def test_loads_at_an_edge_are_on_their_way_together() -> None:
+    """All tiles of the last columns are at an edge: their block took three times as long."""
+    text = stages(summed, ((20011, 3001), "float32"), ((3001,), "float32"))["unroll_loads"]
+    loads = [line for line in text.splitlines() if "mem_load %X" in line]
+    assert len(loads) == 10 and sum("guard=" in line for line in loads) == 5
+
+
 # --- short rows ---
 
 

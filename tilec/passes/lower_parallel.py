@@ -250,7 +250,7 @@ class Lowering:
         conds, left = None, set[tuple[Op, int]]()
         one_group = sum(1 for _ in walk(p.body)) * width
         apart = _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS
-        if flat and p.engine != "cp_async" and not (apart and _overlap(accesses)):
+        if flat and not (p.outside or p.engine == "cp_async" or (apart and _overlap(accesses))):
             conds = self.known.inside_at_corners(b, p, p.body.defs, {}, left)
         if conds is None:
             self._emit(b, p, place, replica, width, dim, guarded=True)
