@@ -66,7 +66,8 @@ class PrintingEmitter(Emitter):
         self.only_if(f.binary("xor", cond, 1), fail, "failed")
 
     def emit_assume(self, o: ops.Assume) -> None:
-        """A record that only the simulator reads; LLVM is told nothing."""
+        """A record that only the simulator reads; LLVM is told nothing. A number that is said to be
+        more than another needs no test where something is divided by it."""
         lhs, rhs, f = self.get(o.lhs), self.get(o.rhs), self.f
         kind = o.kind
         if kind == "multiple":
@@ -75,6 +76,10 @@ class PrintingEmitter(Emitter):
         cond = self.scalars.compare(kind, lhs, rhs, o.lhs.dtype)
         if cond.literal != 1:
             f.act("device_assert", (cond,), f"; assertion failed: T.assume({o.text})")
+        least = self.scalars.ranges.get(rhs)[0] + (kind == "gt")
+        if kind in ("gt", "ge") and lhs.literal is None:
+            low, high = self.scalars.ranges.get(lhs)
+            self.scalars.ranges.set(lhs, max(low, least), high)
 
     def _vprintf(self, text: str, values: Sequence[Val]) -> None:
         """Print one line; each value takes 8 bytes of the argument block."""

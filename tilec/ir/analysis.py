@@ -79,6 +79,11 @@ class Facts(Forms):
         """Largest power of two known to divide an extent of a tensor."""
         return low_bit(extent) if isinstance(extent, int) else self.divisor(self._sizes[extent])
 
+    @property
+    def sizes(self) -> list[Value]:
+        """The extents that tensors have at run time."""
+        return [p.value for p in self._func.params if p.role == "size"]
+
     def constant(self, value: Value) -> int | None:
         """The one value it can have."""
         lo, hi = self.range(value)

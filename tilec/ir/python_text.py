@@ -83,13 +83,13 @@ def grid_text(func: Func) -> str:
 def assumed_text(func: Func, names: Container[str]) -> tuple[str, ...]:
     """What the author assumes of sizes and integer scalars (those called `names`) in every block,
     as Python text of bools: "n % 4 == 0"."""
-    assumed = [o for o in func.body.ops if isinstance(o, Assume)]
+    assumed = [o for o in func.body.ops if isinstance(o, Assume) and o.text]
     sides = (v for o in assumed for v in (o.lhs, o.rhs))
     needed = {*upstream(sides, makers(func.body.ops))} if assumed else ()
     text = {p.value: p.value.name for p in func.params if p.value.name in names}
     found = []
     for o in func.body.ops:
-        if isinstance(o, Assume) and {o.lhs, o.rhs} <= text.keys():
+        if o in assumed and {o.lhs, o.rhs} <= text.keys():
             lhs, rhs = text[o.lhs], text[o.rhs]
             multiple = o.kind == "multiple"
             found.append(f"{lhs} % {rhs} == 0" if multiple else f"{lhs} {_COMPARE[o.kind]} {rhs}")

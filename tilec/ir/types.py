@@ -143,6 +143,15 @@ def narrow_of(extent: int) -> int:
     return min(next_power_of_2(extent), MOST_NARROW_ROW)
 
 
+WIDE_TILE, NARROW_TILE = 256, 64  # columns
+
+
+def whole_tiles_of(extent: int) -> int:
+    """1 where wide tiles take over a fourth more columns than rows have, else `NARROW_TILE`."""
+    taken = -(-extent // WIDE_TILE) * WIDE_TILE
+    return 1 if 4 * taken > 5 * extent else NARROW_TILE
+
+
 def unit_of(extent: int) -> int:
     """The largest power of two up to `WIDEST_UNIT` that divides an extent."""
     return math.gcd(extent, WIDEST_UNIT)

@@ -8,7 +8,8 @@ tensors, and change registers only, as in
 An iteration waits for its loads, so that a thread has few of them on their way. After: where the
 elements of the next `count` iterations lie inside of their tensors, these iterations stand one
 behind the other without a test between them, and the assembler has all loads before the first
-result is used. Their order is what it was. The rest of the iterations run as they did. Where an
+result is used. Their order is what it was. At an edge, where a block may be in all iterations, they
+stand so, too, with a test for each load. The rest of the iterations run as they did. Where an
 iteration asks first whether all of its elements are wanted (`version_loops`), so do these: of
 `count` that are, none asks again."""
 
@@ -30,7 +31,7 @@ BYTES_TOGETHER = 128
 """Of a thread, on their way at once: 32 KB a multiprocessor where it has 256 threads."""
 REGISTERS = 48
 """That a thread may hold for it, so that 1024 of them, with what addresses take, have room."""
-LOADS_TOGETHER = 16
+LOADS_TOGETHER = 32
 MOST_OPS = 2048  # as they stand before they are simplified
 
 
@@ -150,6 +151,15 @@ def _batched(o: ops.For, known: MemoryFacts) -> list[Op] | None:
             fast.ops.append(x.clone(at))
     last = slow.binary("min", end, o.hi)
     slow.ops.append(replace(o, lo=first, hi=last))
+    if not asked:
+        tested = Builder(o.loc)
+        for number in range(count):
+            at = {o.body.args[0]: tested.fold("add", first, number)}
+            for x in o.body.statements:
+                x = replace(x, outside=True) if isinstance(x, ops.Parallel) else x
+                tested.ops.append(x.clone(at))
+        left, slow = slow, Builder(o.loc)
+        slow.branch(conds[0], tested.ops, left.ops)
     inner.branch(inner.conjunction(conds), fast.ops, slow.ops)
     inner.emit(ops.Yield)
     b.emit(ops.For, "serial", o.lo, o.hi, b.const(count, first.dtype), (), inner.block([first]))

@@ -110,7 +110,7 @@ class _Elements:
                 self._is_data(o.value)
             case ops.Load():
                 self._is_data(*o.indices)
-            case ops.Alloc() | ops.Yield():
+            case ops.Alloc() | ops.Assume() | ops.Yield():
                 pass
             case _ if not o.pure:
                 raise _Differs
@@ -325,6 +325,8 @@ class _Flat:
                 b.ops.append(replace(o, source=source, dest=dest))
             case ops.Fill():
                 b.ops.append(replace(o, dest=self._box(b, o.dest)))
+            case ops.Assume():
+                pass  # of tiles that are none any more
             case _ if self.found.places.isdisjoint(o.results):
                 b.ops.append(o)
 

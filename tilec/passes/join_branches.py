@@ -13,7 +13,9 @@ So is, in T.Parallel, an `if` whose branches compute an element of the same plac
     else:                   S[i, j] = 0
 
 stores what the condition selects. Tensors that the kernel does not write are read in any case,
-where they have such an element, several before the first is stored.
+where they have such an element, several before the first is stored. What both branches load is
+loaded before them, and where little is left the condition selects its outcome, as it does where
+it asks whether the elements are there of which something is computed.
 `as_taken` is what a prediction looks at: also without branches that are never taken."""
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import Copy, For, If, Parallel, Store, constants, yielded
+from tilec.ir.ops import Copy, For, If, Load, Parallel, Select, Store, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
 from tilec.passes.utils.if_conversion import is_bound, may_trap
+from tilec.passes.utils.memory_access import MemoryFacts, asks_inside, conjuncts
 from tilec.target import Target
 
 MOST_OPS = 64  # of a branch that is done in any case
+MOST_LEFT = 8  # of both, beside what both of them load
+MOST_TAPS = 32  # loads of a loop that are asked for without branches: all of them wait in registers
 
 
 def join_branches(func: Func, target: Target) -> Func:
@@ -50,15 +55,25 @@ def join_branches(func: Func, target: Target) -> Func:
 
 def join_stores(func: Func, target: Target) -> Func:
     """Behind `recognise_idioms`, to which a loop with two sides may be a copy and a fill."""
-    if not any(x.orelse.statements for p in func.body.every(Parallel) for x in p.body.every(If)):
+    if not any(
+        x.results or x.orelse.statements
+        for p in func.body.every(Parallel)
+        for x in p.body.every(If)
+    ):
         return func
     numbers = constants(func.body)
     made, written = func.body.defs, written_tensors(func.body)
+    known = MemoryFacts(func)
 
     def joined(p: Parallel) -> Op | None:
-        body = p.body.rewrite(
-            If, lambda o: _stored_once(o, numbers, written) if is_bound(o.cond, made) else None
-        )
+        few = sum(1 for _ in p.body.every(Load)) <= MOST_TAPS
+
+        def visit(o: If) -> list[Op] | None:
+            stored = _stored_once(o, numbers, written) if is_bound(o.cond, made) else None
+            found = stored or _loaded_once(o, numbers, written)
+            return found or (_inside_only(o, numbers, known, made) if few else None)
+
+        body = p.body.rewrite(If, visit)
         return None if body is p.body else replace(p, body=body)
 
     return func.rewrite(Parallel, joined)
@@ -126,6 +141,58 @@ def _stored_once(
         b.ops.append(replace(first, value=b.select(o.cond, first.value, second.value)))
         return b.ops
     return None
+
+
+def _loaded_once(
+    o: If, numbers: Mapping[Value, bool | int | float], written: Container[Value]
+) -> list[Op] | None:
+    """What both branches load, and what says from where, before them; the choice between what they
+    make of it without a branch, where that is little."""
+    alike = {_content(x): x for x in o.then.statements if is_clonable(x, written)}
+    first: list[Op] = []
+    same: Substitution = {}
+    for y in o.orelse.statements:
+        x = alike.pop(_content(y.with_operands(same)), None)
+        if x is not None:
+            first.append(x)
+            same.update(zip(y.results, x.results))
+    if not any(isinstance(x, Load) for x in first):
+        return None
+    then = [x for x in o.then.ops if x not in first]
+    orelse = [y.with_operands(same) for y in o.orelse.ops if same.keys().isdisjoint(y.results)]
+    left = [*then[:-1], *orelse[:-1]]
+    if len(left) > MOST_LEFT or not all(x.pure and not may_trap(x, numbers) for x in left):
+        other = o.orelse.with_ops(orelse).substituted(same)
+        return [*first, replace(o, then=o.then.with_ops(then), orelse=other)]
+    pairs = zip(o.results, yielded(o.then), yielded(o.orelse))
+    chosen = (Select(o.cond, x, same.get(y, y), results=(r,), loc=o.loc) for r, x, y in pairs)
+    return [*first, *left, *chosen]
+
+
+def _inside_only(
+    o: If,
+    numbers: Mapping[Value, bool | int | float],
+    known: MemoryFacts,
+    made: Mapping[Value, Op],
+) -> list[Op] | None:
+    """What is computed of elements where these lie inside of their tensors, as of the taps of a
+    stencil, in any case, and the condition selects: no element is loaded that is not there."""
+    then, orelse = o.then.statements, o.orelse.statements
+    loads = [x for x in then if isinstance(x, Load)]
+    if orelse or not loads or len(then) > MOST_OPS:
+        return None
+    if not all(is_clonable(x, known.written) and not may_trap(x, numbers) for x in then):
+        return None
+    asked = [made.get(c) for c in conjuncts(o.cond, made)]
+    if not all(any(asks_inside(c, x, known) for x in loads) for c in asked):
+        return None
+    pairs = zip(o.results, yielded(o.then), yielded(o.orelse))
+    return [*then, *(Select(o.cond, x, y, results=(r,), loc=o.loc) for r, x, y in pairs)]
+
+
+def _content(o: Op) -> tuple[object, ...]:
+    """What tells an op that does nothing but give its results from others."""
+    return o.opname, o.operands, *(repr(getattr(o, f)) for f in o.attribute_fields)
 
 
 def _selected(b: Builder, cond: Value, first: Region, second: Region) -> Region | None:

@@ -7,11 +7,11 @@ guard.
 
 A loop runs over groups of `v` registers whose elements are neighbours, so that the memory accesses
 among them become vector accesses where alignment is known. It is written out, but for one that is
-long and selects no registers. An index that may leave its tensor is
-guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
-that crosses an edge takes the guarded form, which is a loop where it is long and selects no
-registers, element by element where a vector is long too: few tiles run it, and each of its
-instructions is compiled.
+long and selects no registers. An index that may leave its tensor is guarded. The test is made once
+for the whole tile: inside, the fast form has no guards but for indices of which a tile's corners do
+not tell, as those that are loaded; only a tile that crosses an edge takes the guarded form, which
+is a loop where it is long and selects no registers, element by element where a vector is long too:
+few tiles run it, and each of its instructions is compiled.
 
 Where products have roles (`split_roles`), threads skip a loop that multiplies a fragment by another
 one whose elements they hold are all 1: multiplications take registers' bandwidth from the products
@@ -20,7 +20,7 @@ of the other group, and sums are scaled in few iterations."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilec.ir import ops
@@ -235,24 +235,28 @@ class Lowering:
         accesses = [o for o in p.body.every(ops.ElementAccess) if in_memory(o)]
         regions = [o for o in p.body.ops if o.regions]
         flat = all(self.known.one_branch(o, arg) for o in regions)
-        whole = flat or all(self.known.together(o, arg, run) for o in regions)
-        limit = run if whole else 1
+        limit = run
+        while limit > 1 and not flat:  # as many neighbours as go the same way everywhere
+            if all(self.known.together(o, arg, limit) for o in regions):
+                break
+            limit //= 2
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         width = max(width, *(self.known.apart(o, arg, limit) for o in accesses), 1)
         width = max(width, *(self.known.of_byte(o, arg, limit) for o in accesses), 1)
         if not self.known.needs(p):
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
-        conds = None
-        if flat and p.engine != "cp_async":
-            conds = self.known.inside_at_corners(b, p, p.body.defs, {})
+        conds, left = None, set[tuple[Op, int]]()
+        one_group = sum(1 for _ in walk(p.body)) * width
+        apart = _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS
+        if flat and not (p.outside or p.engine == "cp_async" or (apart and _overlap(accesses))):
+            conds = self.known.inside_at_corners(b, p, p.body.defs, {}, left)
         if conds is None:
             self._emit(b, p, place, replica, width, dim, guarded=True)
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
-        self._emit(fast, p, place, replica, width, dim, guarded=False)
-        one_group = sum(1 for _ in walk(p.body)) * width
-        edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
+        self._emit(fast, p, place, replica, width, dim, guarded=left)
+        edge = 1 if apart else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
@@ -285,7 +289,7 @@ class Lowering:
         replica: Value | None,
         width: int,
         dim: int,
-        guarded: bool,
+        guarded: bool | Collection[tuple[Op, int]],
         most: int = MOST_OPS,
     ) -> None:
         """The loop over groups of `width` registers, `batch` of them at a time. A loop of more than
@@ -327,6 +331,13 @@ class Lowering:
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.const(n) for n in (0, groups, 1))
         b.emit(ops.For, kind, zero, count, one, (), block)
+
+
+def _overlap(accesses: Sequence[ops.ElementAccess]) -> bool:
+    """Whether several elements of a tensor are loaded for one, as a stencil does: of its tiles many
+    reach beyond an edge."""
+    loads = {(o.source, o.indices) for o in accesses if isinstance(o, ops.Load)}
+    return len({v for v, _ in loads}) < len(loads)
 
 
 def _factor(p: ops.Parallel) -> Value | None:

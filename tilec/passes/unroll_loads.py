@@ -210,7 +210,7 @@ class _Ahead:
         self.copies = o.body.has(ops.CpAsync)
         made = o.body.makers
         carried = {*o.body.args[1:]}
-        self.first: set[Op] = set()
+        self.first: dict[Op, int] = {}  # and how many loads stand behind each, one after the other
         self.loads: list[ops.MemLoad] = []
         self.fixed: set[Op] = set()  # of these, what is the same in every iteration
         for x in o.body.ops:
@@ -219,11 +219,15 @@ class _Ahead:
             behind = [*upstream([x.result], made)]
             if not all(y.pure and not y.regions or y in self.first or y is x for y in behind):
                 continue
-            if x.guard is not None and not {*behind}.isdisjoint(self.loads):
+            waits = x.guard is not None and not {*behind}.isdisjoint(self.loads)
+            if waits and o.kind != "unroll":
                 continue  # whether it may be made waits for another
             if carried.isdisjoint(v for y in behind for v in y.operands):
-                self.first |= {*behind}
                 self.loads.append(x)
+                for y in (z for z in behind if z not in self.first):
+                    before = (made[v] for v in y.operands if v in made)
+                    known = (self.first[z] + (z in self.loads) for z in before)
+                    self.first[y] = max(known, default=0)
                 if all(o.body.args[0] not in y.operands for y in behind):
                     self.fixed.add(x)
 
@@ -303,8 +307,9 @@ class _Ahead:
         yes = b.const(True, BOOL)
         own = [dict.fromkeys(self.inside, yes) | {self.loop.body.args[0]: at} for at in indices]
         acts = [x for x in self.loop.body.ops if self.inside.isdisjoint(x.results)]
-        for subst in own:
-            b.ops += [self.sure(x).clone(subst) for x in acts if x in self.first]
+        for depth in sorted({*self.first.values()}):  # what many wait for is asked for at once
+            for subst in own:
+                b.ops += [self.sure(x).clone(subst) for x in acts if self.first.get(x) == depth]
         for subst in own:
             subst.update(zip(self.loop.body.args[1:], values))
             late = (x for x in acts if x not in self.first and not isinstance(x, ops.Yield))

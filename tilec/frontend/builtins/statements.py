@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
@@ -34,7 +35,18 @@ def assume(t: Expressions, c: Call) -> None:
         _note(t, _asserted(t, c.nodes["cond"]), text)
         return
     for part in _conjuncts(c.nodes["cond"]):
-        _assume(t, part)
+        _assume(t, part, ast.unparse(part))
+
+
+def in_a_block(cond: Any) -> None:
+    """T.assume of what follows from there being a block that runs: no launch looks. Programs that
+    tilec writes say it (`whole_loops.blocks`)."""
+
+
+@builtin(in_a_block, raw=True)
+def _in_a_block(t: Expressions, c: Call) -> None:
+    for part in _conjuncts(c.nodes["cond"]):
+        _assume(t, part, "")
 
 
 def _conjuncts(node: ast.expr) -> Iterator[ast.Compare]:
@@ -56,7 +68,7 @@ _KINDS: dict[type[ast.cmpop], str] = {
 }  # fmt: skip
 
 
-def _assume(t: Expressions, node: ast.Compare) -> None:
+def _assume(t: Expressions, node: ast.Compare, text: str) -> None:
     """Note one comparison, if it is of integers that are known without looking into memory."""
     (op,), left, right = node.ops, node.left, node.comparators[0]
     kind = _KINDS.get(type(op))
@@ -79,7 +91,7 @@ def _assume(t: Expressions, node: ast.Compare) -> None:
     own = (isinstance(o, Load) and o.source.space == "local" for o in builder.ops)
     if all(o.pure or is_own for o, is_own in zip(builder.ops, own)):
         t.builder.ops += builder.ops
-        t.emit(Assume, x.value, y.value, kind, ast.unparse(node))
+        t.emit(Assume, x.value, y.value, kind, text)
 
 
 @builtin(T.device_assert, raw=True)

@@ -17,10 +17,9 @@ from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.ir.types import next_power_of_2
+from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 from tilec.support.syntax import names_in, parsed, placed
 
-COLUMNS = 256  # of a tile, at most
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
@@ -242,10 +241,13 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (b
         self.given |= {"BEGIN": begin, "STEP": [*p.body], "BODY": [*p.named, *p.epilogue], **sizes}
         return self._written(text, own=elements)
 
-    def elements(self, about: Sequence[int], edges: bool) -> ast.With:
+    def elements(
+        self, about: Sequence[int], unit: int, sizes: Sequence[bool], edges: bool, holds: object
+    ) -> ast.With:
         """T.Parallel over tiles along the last indices, which take about as many values as `about`
-        says; `edges`: indices are compared with the extents."""
-        tile = tile_of(about)
+        says, the last one a multiple of `unit`; `sizes`: which extents are tensors'; `edges`:
+        indices are compared with the extents; `holds`: what says that something does."""
+        tile = tile_of(about, unit if sizes[-1] else WIDE_TILE)
         outer, own = list(range(len(about) - len(tile))), range(len(about) - len(tile), len(about))
         inside = [f"x{d}" for d in own]
         number, made = "block", []
@@ -255,16 +257,21 @@ with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM), {_product(batch)}) as (b
             number = f"({number} // {down})"
         counts = [f"T.ceildiv(E{d}, {size})" for d, size in zip(own, tile)]
         compared = " and ".join(f"I{d} < E{d}" for d in reversed(own))
+        some = [f"E{d}" for d, size in enumerate(sizes) if size]
+        some += [f"tiles{d}" for d in own if sizes[d]]
+        there = " and ".join(f"{x} > 0" for x in some)  # as there is a block, and none is below 0
         threads = self.asked or threads_of(tile)
         text = f"""
 with T.Kernel({" * ".join(counts)} * {_product(outer)}, threads={threads}) as block:
     {"; ".join(f"tiles{d} = {count}" for d, count in zip(own, counts))}
+    {f"HOLDS({there})" if some else "pass"}
     {self._apart(number, outer)}
     for {", ".join(inside)} in T.Parallel({", ".join(map(str, tile))}):
         {"; ".join(made)}
         {f"if {compared}: BODY" if edges else "BODY"}
 """
-        self.given["BODY"] = list(self.nest.body)
+        self.given |= {"BODY": list(self.nest.body), "HOLDS": self._fresh("holds")}
+        self.names[str(self.given["HOLDS"])] = holds
         return self._written(text)
 
     def threads(self) -> ast.With:
@@ -370,13 +377,15 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         return made
 
 
-def tile_of(about: Sequence[int]) -> list[int]:
-    """The extents of a tile along the last of the indices that take about so many values: rows that
-    are short are not padded to long ones, and there are more of them."""
+def tile_of(about: Sequence[int], unit: int) -> list[int]:
+    """The extents of a tile along the last of the indices that take about so many values, the last
+    one a multiple of `unit`: rows that are short are not padded to long ones, and there are more of
+    them; a tile that sticks out of a row does so by little."""
     tile: list[int] = []
     left = _ELEMENTS
+    columns = NARROW_TILE if unit < NARROW_TILE < about[-1] // 2 else WIDE_TILE
     for extent in reversed(about):
-        most = left if tile or len(about) == 1 else COLUMNS
+        most = left if tile or len(about) == 1 else columns
         if left == 1 or len(tile) == _DIMS:
             break
         tile.insert(0, min(most, next_power_of_2(extent)) if len(about) > 1 else most)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tilec.frontend.arithmetic import common_dtype, static_int
 from tilec.frontend.branches import same_value
 from tilec.frontend.builtins.reduce import combine_parts, scan_tile
+from tilec.frontend.builtins.statements import in_a_block
 from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar, is_literal
@@ -113,9 +114,11 @@ class WholeLoops(Statements):
         nest = across_rows(nest)
         extents = [self.expression(e) for e in nest.extents]
         blocks = Blocks(node, nest, self.frame.source.used_names(), self.threads)
-        about = [self._about(e)[0] or _USUAL for e in nest.extents]
+        found = [self._about(e) for e in nest.extents]
+        about, unit = [n or _USUAL for n, _ in found], found[-1][1]
+        sizes = [any(same_value(e, s) for s in self.sizes.values()) for e in extents]
         edges = not self._stays_inside(nest.body, nest.indices, extents)
-        return blocks.elements(about, edges), blocks.names
+        return blocks.elements(about, unit, sizes, edges, in_a_block), blocks.names
 
     def _as_folds(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest that adds to a few elements, as loops that fold into them."""

@@ -38,7 +38,8 @@ class Step(NamedTuple):
 class TileLoops(Scans):
     """`block` and `part`: what stands for the block's number, and for which of those it is that
     share columns; `scan`: for what makes running values. A tile has `outer` iterations, or columns,
-    and `inner` elements of each; `o`, `n` and `step` name a place in it, and its number."""
+    and `inner` elements of each, of `rows` iterations of the loop around it; `o`, `n` and `step`
+    name a place in it, and its number."""
 
     block: str = ""
     part: str = ""
@@ -50,6 +51,7 @@ class TileLoops(Scans):
     running: dict[str, str] = field(default_factory=dict)  # variables, and places of tiles
     outer: int = 1
     inner: int = 1
+    rows: int = 1
     columns: bool = False
     parts: int = 1
     o: str = ""
@@ -149,10 +151,14 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         running = self._running(chain)
         if running and self.columns:
             return None  # a thread goes down each, beside its neighbours
-        inner = self.inner
-        self.inner = self._fitting(running, self.outer, inner) if running else inner
+        tile = self.inner, self.rows
+        if running:
+            self.inner, self.rows = self._fitting(running, self.outer, self.inner), 1
+        elif not self._levels(chain)[0]:
+            self.rows = 1
+        self.inner *= self.rows
         made = self._folded(chain, running)
-        self.inner, self.running = inner, {}
+        (self.inner, self.rows), self.running = tile, {}
         return made
 
     def _folded(
@@ -336,17 +342,26 @@ for {o} in {t}.Parallel({self.outer}):
         index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
-        count, number = f"{self.language}.ceildiv({extent}, {self.inner})", self.step
+        long, number = self.inner // self.rows, self.step
+        count = f"{self.language}.ceildiv({extent}, {long})"
+        loops = {index_of(s): self._range(s) for s in around}
+        along = [f"{index} = {number} * {long} + {self.n}"]
+        inside, whole = f"{index} < {extent}", f"({number} + 1) * {long} <= {extent}"
+        if self.rows > 1:  # of the loop around: each has a part of the tile
+            (row, rows), group = loops.popitem(), self.fresh("group")
+            loops[group] = f"{self.language}.ceildiv({rows}, {self.rows})"
+            along = [f"{index} = {number} * {long} + {self.n} % {long}"]
+            along.append(f"{row} = {group} * {self.rows} + {self.n} // {long}")
+            inside += f" and {row} < {rows}"
+            whole += f" and ({group} + 1) * {self.rows} <= {rows}"
         turn, turns = number, count
         found = "pass"
         if self.parts > 1:
             turn = self.fresh("turn")
-            over_all = [self._range(s) for s in around]
-            turns = " * ".join([*over_all, count])
+            turns = " * ".join([*loops.values(), count])
             turns = f"{self.language}.ceildiv({turns} - {self.part}, {self.parts})"
-            names = [*map(index_of, around), number]
-            found = unravelled(names, [*over_all, count], f"({turn} * {self.parts} + {self.part})")
-        along = [f"{index} = {number} * {self.inner} + {self.n}"]
+            counts, at = [*loops.values(), count], f"({turn} * {self.parts} + {self.part})"
+            found = unravelled([*loops, number], counts, at)
         if len(flat) > 1:
             along.append(unravelled([index_of(s) for s in flat], extents, index))
 
@@ -360,20 +375,20 @@ for {o} in {t}.Parallel({self.outer}):
             {"; ".join(along)}
             {body}"""
 
-        inside = f"{index} < {extent} and {self._inside()}"
+        inside += f" and {self._inside()}"
         text = f"""
 for {turn} in {self.language}.serial({turns}):
     {found}
     {over(first).strip()}"""
         for step in steps:
             text += f"""
-    if ({number} + 1) * {self.inner} <= {extent} and {self._is_whole()}:{over(step.whole)}
+    if {whole} and {self._is_whole()}:{over(step.whole)}
     else:{over([f"{self.wanted} = {inside}", *step.edge])}
     """
             text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
-        for s in reversed(around) if self.parts == 1 else ():
-            head = f"for {index_of(s)} in {self.language}.serial({self._range(s)}):"
+        for s, (name, times) in [*zip(around, loops.items())][::-1] if self.parts == 1 else ():
+            head = f"for {name} in {self.language}.serial({times}):"
             made = [headed(head, made, s)]
         return made
 

@@ -28,7 +28,7 @@ from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.order import in_order
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.tile_loops import TileLoops
-from tilec.ir.types import MAGNITUDES, magnitude_of
+from tilec.ir.types import MAGNITUDES, magnitude_of, next_power_of_2
 from tilec.support.syntax import every, headed, names_in
 
 # About how long the loops inside are: rows of a tile, columns, threads. Up to 1024 a tile sticks
@@ -52,6 +52,7 @@ _MANY = 1 << 16  # as so many do
 _LONE = 8192  # iterations that do not fill a machine with a thread for each
 _FAR = 32  # places between elements that no warp's load has both of
 _STEPS = 4  # of a tile that a part has, at least
+_TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
 
 
 class Tiled(NamedTuple):
@@ -111,10 +112,15 @@ class Tiles(TileLoops):
             most = max(_LONGEST_PARTS, most)
         parts = self._parts(loops, most)
         self.outer, self.inner = tile[:2]
+        threads = tile[2]
+        if around and self.outer == parts == 1:  # few blocks: each has more on its way
+            deep = self._length(around[-1]) or _HUGE
+            self.rows = max(1, min(_TOGETHER // self.inner, next_power_of_2(deep)))
+            threads = max(threads, min(2 * _THREADS, self.rows * self.inner // 16))
         self.columns, self.parts = columns, parts
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(tile[0], tile[2], parts, columns, body)
+        return None if body is None else Tiled(self.outer, threads, parts, columns, body)
 
     # --- what form it has -------------------------------------------------------------------------
 

@@ -128,8 +128,9 @@ class Parallel(Op):
     (registers, lanes and warps over the extents) says which thread runs which iteration; decided
     by `infer_layouts`, which takes what the author `wanted` (threads as lanes). `engine`
     "cp_async": the body is one load and one store, done past the registers. `inside`: all that it
-    touches in memory is known to lie inside of its tensors. `cache`: of what it touches in global
-    memory, "evict_first" or "evict_last"; "" where nobody says."""
+    touches in memory is known to lie inside of its tensors; `outside`: some of it is known not to.
+    `cache`: of what it touches in global memory, "evict_first" or "evict_last"; "" where nobody
+    says."""
 
     extents: tuple[int, ...]
     body: Block
@@ -137,6 +138,7 @@ class Parallel(Op):
     layout: Layout | None = None
     engine: str = ""
     inside: bool = False
+    outside: bool = False
     wanted: Layout | None = None
     cache: str = ""
 

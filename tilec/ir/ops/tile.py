@@ -451,9 +451,9 @@ class DeviceAssert(Op):
 
 @op("assume", effects=DESCRIBE)
 class Assume(Op):
-    """The author says (in `text`) that `lhs` is `kind` `rhs`, both integers of one dtype: a kind of
-    `compare`, or "multiple", which `rhs`, a Const, divides. Where this stands under a condition, or
-    in a loop, it says nothing of what is defined outside."""
+    """The author says (in `text`), or where there is none the frontend, that `lhs` is `kind` `rhs`,
+    both integers of one dtype: a kind of `compare`, or "multiple", which `rhs`, a Const, divides.
+    Under a condition, or in a loop, it says nothing of what is defined outside."""
 
     lhs: Value
     rhs: Value

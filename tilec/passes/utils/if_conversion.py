@@ -68,7 +68,7 @@ def is_bound(cond: Value, made: Mapping[Value, Op]) -> bool:
         match made.get(left.pop()):
             case Compare(kind="lt" | "le" | "gt" | "ge"):
                 pass
-            case Binary(kind="and") as o:
+            case Binary(kind="and" | "or") as o:
                 left += o.operands
             case _:
                 return False

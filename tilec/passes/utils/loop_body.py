@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,12 +30,13 @@ class LoopBody:
         b: Builder,
         loop: ops.Parallel | None,
         width: int,
-        guarded: bool,
+        guarded: bool | Collection[tuple[Op, int]],
         replica: Value | None,
         arg: Value | None = None,
         past: Block | None = None,
     ) -> None:
-        """`arg`: the index along which the elements are neighbours, where it is not the loop's.
+        """`guarded`: whether accesses are tested, or those which are, and along which dimension.
+        `arg`: the index along which the elements are neighbours, where it is not the loop's.
         `past`: one load and one store, done past the registers."""
         self.known = known
         self.b = b
@@ -306,10 +307,10 @@ class LoopBody:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
         conds = self._mask(o, env)
-        if not self.guarded:
-            return conds
         t = o.buffer.buffer
         for d, low, high in known.checks:
+            if not self._is_tested(o, d):
+                continue
             index = env.get(o.indices[d], o.indices[d])
             if high and d != skip:
                 extent = self.known.tensors.number(b, t.shape[d], index.dtype)
@@ -319,13 +320,17 @@ class LoopBody:
                 conds.append(b.compare("ge", index, zero))
         return conds
 
+    def _is_tested(self, o: ops.ElementAccess, d: int) -> bool:
+        return self.guarded if isinstance(self.guarded, bool) else (o, d) in self.guarded
+
     def _bytes(self, o: ops.ElementAccess, width: int) -> int:
         return max(1, width * o.buffer.dtype.bits // 8)
 
     def _extent(self, o: ops.ElementAccess, index: Value, known: VectorAccess) -> Value | None:
         """The extent of the last dimension; None if no access is beyond it."""
         last = len(o.indices) - 1
-        if not self.guarded or not any(d == last and high for d, _, high in known.checks):
+        past = any(d == last and high for d, _, high in known.checks)
+        if not past or not self._is_tested(o, last):
             return None
         return self.known.tensors.number(self.b, o.buffer.buffer.shape[last], index.dtype)
 

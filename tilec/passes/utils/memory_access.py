@@ -115,7 +115,7 @@ class MemoryFacts:
             else:
                 start = self.facts.form(o.indices[-1]).without(arg)
                 width = gcd2(width, start.divisor(self.facts.divisor))
-                whole = True
+            whole = True
             if width > 1:
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
@@ -210,20 +210,31 @@ class MemoryFacts:
         return tuple(found)
 
     def inside_at_corners(
-        self, b: Builder, p: ops.Parallel, inner: dict[Value, Op], at: Substitution
+        self,
+        b: Builder,
+        p: ops.Parallel,
+        inner: dict[Value, Op],
+        at: Substitution,
+        left: set[tuple[Op, int]] | None = None,
     ) -> list[Value] | None:
         """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
         corners; None if that cannot be told. Values of `inner` are computed anew, with those of
-        `at` in their place."""
+        `at` in their place. `left`: gets the accesses, and their dimensions, of which no corner
+        tells, where it tells of some accesses all."""
         conds: list[Value] = []
         done: set[tuple[object, ...]] = set()
         first: Substitution = {**at, **{a: b.const(0) for a in p.body.args}}
         last: Substitution = {**at, **{a: b.const(e - 1) for a, e in zip(p.body.args, p.extents)}}
-        for o, (d, low, high) in self.needs(p):
+        needs = self.needs(p)
+        untold = {(o, d) for o, (d, _, _) in needs if not self._is_told(o.indices[d], p)}
+        if untold and (left is None or {o for o, _ in needs} == {o for o, _ in untold}):
+            return None
+        left = set() if left is None else left
+        left |= untold
+        for o, (d, low, high) in needs:
             index, extent = o.indices[d], o.buffer.buffer.shape[d]
-            slopes = [self.facts.slope(index, a) for a in p.body.args]
-            if any(slope is None or slope < 0 for slope in slopes):
-                return None
+            if (o, d) in left:
+                continue
             if (key := (index, extent, low, high)) in done:
                 continue
             done.add(key)
@@ -239,6 +250,11 @@ class MemoryFacts:
                     return None
                 conds.append(b.compare("ge", least, 0))
         return conds
+
+    def _is_told(self, index: Value, p: ops.Parallel) -> bool:
+        """Whether an index is least at a loop's first iteration, and largest at the last one."""
+        slopes = [self.facts.slope(index, a) for a in p.body.args]
+        return all(slope is not None and slope >= 0 for slope in slopes)
 
 
 Need = tuple[ops.ElementAccess, tuple[int, bool, bool]]
@@ -283,7 +299,9 @@ def masked_loads(statements: Sequence[Op], known: MemoryFacts) -> dict[ops.Selec
             continue
         asked_before = places.get(o.cond, -1) < places[load.result]
         if asked_before and load.source not in known.tensors.safe:
-            conds = (c for c in conjuncts(o.cond, made) if not _is_bound(made.get(c), load, known))
+            conds = (
+                c for c in conjuncts(o.cond, made) if not asks_inside(made.get(c), load, known)
+            )
             found[o] = Mask(load, tuple(conds))
     return found
 
@@ -300,7 +318,7 @@ def conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
             yield v
 
 
-def _is_bound(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
+def asks_inside(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
     """Whether a condition says that an index of a load lies inside of its tensor, on one side."""
     match o:
         case (
