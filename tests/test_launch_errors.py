@@ -292,6 +292,14 @@ def test_message_after_a_good_launch(call: Callable[[], Any], message: str, kind
         error.match(r"scale\(\) got multiple values for argument 'A'")
 
 
+def test_a_mask_is_seen_where_its_array_was_launched() -> None:
+    plain, other = np.ones((6, 9), np.float32), np.ones((6, 9), np.float32)
+    for _ in range(3):
+        scale(plain, other, 1, 2.0)
+        with pytest.raises(tilec.LaunchError, match="a masked array's mask"):
+            scale(np.ma.masked_less(plain, 3), other, 1, 2.0)
+
+
 TORCH_CASES: list[tuple[str, Callable[[Any], Any], str]] = [
     (
         "0-d for scalar",

@@ -98,7 +98,8 @@ ARRAY_KINDS = {
     ),
     "numpy": ArrayReads(
         "x.__array_interface__['data'][0]",
-        ("x.shape", "x.strides", "x.dtype", "x.flags.writeable"),
+        # A masked array is refused, where an array like it has been launched, too.
+        ("x.shape", "x.strides", "x.dtype", "x.flags.writeable", "x.__class__"),
         "-1",
     ),
 }

@@ -216,7 +216,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     threads = -(-asked // size) * size
     if threads == asked:
         return func
-    if not any(map(_is_for_several, walk(func.body))):
+    if asked == 1 and not any(map(_is_for_several, walk(func.body))):
         return _by_themselves(func, asked).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))

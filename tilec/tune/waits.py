@@ -20,19 +20,9 @@ def is_mixed(loop: ops.For) -> bool:
 
 def waits_for_products(loop: ops.For) -> bool:
     """Whether threads wait for a loop's products, or for their operands, with nothing to do:
-    several of a pipelined loop stand under a condition, or it has one whose result threads add up,
-    or a loop that is not pipelined has one."""
+    several of a pipelined loop stand under a condition, or a loop that is not pipelined has one."""
     here = any(isinstance(o, ops.Gemm) for o in loop.body.ops)
     if loop.kind == "serial":
         return here
-    if loop.kind == "pipelined" and here:
-        return _adds_up(loop)
     inside = sum(isinstance(o, ops.Gemm) for o in walk(loop.body))
     return loop.kind == "pipelined" and inside > 1 and not here
-
-
-def _adds_up(loop: ops.For) -> bool:
-    """Whether the result of a loop's only product is read in each iteration."""
-    (product, *others) = [o for o in loop.body.ops if isinstance(o, ops.Gemm)]
-    rest = Block((), tuple(o for o in loop.body.ops if o is not product))
-    return not others and any(e.reads and e.buffer is product.c for _, e in effects_in(rest))
