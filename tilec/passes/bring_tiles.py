@@ -73,7 +73,7 @@ def _room(func: Func, o: ops.For, target: Target) -> int:
     taken = [
         stage_bytes(x.type) * (_stages(o) if x.result in filled else 1)
         for x in func.body.every(ops.Alloc)
-        if x.type.space == "shared"
+        if x.result.space == "shared"
     ]
     staging = staging_bytes(threads_of(func), True, target)
     return target.shared_bytes - BARRIER_BYTES - staging - sum(taken)

@@ -169,7 +169,7 @@ class _Sharer:
             return ""
         if v in sums:
             return f"does more than add products to {v.name}"
-        if v.buffer.space == "global":
+        if v.space == "global":
             if e.writes:
                 return "writes global memory inside the loop"
             return f"reads {v.name}, which the kernel changes" if v in self.written else ""

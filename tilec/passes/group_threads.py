@@ -204,9 +204,9 @@ def whole_warps(func: Func, target: Target) -> Func:
         S[t] = f(t)              ->     if t < 48 { S[t] = f(t) }
         copy A, B                       copy A, B
 
-    A body that does nothing but what each thread does by itself is one condition around all of it.
-    So is, elsewhere, a loop that is each thread's own: with an index that nobody was asked for it
-    might never end.
+    A block of one thread that does nothing but what each thread does by itself is one condition
+    around all of it: no other thread has to see what it writes. So is, in other blocks, a loop that
+    is each thread's own: with an index that nobody was asked for it might never end.
     Other reading costs nothing and stays, but for what is written here, too, at a thread's own
     index: it would lie behind the end of shared memory, or be another block's; of tensors it is
     guarded, whatever the author says of his threads."""
@@ -217,7 +217,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     if threads == asked:
         return func
     if asked == 1 and not any(map(_is_for_several, walk(func.body))):
-        return _by_themselves(func, asked).with_attrs(threads=threads)
+        return _alone(func).with_attrs(threads=threads)
     facts = uniformity_of(func)
     loops = (o for o in func.body.every(ops.Parallel))
     whole = set(_own_loops(func.body, facts))
@@ -252,9 +252,9 @@ def _own_loops(block: Block, facts: Uniformity) -> Iterator[Op]:
                 yield from _own_loops(region, facts)
 
 
-def _by_themselves(func: Func, asked: int) -> Func:
-    """The body, done by the first `asked` threads; what they allocate, and compute for that and
-    from sizes, stands outside of that condition."""
+def _alone(func: Func) -> Func:
+    """The body, done by the first thread; what it allocates, and computes for that and from sizes,
+    stands outside of that condition."""
     outside, inside, made = list[Op](), list[Op](), set[Value]()
     for o in func.body.statements:
         free = o.pure or isinstance(o, ops.Alloc | ops.Assume)
@@ -266,8 +266,7 @@ def _by_themselves(func: Func, asked: int) -> Func:
     if not inside:
         return func
     b = Builder(inside[0].loc)
-    kind, end = ("eq", 0) if asked == 1 else ("lt", asked)
-    first = b.compare(kind, b.value(ops.ThreadIndex), end)
+    first = b.compare("eq", b.value(ops.ThreadIndex), b.const(0))
     statements = (*outside, *b.ops, under(first, inside))
     return func.with_body(func.body.with_ops((*statements, func.body.ops[-1])))
 

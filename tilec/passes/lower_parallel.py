@@ -251,7 +251,7 @@ class Lowering:
         one_group = sum(1 for _ in walk(p.body)) * width
         apart = _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS
         if flat and not (p.outside or p.engine == "cp_async" or (apart and _overlap(accesses))):
-            # Beside a product a gather of 32 rows took 10 % longer in two forms than guarded.
+            # Beside a product a gather of 32 rows took 59 us guarded, in two forms 71.
             some = None if self.products else left
             conds = self.known.inside_at_corners(b, p, p.body.defs, {}, some)
         if conds is None:

@@ -92,7 +92,7 @@ def _reads(p: ops.Parallel, o: ops.For, written: set[Value]) -> list[_Read]:
     inner = {**o.body.defs, **p.body.defs}
     found = []
     for x in p.body.ops:
-        if not isinstance(x, ops.Load) or x.source.buffer.space != "global" or x.source in written:
+        if not isinstance(x, ops.Load) or x.source.space != "global" or x.source in written:
             continue
         needed = [*upstream(x.indices, inner)]
         used = {v for y in needed for v in y.operands} | {*x.indices}

@@ -369,9 +369,8 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
             suffix += "_"
         names = {n: n + suffix for n in ours} | {"T": self.language}
         place = f"[{names.get('row')}, {names.get('column')}]"
-        elements = {total: names[x] + place for total, x in (totals or {}).items()} | {
-            **(own or {})
-        }
+        elements = {total: names[x] + place for total, x in (totals or {}).items()}
+        elements |= own or {}
         made = _Fill(self.given, names, elements).visit(made)
         assert isinstance(made, ast.With)
         return made
