@@ -32,7 +32,9 @@ def convert_operands(func: Func, target: Target) -> Block:
     inside = {x for o in func.body.every(Parallel) for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
-        wants = _Wants()
+        before, wants = Builder(o.loc), _Wants()
+        o = _one_layout_each(o, before)
+        made.update(v for x in before.ops for v in x.results)
         match o:
             case For(kind="serial"):
                 return _converted_before(o, made)
@@ -91,9 +93,40 @@ def convert_operands(func: Func, target: Target) -> Block:
                         wants.place(v, replace(t, space="shared", layout=layout), True, False)
                     else:
                         wants.place(v, operand_type(o, which, warps), True, False)
-        return wants.around(o, made)
+        done = wants.around(o, made)
+        return [*before.ops, *(done or [o])] if before.ops else done
 
     return func.body.rewrite(Op, visit)
+
+
+def _one_layout_each(o: Op, b: Builder) -> Op:
+    """The op with a copy, made by `b`, of each fragment that it reads in one more layout: `f[j]`
+    beside `f[i]`, or one fragment as both operands of a product."""
+    copies: dict[tuple[Value, BufferType], Value] = {}
+
+    def copied(v: Value, t: BufferType) -> Value:
+        if (v, t) not in copies:
+            copies[v, t] = b.value(Alloc, t, name=v.name)
+            copy_whole(b, v, copies[v, t])
+        return copies[v, t]
+
+    if isinstance(o, Gemm) and o.a.buffer is o.b.buffer and o.b.type.space == "fragment":
+        return replace(o, b=replace(o.b, buffer=copied(o.b.buffer, o.b.buffer.buffer)))
+    if not isinstance(o, Parallel) or o.layout is None:
+        return o
+    own = fragment_accesses(o)
+    written = {a.buffer for a in own if a.write}
+    first: dict[Value, BufferType] = {}
+    others: dict[Op, Value] = {}
+    for a in own:
+        t = a.buffer.buffer.with_layout(a.project(o.layout))
+        if a.buffer not in written and first.setdefault(a.buffer, t) != t:
+            others[a.op] = copied(a.buffer, t)
+
+    def visit(x: Load) -> None | list[Op]:
+        return [replace(x, source=others[x])] if x in others else None
+
+    return replace(o, body=o.body.rewrite(Load, visit)) if others else o
 
 
 def _converted_before(o: For, made: set[Value]) -> list[Op] | None:
@@ -130,7 +163,12 @@ class _Wants:
         self.written: set[Value] = set()
 
     def fragment(self, v: Value, layout: Layout, read: bool, written: bool) -> None:
-        self.place(v, v.buffer.with_layout(layout), read, written)
+        """In shared memory where the op, which writes it, wants it in two layouts."""
+        t = v.buffer.with_layout(layout)
+        if self.types.get(v, t) == t:
+            self.place(v, t, read, written)
+        else:
+            self.in_shared(v, True, written)
 
     def place(self, v: Value, t: BufferType, read: bool, written: bool) -> None:
         self.types[v] = t
