@@ -11,6 +11,7 @@ import pytest
 from frontend_help import ops, traced
 from interp import run_tile
 
+import tilec
 import tilec.language as T
 from tilec.ir.core import Func
 from tilec.ir.ops import Binary, Compare, Copy, For, If, Parallel, Select
@@ -75,6 +76,15 @@ def otherwise(
                 C[b * 8 + i, j] = -A[b * 8 + i, j]
 
 
+def inside(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        for i, j in T.Parallel(8, 16):
+            if b * 8 + i < M and j < N:
+                C[b * 8 + i, j] = A[b * 8 + i, j] * 2.0
+
+
 def arrays(rng: np.random.Generator, end: int) -> dict[str, np.ndarray]:
     return {
         "A": rng.standard_normal((21, 16)).astype(np.float32),
@@ -91,7 +101,7 @@ def split(kernel: Callable[..., Any], held: dict[str, np.ndarray]) -> tuple[Func
 
 
 @pytest.mark.parametrize("end", [-2, 0, 1, 8, 13, 21, 99])
-@pytest.mark.parametrize("kernel", [below, between, diagonal, by_element, otherwise])
+@pytest.mark.parametrize("kernel", [below, between, diagonal, by_element, otherwise, inside])
 def test_numbers_stay(kernel: Callable[..., Any], end: int, rng: np.random.Generator) -> None:
     held = arrays(rng, end)
     before, after = split(kernel, held)
@@ -109,6 +119,17 @@ def test_the_whole_tile_leaves_as_a_copy(rng: np.random.Generator) -> None:
         (outer, *_) = [o for o in after.body.ops if isinstance(o, If)]
         assert any(isinstance(o, Copy) for o in outer.then.ops)
         assert any(isinstance(o, Parallel) for o in outer.orelse.ops)
+
+
+def test_where_a_tile_leaves_its_tensors_nobody_asks_again(rng: np.random.Generator) -> None:
+    """There is one form of the loop there, guarded; where another number bounds it, two."""
+    for kernel, known in ((inside, True), (below, False)):
+        _, after = split(kernel, arrays(rng, 5))
+        (left,) = (o for x in after.body.every(If) for o in x.orelse.every(Parallel))
+        assert left.outside == known
+    held = [np.zeros((21, 16), np.float32), np.zeros(8, np.int32), np.zeros((21, 16), np.float32)]
+    compiled = tilec.kernel(inside).compile(*held, target="cuda:sm_90a")
+    assert compiled.stages["lower_parallel"].count("mem_store %C") == 2
 
 
 def test_what_no_corner_decides_stays(rng: np.random.Generator) -> None:

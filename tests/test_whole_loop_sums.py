@@ -38,6 +38,17 @@ def halves_in_place(
 
 
 @tilec.kernel
+def product_of_halves(
+    A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)
+) -> None:
+    for i, j in T.Parallel(M, N):
+        acc: T.float32 = 0
+        for k in range(K):
+            acc += A[i, k] * W[k, j]
+        C[i, j] = acc
+
+
+@tilec.kernel
 def condition(A: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), C: T.Tensor((M, N), f16)) -> None:
     for i, j in T.Parallel(M, N):
         acc: T.float32 = 0
@@ -165,14 +176,17 @@ def told(kernel: Any, *shapes: tuple[int, ...], target: str = "cuda:sm_90a") -> 
 
 def test_a_large_sum_of_products_that_is_a_loop_is_told() -> None:
     a, w, c = (600, 512), (512, 700), (600, 700)
-    for kernel, shapes, why in (
-        (scaled, (a, w, (512,), c), "3 factors go with k, and T.gemm takes two"),
-        (condition, (a, w, c), "a condition says what is added"),
-        (counted, (a, w, c), "the loop does something else, too"),
-        (sum_of_halves, (a, w, c), "its indices or dtypes are not"),
+    rest = "scale what it gives behind"
+    cast = "float32, and write acc += T.cast(A[i, k], 'float32') * T.cast(W[k, j], 'float32')"
+    for kernel, shapes, why, help in (
+        (scaled, (a, w, (512,), c), "3 factors go with k, and T.gemm takes two", rest),
+        (condition, (a, w, c), "a condition says what is added", rest),
+        (counted, (a, w, c), "the loop does something else, too", rest),
+        (sum_of_halves, (a, w, c), "each is made float16 before it is added", cast),
+        (product_of_halves, (a, w, c), "each is made float16 before it is added", cast),
     ):
         (said,) = told(kernel, *shapes)
-        assert why in said and "acc += " in said and "scale what it gives behind" in said
+        assert why in said and "acc += " in said and help in said
         assert not told(kernel, *shapes, target="cpu")
     assert not told(scaled, (600, 20), (20, 700), (20,), c)
     assert not told(distances, a, (700, 512), c)

@@ -254,13 +254,17 @@ class Lowering:
             # Beside a product a gather of 32 rows took 59 us guarded, in two forms 71.
             some = None if self.products else left
             conds = self.known.inside_at_corners(b, p, p.body.defs, {}, some)
-        if conds is None:
+        if conds is None and not p.outside:
             self._emit(b, p, place, replica, width, dim, guarded=True)
             return
-        fast, slow = Builder(p.loc), Builder(p.loc)
-        self._emit(fast, p, place, replica, width, dim, guarded=left)
+        slow = Builder(p.loc)
         edge = 1 if apart else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
+        if conds is None:
+            b.ops += slow.ops
+            return
+        fast = Builder(p.loc)
+        self._emit(fast, p, place, replica, width, dim, guarded=left)
         b.branch(b.conjunction(conds), fast.ops, slow.ops)
 
     def _nearest(self, p: ops.Parallel) -> bool:

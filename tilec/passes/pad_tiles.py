@@ -412,7 +412,7 @@ class _Padding:
             if chosen is not None and x is made[chosen.cond]:
                 both = b.all_of(chosen.cond, inside)  # asked before the element is loaded
         b.emit(ops.Yield)
-        return replace(o, extents=extents, body=b.block(o.body.args))
+        return replace(o, extents=extents, body=b.block(o.body.args), inside=False)
 
     def _is_own(self, o: ops.Parallel, extents: tuple[int, ...]) -> bool:
         """Whether what the loop would do beyond its own extents stays beyond those of products'
@@ -485,7 +485,7 @@ class _Padding:
             return o
         b.branch(cond, o.body.statements)
         b.emit(ops.Yield)
-        return replace(o, extents=extents, body=b.block(o.body.args))
+        return replace(o, extents=extents, body=b.block(o.body.args), inside=False)
 
 
 def _inside(

@@ -17,10 +17,17 @@ from dataclasses import replace
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream, walk
 from tilec.ir.effects import is_clonable
-from tilec.ir.ops import Compare, If, Load, Parallel, Select, Store, Yield, constants
+from tilec.ir.ops import Compare, ElementAccess, If, Load, Parallel, Select, Store, Yield, constants
 from tilec.ir.types import ScalarType
 from tilec.ir.uniformity import Level, uniformity_of
-from tilec.passes.utils.memory_access import MemoryFacts, conjuncts, masked_loads
+from tilec.passes.utils.memory_access import (
+    MemoryFacts,
+    asks_inside,
+    conjuncts,
+    in_memory,
+    masked_loads,
+    sides_asked,
+)
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
@@ -81,8 +88,27 @@ class _Guarded:
             orelse = self.by_side(guard, conds, met, self.by_one_bound(guard, conds))
         elif guard.orelse.statements:
             orelse = self.without(replace(guard, then=guard.orelse), of=guard)
-        self.b.emit(If, cond, self.without(guard), orelse)
+        elif all(self.asks_inside(c, guard) for c in conds):
+            orelse = Block((), (replace(self.o, outside=True), Yield(loc=self.o.loc)))
+        self.b.emit(If, cond, self.without(guard, inside=self.lies_inside(guard, conds)), orelse)
         return self.b.ops
+
+    def asks_inside(self, cond: Value, guard: If) -> bool:
+        """Whether a condition is that an element which the loop touches lies in its tensor."""
+        accesses = guard.then.every(ElementAccess)
+        return any(asks_inside(self.made.get(cond), x, self.known.memory) for x in accesses)
+
+    def lies_inside(self, guard: If | Select, conds: list[Value]) -> bool:
+        """Whether all that the loop touches lies in its tensors where all conditions hold."""
+        made, memory = self.made, self.known.memory
+        for x in self.o.body.every(ElementAccess):
+            if not in_memory(x):
+                continue
+            asked = {side for c in conds for side in sides_asked(made.get(c), x, memory)}
+            for d, low, high in memory.checks(x, x.buffer.buffer):
+                if (low and (d, True) not in asked) or (high and (d, False) not in asked):
+                    return False
+        return isinstance(guard, If)
 
     def by_one_bound(self, guard: Select, conds: list[Value]) -> Block:
         """The loop as it is, but where two conditions bound the same number from above, one of them
@@ -229,9 +255,15 @@ class _Guarded:
 
     # --- the two loops ----------------------------------------------------------------------------
 
-    def without(self, guard: If | Select, left: Value | None = None, of: If | None = None) -> Block:
+    def without(
+        self,
+        guard: If | Select,
+        left: Value | None = None,
+        of: If | None = None,
+        inside: bool = False,
+    ) -> Block:
         """The loop for tiles where the condition always holds; or all of it that is not `left`.
-        `guard` may be one that stands for the loop's own (`of`)."""
+        `guard` may be one that stands for the loop's own (`of`). `inside`: see Parallel."""
         if left is None and any(isinstance(x, Store) and self.kept(x) for x in self.o.body.ops):
             return Block((), (Yield(loc=self.o.loc),))
         subst: Substitution = {}
@@ -245,13 +277,14 @@ class _Guarded:
                     subst[guard.result] = subst.get(guard.on_true, guard.on_true)
                     continue
                 x = replace(guard, cond=left)
-            inside = guard.then.statements if x is guard and isinstance(guard, If) else (x,)
-            ops += [y.clone(subst) for y in inside]
+            kept = guard.then.statements if x is guard and isinstance(guard, If) else (x,)
+            ops += [y.clone(subst) for y in kept]
         ops.append(Yield(loc=self.o.loc))
         loop = Parallel(
             self.o.extents,
             Block(args, tuple(ops)),
             coalesced_width=self.o.coalesced_width,
+            inside=inside,
             wanted=self.o.wanted,
             loc=self.o.loc,
         )

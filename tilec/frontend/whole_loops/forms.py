@@ -200,11 +200,19 @@ class WholeLoops(Statements):
             return
         dtypes = [getattr(self.names.get(name), "dtype", None) for name in found.tensors]
         if all(d and (d.bits == 8 or (d.is_float and d.bits <= 32)) for d in dtypes):
-            message = f"threads add up these products one by one, no T.gemm does: {found.why}"
+            why = found.why
             hint = (
                 "let acc += x * y add elements of two tensors of one dtype, cast to the sum's, and "
                 "scale what it gives behind the loop"
             )
+            narrow = {d for d in dtypes if d and d.bits < 32}
+            wide = "float32" if any(d.is_float for d in narrow) else "int32"
+            cast = nests.with_factors_cast(found.statement, found.tensors, wide)
+            if cast is not None and len(narrow) == len({*dtypes}):
+                names = " or ".join(sorted(d.name for d in narrow))
+                why = f"each is made {names} before it is added"
+                hint = f"let the sum be {wide}, and write {ast.unparse(cast)}"
+            message = f"threads add up these products one by one, no T.gemm does: {why}"
             with self.at(found.statement):
                 warn(PerformanceWarning, message, self.loc, hint)
 

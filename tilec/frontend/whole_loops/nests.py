@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -336,6 +336,26 @@ def _word(call: ast.Call, named: Named) -> object:
 def called(func: ast.expr, named: Named) -> object:
     """What is called, which may be a word that `as_syntax` has put there."""
     return func.value if isinstance(func, ast.Constant) else named(func)
+
+
+def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> ast.stmt | None:
+    """A statement with factors of `dtype` in its products of two elements of `tensors`; None if
+    there are none."""
+    found = copy.deepcopy(s)
+    products = [
+        n
+        for n in every(ast.BinOp, found)
+        if isinstance(n.op, ast.Mult) and all(_is_element(x, tensors) for x in (n.left, n.right))
+    ]
+    for n in products:
+        n.left, n.right = (
+            ast.Call(ast.Name("T.cast"), [x, ast.Constant(dtype)], []) for x in (n.left, n.right)
+        )
+    return found if products else None
+
+
+def _is_element(e: ast.expr, tensors: Container[str]) -> bool:
+    return isinstance(e, ast.Subscript) and isinstance(e.value, ast.Name) and e.value.id in tensors
 
 
 def fresh_name(base: str, used: set[str]) -> str:

@@ -318,29 +318,35 @@ def conjuncts(cond: Value, made: Mapping[Value, Op]) -> Iterator[Value]:
             yield v
 
 
-def asks_inside(o: Op | None, load: ops.Load, known: MemoryFacts) -> bool:
-    """Whether a condition says that an index of a load lies inside of its tensor, on one side."""
+def asks_inside(o: Op | None, access: ops.ElementAccess, known: MemoryFacts) -> bool:
+    """Whether a condition says that an index of an access lies inside of its tensor, on one
+    side."""
+    return any(sides_asked(o, access, known))
+
+
+def sides_asked(
+    o: Op | None, access: ops.ElementAccess, known: MemoryFacts
+) -> Iterator[tuple[int, bool]]:
+    """The dimensions in which a condition says that an access lies inside of its tensor, with
+    whether that is from below."""
     match o:
         case (
             ops.Compare(kind="lt", lhs=index, rhs=bound)
             | ops.Compare(kind="gt", lhs=bound, rhs=index)
         ):
-            above = False
+            low = False
         case (
             ops.Compare(kind="ge", lhs=index, rhs=bound)
             | ops.Compare(kind="le", lhs=bound, rhs=index)
         ):
-            above = True
+            low = True
         case _:
-            return False
+            return
     if not index.dtype.is_int:
-        return False
+        return
     form, number = known.facts.form(index), known.facts.constant(bound)
-    for own, extent in zip(load.indices, load.source.buffer.shape):
+    for d, (own, extent) in enumerate(zip(access.indices, access.buffer.buffer.shape)):
         if own is index or known.facts.form(own) == form:
-            if above and number == 0:
-                return True
             size = number if isinstance(extent, int) else known.tensors.named[extent]
-            if not above and (bound is size or number == extent):
-                return True
-    return False
+            if number == 0 if low else bound is size or number == extent:
+                yield d, low
