@@ -594,9 +594,9 @@ CASES: dict[str, tuple[str, str, str]] = {
         "a comprehension",
     ),
     "Python on a run-time value": (
-        "x = math.exp(f)  #!",
-        "math.exp(a run-time float32) is only known at run time",
-        "use T.exp",
+        "x = math.gamma(f)  #!",
+        "math.gamma(a run-time float32) is only known at run time",
+        "known at compile time",
     ),
     "an exception of Python": (
         "x = math.sqrt(-1)  #!",
@@ -620,10 +620,10 @@ CASES: dict[str, tuple[str, str, str]] = {
     "print to what is no file": ('print("x", file=3)  #!', "print: ", "Python's print"),
     "matmul operator": ("x = A_s @ B_s  #!", "@ is not an operator on tiles", "T.gemm"),
     "with of something else": ("with open('x'):  #!\n    pass", "open cannot be called", "files"),
-    "float of a run-time value": (
-        "x = float(n)  #!",
-        "float(a run-time int32) is only known",
-        "T.float32(x)",
+    "float of a tile": (
+        "x = float(A_s)  #!",
+        "an argument of float is A_s (shared (16, 32) float16), not a number",
+        "name an element",
     ),
     "local annotation": ("x: T.Tensor = 1  #!", "the annotation of x is the class", "a dtype"),
     "minimum of blocks": (

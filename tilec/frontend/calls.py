@@ -56,11 +56,6 @@ from tilec.ir.ops import Binary
 from tilec.ir.types import DType
 
 _COMPARING = ("all", "any", "sorted", "min", "max", "sum", "set", "frozenset", "str", "repr")
-_INSTEAD_AT_RUN_TIME = {
-    "round": "use T.round",
-    "pow": "use T.pow or **",
-    "divmod": "write a // b and a % b",
-}
 
 
 class Calls(Functions):
@@ -236,13 +231,13 @@ class Calls(Functions):
             held = args[0]
             if isinstance(held, tuple | list) and any(isinstance(a, RUN_TIME) for a in held):
                 return self._all_or_any(name, held)
-        tile = any(isinstance(a, Buffer) and not a.variable for a in args)
-        if name == "abs" and len(args) == 1 and not tile:
-            x = self.number(args[0], "this operand")
-            return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if name == "isinstance" and len(args) == 2:
             return self._is_instance(args[0], args[1])
-        at_once = not any(isinstance(a, Scalar | Region | Buffer) for a in args)
+        given = (*args, *kwargs.values())
+        at_once = not any(isinstance(a, Scalar | Region | Buffer) for a in given)
+        value, found = (None, False) if at_once else self.of_numbers(function, args, kwargs, node)
+        if found:
+            return value
         compared = [list(a) if isinstance(a, Mapping) else a for a in args]  # its keys
         if not at_once or (name in _COMPARING and at_run_time(compared)):
             raise self._only_at_run_time(name, args)
@@ -310,7 +305,7 @@ class Calls(Functions):
 
     def _only_at_run_time(self, name: str, args: list[object]) -> CompileError:
         """A function of Python's that was given what is only known at run time."""
-        hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a builtin of T"
+        hint = "use a builtin of T"
         first = args[0]
         if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
             hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "
@@ -322,8 +317,6 @@ class Calls(Functions):
             hint = INSTEAD["sum"]
         elif name == "len" and isinstance(first, Buffer):
             hint = f"use {first.name}.shape[0]"
-        elif name in _INSTEAD_AT_RUN_TIME:
-            hint = _INSTEAD_AT_RUN_TIME[name]
         elif name in ("all", "any", "sorted"):
             hint = "write it out: x and y, T.max(x, y)"
         shown = ", ".join(describe(a) for a in args)
