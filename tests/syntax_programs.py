@@ -38,6 +38,14 @@ def names_in_conditions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32
                 C[at] = y if (y := A[at]) > 2.5 else 0.0
 
 
+@program(lambda x: x * -(-len(x) // BLOCK) + 5)
+def named_in_the_header(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """What `:=` names where the grid and its threads are told."""
+    with T.Kernel(blocks := T.ceildiv(N, (size := BLOCK)), threads=(wide := 32)) as bx:
+        for i in T.Parallel(size):
+            C[bx * size + i] = A[bx * size + i] * blocks + wide // 6
+
+
 @program(lambda x: np.where(x > 1, x // 3 + 1, np.where(x < -1, -5.0, 7.0)))
 def names_behind_divisions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     """Of the two sides of a choice one alone gives the name; divisions are not done unasked."""

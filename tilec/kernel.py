@@ -172,7 +172,8 @@ class Kernel(Launchable):
         return self._launch(None, args, kwargs)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """The kernel with its grid: an int, up to three of them, or a function of the constants."""
+        """The kernel with its grid: an int, up to three of them, or a function of the constants.
+        One with an extent of 0 launches nothing."""
         return functools.partial(self._on_grid, (None,) if grid is None else grid)  # is refused
 
     @for_users

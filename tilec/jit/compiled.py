@@ -33,7 +33,6 @@ from tilec.runtime.facts import (
     row_fact,
 )
 from tilec.runtime.image import (
-    NO_BLOCKS,
     Argument,
     Image,
     ImageError,
@@ -184,9 +183,8 @@ class CompiledKernel(Launchable):
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
 
-        It has no block only where an argument has no element, or by its nature, or where the loops
-        that tilec made it of run over nothing: then there is nothing to launch.
-        Raises LaunchError if there are both or neither, or if it has too many blocks or none.
+        Where it has no block there is nothing to launch. Raises LaunchError if there are both or
+        neither, or if it has too many blocks or less than none.
         """
         if self.image.grid and given is not None:
             raise LaunchError(
@@ -205,12 +203,10 @@ class CompiledKernel(Launchable):
             self._check_assumed(values)
         if given is None:
             given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
-        none = self.image.grid == NO_BLOCKS or any(t.is_empty for t in call.tensors.values())
         if self.image.own_grid:
             given = (max(0, given[0]), max(0, given[1]), max(0, given[2]))
-            none = True
         target = find_target(self.target)
-        check_grid(self.image, given, target.grid_limits, target.grid_blocks, none)
+        check_grid(self.image, given, target.grid_limits, target.grid_blocks)
         return given
 
     def _check_assumed(self, values: Mapping[str, Any]) -> None:
