@@ -214,6 +214,7 @@ class Kernel(Launchable):
             loaded, ready = variant.ready(call, grid, stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
+        variant.tell_written(bound)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):

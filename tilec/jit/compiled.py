@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tilec.ir.caller import end_at_caller, for_users, opaque
 from tilec.ir.errors import LaunchError, TilecError, shown
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
-from tilec.jit.fastpath import can_be_written
+from tilec.jit.fastpath import can_be_written, written_teller
 from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid, write_path
 from tilec.jit.packing import Packing
 from tilec.jit.recipe import Recipe
@@ -277,6 +278,13 @@ class CompiledKernel(Launchable):
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
 
+    def tell_written(self, bound: Mapping[str, Any]) -> None:
+        """Tell torch's autograd which of a call's arguments have been written."""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            written = [bound[name] for name in self.image.written]
+            written_teller()([x for x in written if isinstance(x, torch.Tensor)])
+
     @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -321,6 +329,7 @@ class CompiledKernel(Launchable):
             kernel, ready = self.ready(call, blocks, handle)
             self.order_streams(call, handle)
             kernel.launch(ready)
+            self.tell_written(bound)
             kind = common_kind(bound[name] for name in call.tensors if name in bound)
             path = self._path_for(kind)
             if path is not None and path is not self._path:
