@@ -598,6 +598,21 @@ CASES: dict[str, tuple[str, str, str]] = {
         "math.gamma(a run-time float32) is only known at run time",
         "known at compile time",
     ),
+    "NumPy's word on a run-time value": (
+        "x = np.abs(f)  #!",
+        "np.abs(a run-time float32) is only known at run time",
+        "use T.abs",
+    ),
+    "zip of loops": (
+        "for i, j in zip(range(n), range(n)):  #!\n    pass",
+        "zip of a loop",
+        "inside",
+    ),
+    "reversed by a run-time step": (
+        "for i in reversed(range(0, 9, n)):  #!\n    pass",
+        "reversed of a range whose step is a run-time int32",
+        "write range(last",
+    ),
     "an exception of Python": (
         "x = math.sqrt(-1)  #!",
         "math.sqrt: ValueError: math domain error",

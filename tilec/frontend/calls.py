@@ -221,6 +221,15 @@ class Calls(Functions):
         kwargs = {k: self.as_python(v) for k, v in kwargs.items()}
         if name == "range":
             return self._range(args, node)
+        match name, args:
+            case "len", [Buffer(shape=(extent, *_))]:
+                return extent
+            case "reversed", [LoopHeader(builtin="serial") as loop]:
+                return self._reversed(loop)
+            case _ if any(isinstance(a, LoopHeader) for a in args):
+                message = f"{name} of a loop whose bounds are only known at run time"
+                hint = "loop over it, for i in range(n):, and count or index inside"
+                raise self.error(message, hint)
         if name in ("min", "max", "sum") and not kwargs:
             items = args[0] if args and isinstance(args[0], tuple | list | range) else args
             start = args[1:] or [0] if name == "sum" and items is not args else []
@@ -315,8 +324,6 @@ class Calls(Functions):
             hint += f"m = T.{name}(m, {first.name}[i])"
         elif isinstance(first, Buffer) and name == "sum":
             hint = INSTEAD["sum"]
-        elif name == "len" and isinstance(first, Buffer):
-            hint = f"use {first.name}.shape[0]"
         elif name in ("all", "any", "sorted"):
             hint = "write it out: x and y, T.max(x, y)"
         shown = ", ".join(describe(a) for a in args)
@@ -335,3 +342,18 @@ class Calls(Functions):
         start, stop = (0, args[0]) if len(args) == 1 else args[:2]
         step = args[2] if len(args) == 3 else 1
         return LoopHeader("serial", {"start": start, "stop": stop, "step": step}, self.loc)
+
+    def _reversed(self, loop: LoopHeader) -> LoopHeader:
+        """`reversed(range(…))` whose bounds are known at run time only."""
+        names = ("start", "stop", "step")
+        start, stop, step = (self.number(loop.arguments[n], f"{n} of this range") for n in names)
+        if not isinstance(step, int) or step == 0:
+            message = f"reversed of a range whose step is {describe(step)}"
+            raise self.error(message, "write range(last, start - 1, -step)")
+        last = self.binary("sub", stop, step)
+        if abs(step) != 1:
+            count = self.binary("ceildiv", self.binary("sub", stop, start), step)
+            steps = self.binary("mul", self.binary("sub", count, 1), step)
+            last = self.binary("add", start, steps)
+        before = self.binary("sub", start, 1 if step > 0 else -1)
+        return LoopHeader("serial", {"start": last, "stop": before, "step": -step}, self.loc)

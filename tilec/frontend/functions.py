@@ -276,7 +276,8 @@ class Functions(Expressions):
         if found:
             return value
         given = ", ".join(describe(v) for v in run_time)
-        raise self.error(f"{shown}({given}) is only known at run time", self._of_module(function))
+        hint = self._of_module(function, shown.rpartition(".")[-1])
+        raise self.error(f"{shown}({given}) is only known at run time", hint)
 
     def of_numbers(
         self, function: object, args: list[object], kwargs: dict[str, object], node: ast.Call
@@ -300,11 +301,13 @@ class Functions(Expressions):
         call = ast.Call(as_syntax(word), values[: len(args)], named)
         return self.expression(placed(call, node)), True
 
-    def _of_module(self, function: Any) -> str:
+    def _of_module(self, function: Any, called: str) -> str:
         """What to write for a function of Python's, or of a library, on run-time values."""
         name = function.__name__ if hasattr(function, "__name__") else ""
-        if isinstance(getattr(T, name, None), T.Elementwise):
-            return f"use T.{name}"
+        for word in (name, called):
+            ours = getattr(T, word, None)
+            if isinstance(ours, T.Elementwise | types.FunctionType):
+                return f"use T.{word}"
         if isinstance(function, type):
             return "give it only what is known at compile time, or use a dataclass"
         return foreign.advice(name) or "it runs as Python, on what is known at compile time"
