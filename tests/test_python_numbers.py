@@ -71,6 +71,8 @@ OF_NUMBERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "lengths": (
         lambda x: math.hypot(x, 2.0) + math.hypot(x, 1.0, 3.0) + math.fabs(x), "float32", "float32",
     ),
+    "degrees": (lambda x: math.degrees(x) + math.radians(x), "float32", "float32"),
+    "powers of ints": (lambda x: (x % 5) ** 5 + (x % 3) ** 13, "int32", "int32"),
     "which numbers": (
         lambda x: math.isnan(x) or math.isinf(x) or not math.isfinite(x), "float32", "bool",
     ),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilec import language as T
-from tilec.builtins import foreign
+from tilec.builtins import foreign, formulas, maths
 from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.builtins.table import BUILTINS, bind_call
 from tilec.frontend.context import Frame
@@ -305,8 +305,7 @@ class Functions(Expressions):
         """What to write for a function of Python's, or of a library, on run-time values."""
         name = function.__name__ if hasattr(function, "__name__") else ""
         for word in (name, called):
-            ours = getattr(T, word, None)
-            if isinstance(ours, T.Elementwise | types.FunctionType):
+            if word in (*maths.__all__, *formulas.__all__, "where"):
                 return f"use T.{word}"
         if isinstance(function, type):
             return "give it only what is known at compile time, or use a dataclass"

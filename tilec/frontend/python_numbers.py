@@ -44,6 +44,14 @@ def _log(x: Any, base: Any = None) -> Any:
     return T.log(x) if base is None else T.log(x) / T.log(base)
 
 
+def _degrees(x: Any) -> Any:
+    return x * (180 / math.pi)
+
+
+def _radians(x: Any) -> Any:
+    return x * (math.pi / 180)
+
+
 def _hypot(x: Any, *others: Any) -> Any:
     found = T.abs(x)
     for y in others:
@@ -65,6 +73,7 @@ _SAME = """
 _OF_FLOATS: dict[object, Word] = {
     **{getattr(math, name): getattr(T, name) for name in _SAME},
     **{math.fabs: T.abs, math.log: _log, math.hypot: _hypot},
+    **{math.degrees: _degrees, math.radians: _radians},
 }
 
 
