@@ -114,11 +114,11 @@ MORE = (
     ),
     Mistake(
         "divmod",
+        line("q, r = divmod(bx, 2, 2)"),
+        "divmod(bx, 2, 2)",
+        ("divmod: too many positional arguments",),
+        "it is Python's divmod",
         line("q, r = divmod(bx, 2)"),
-        "divmod(bx, 2)",
-        ("divmod(a run-time int32, the int 2)",),
-        "a // b and a % b",
-        line("q, r = bx // 2, bx % 2"),
     ),
     Mistake(
         "tile in a chain of comparisons",

@@ -214,12 +214,12 @@ FRONTEND = (
         "use T.exp",
     ),
     Mistake(
-        "math.sqrt",
-        ("T.exp(acc[i, j])", "math.sqrt(acc[i, j])"),
-        "math.sqrt(acc[i, j])",
-        ("math.sqrt(an element of acc",),
-        "use T.sqrt",
-        ("T.exp(acc[i, j])", "T.sqrt(acc[i, j])"),
+        "math.gamma",
+        ("T.exp(acc[i, j])", "math.gamma(acc[i, j])"),
+        "math.gamma(acc[i, j])",
+        ("math.gamma(an element of acc",),
+        "it runs as Python, on what is known at compile time",
+        ("T.exp(acc[i, j])", "math.exp(acc[i, j])"),
     ),
     Mistake(
         "whole tile",

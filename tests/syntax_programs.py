@@ -38,6 +38,39 @@ def names_in_conditions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32
                 C[at] = y if (y := A[at]) > 2.5 else 0.0
 
 
+def _backwards(n: int) -> int:
+    found = 0
+    for j in (
+        *reversed(range(n % 5)),
+        *reversed(range(2, n % 9, 3)),
+        *reversed(range(n % 9, -1, -2)),
+    ):
+        found = found * 3 + j
+    return found
+
+
+@program(lambda x: np.array([_backwards(i % 64) for i in range(len(x))]))
+def ranges_backwards(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(len(A), BLOCK), threads=BLOCK) as bx:
+        for i in T.Parallel(BLOCK):
+            found = 0
+            for j in reversed(range(i % 5)):
+                found = found * 3 + j
+            for j in reversed(range(2, i % 9, 3)):
+                found = found * 3 + j
+            for j in reversed(range(i % 9, -1, -2)):
+                found = found * 3 + j
+            C[bx * BLOCK + i] = found
+
+
+@program(lambda x: x * -(-len(x) // BLOCK) + 5)
+def named_in_the_header(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    """What `:=` names where the grid and its threads are told."""
+    with T.Kernel(blocks := T.ceildiv(N, (size := BLOCK)), threads=(wide := 32)) as bx:
+        for i in T.Parallel(size):
+            C[bx * size + i] = A[bx * size + i] * blocks + wide // 6
+
+
 @program(lambda x: np.where(x > 1, x // 3 + 1, np.where(x < -1, -5.0, 7.0)))
 def names_behind_divisions(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     """Of the two sides of a choice one alone gives the name; divisions are not done unasked."""

@@ -240,13 +240,17 @@ def test_new_addresses_and_scalars(
         np.testing.assert_allclose(np.asarray(x)[:n], want, rtol=1e-6)
         assert (np.asarray(x)[n:] == -1).all()
 
-    for n in (90, 3, 90):
+    for n in (90, 0, 3, 90):
         check(n)
     with monkeypatch.context() as m:
         m.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
         for n in (7, 90, 1, 90, 3, 90):
             check(n)
-    for wrong, message in ((2**31, "n: 2147483648 does not fit"), (0, "0 blocks"), (1.5, "n: exp")):
+    for wrong, message in (
+        (2**31, "n: 2147483648 does not fit"),
+        (-90, "blocks in x"),
+        (1.5, "n: exp"),
+    ):
         with pytest.raises(tilec.LaunchError, match=message):
             ramp(kind(np.zeros(90, np.float32)), wrong, 1.0)
     with pytest.raises(tilec.LaunchError, match="step: 1e\\+300 does not fit in float32"):

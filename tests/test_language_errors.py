@@ -337,7 +337,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "literal too large": ("I[0] = 3000000000  #!", "3000000000 does not fit int32", ""),
     "float into an int": ("I[0] = 1.5  #!", "1.5 is not an int32", ""),
     "division by zero": ("x = n // 0  #!", "// 0: division by zero", ""),
-    "power of an int": ("x = n ** n  #!", "integer powers go from 0 to 4", "T.float32(x)"),
+    "power of an int": ("x = n ** n  #!", "integer powers go from 0 to 64", "T.float32(x)"),
     "a tile as a number": (
         "x = acc + 1  #!",
         "this operand is acc (fragment (16, 48)",
@@ -594,9 +594,24 @@ CASES: dict[str, tuple[str, str, str]] = {
         "a comprehension",
     ),
     "Python on a run-time value": (
-        "x = math.exp(f)  #!",
-        "math.exp(a run-time float32) is only known at run time",
-        "use T.exp",
+        "x = math.gamma(f)  #!",
+        "math.gamma(a run-time float32) is only known at run time",
+        "known at compile time",
+    ),
+    "NumPy's word on a run-time value": (
+        "x = np.abs(f)  #!",
+        "np.abs(a run-time float32) is only known at run time",
+        "use T.abs",
+    ),
+    "zip of loops": (
+        "for i, j in zip(range(n), range(n)):  #!\n    pass",
+        "zip of a loop",
+        "inside",
+    ),
+    "reversed by a run-time step": (
+        "for i in reversed(range(0, 9, n)):  #!\n    pass",
+        "reversed of a range whose step is a run-time int32",
+        "write range(last",
     ),
     "an exception of Python": (
         "x = math.sqrt(-1)  #!",
@@ -620,10 +635,10 @@ CASES: dict[str, tuple[str, str, str]] = {
     "print to what is no file": ('print("x", file=3)  #!', "print: ", "Python's print"),
     "matmul operator": ("x = A_s @ B_s  #!", "@ is not an operator on tiles", "T.gemm"),
     "with of something else": ("with open('x'):  #!\n    pass", "open cannot be called", "files"),
-    "float of a run-time value": (
-        "x = float(n)  #!",
-        "float(a run-time int32) is only known",
-        "T.float32(x)",
+    "float of a tile": (
+        "x = float(A_s)  #!",
+        "an argument of float is A_s (shared (16, 32) float16), not a number",
+        "name an element",
     ),
     "local annotation": ("x: T.Tensor = 1  #!", "the annotation of x is the class", "a dtype"),
     "minimum of blocks": (

@@ -60,6 +60,20 @@ def test_on_the_gpu(name: str, rng: np.random.Generator, torch: Any) -> None:
     np.testing.assert_allclose(c.cpu().numpy(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_text_is_a_constant() -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"), mode: str = "twice"):
+        for i in T.Parallel(N):
+            C[i] = A[i] * 2 if mode == "twice" else A[i]
+
+    a, c = np.arange(5, dtype=np.float32), np.zeros(5, np.float32)
+    for mode, factor in (("twice", 2), ("once", 1)):
+        kernel(a, c, mode=mode)
+        np.testing.assert_array_equal(c, a * factor)
+    kernel(a, c)
+    np.testing.assert_array_equal(c, a * 2)
+
+
 def test_bounds_of_a_launch() -> None:
     """Both vendors' words for it, and none where nothing is said."""
     kernel, _ = PROGRAMS["small_words"]

@@ -418,7 +418,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ((0, 1, 1), "0 blocks in x"),
+        ((-1, 1, 1), "-1 blocks in x"),
         ((1, 65536, 1), "65536 blocks in y"),
         ((1, 1, -2), "-2 blocks in z"),
     ],

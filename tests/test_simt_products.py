@@ -19,10 +19,10 @@ GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 
 
 def product(
-    m: int, n: int, k: int, turned: tuple[bool, bool], dtype: str, threads: int = 64
+    m: int, n: int, k: int, turned: tuple[bool, bool], dtype: str, threads: int = 64, sums: str = ""
 ) -> Any:
     """C += A @ B of one tile, of operands that lie as `turned` says in larger buffers."""
-    sums = "int32" if dtype == "int8" else dtype
+    sums = sums or ("int32" if dtype == "int8" else dtype)
     a_shape, b_shape = (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n)
 
     @tilec.kernel
@@ -70,6 +70,32 @@ def test_numbers(
         for i in range(k):
             want = (want + a[:, i : i + 1].astype(np.longdouble) * b[i]).astype(np.float32)
         np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize(
+    "dtype, sums",
+    [
+        ("int16", "int32"), ("int32", "int32"), ("int32", "int64"), ("int64", "int64"),
+        ("uint8", "int64"), ("uint16", "uint32"), ("uint64", "uint64"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("target", ("cpu", *GPUS))
+def test_ints_of_any_width(
+    target: str, shape: tuple[int, int, int], turned: Any, dtype: str, sums: str,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Modulo 2**bits of the sums, of numbers up to the limits."""
+    m, n, k = shape
+    ends = np.iinfo(dtype)
+    a, b = (rng.integers(ends.min, ends.max, s, dtype, True) for s in ((m, k), (k, n)))
+    got = rng.integers(0, 1000, (m, n)).astype(sums)
+    want = got + a.astype(sums) @ b.astype(sums)
+    given = [np.ascontiguousarray(x.T if t else x) for x, t in zip((a, b), turned)]
+    run(product(m, n, k, turned, dtype, sums=sums), target, *given, got)
+    np.testing.assert_array_equal(got, want)
 
 
 def loads(kernel: Any, *shapes: tuple[int, int]) -> list[str]:

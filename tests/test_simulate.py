@@ -187,7 +187,7 @@ def test_the_grid_of_the_launch() -> None:
         tilec.simulate(open_grid, a, c)
     with pytest.raises(tilec.TilecError, match="the grid is given twice"):
         tilec.simulate(add, a, a, c, grid=4)
-    with pytest.raises(LaunchError, match="nothing to launch"):
+    with pytest.raises(LaunchError, match="has -1 blocks in x"):
         tilec.simulate(open_grid, a, c, grid=-1)
 
 

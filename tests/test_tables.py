@@ -7,14 +7,17 @@ import math
 
 import numpy as np
 import pytest
+from simulated import run
 
 import tilec
 import tilec.language as T
 
 TABLE = (1.0, -2.0, 3.5, 4.25)
+LONG = (*range(17),)
 NESTED = [[1, 2], [3, 4]]
 NAMES = {0: 10.0, 1: 20.0}
 A = np.linspace(-2, 2, 64).astype(np.float32)
+M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
@@ -126,20 +129,20 @@ def test_indices_that_are_not_known() -> None:
     def serial(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
             for k in T.serial(4):
-                B[k] = TABLE[k]
+                B[k] = LONG[k]
 
     @tilec.kernel
     def parallel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
             for k in T.unroll(2):
                 for i in T.Parallel(4):
-                    B[i] = TABLE[i] + k
+                    B[i] = LONG[i] + k
 
     @tilec.kernel
     def length(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), n: T.int32):
         with T.Kernel(1, threads=64):
             for k in T.unroll(n):
-                B[k] = TABLE[k]
+                B[k] = LONG[k]
 
     @tilec.kernel
     def long(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
@@ -149,10 +152,40 @@ def test_indices_that_are_not_known() -> None:
 
     for kernel, more in ((serial, ()), (parallel, ()), (length, (3,))):
         error = error_of(kernel, *more)
-        assert "a tuple of 4 is known at compile time, the index only at run time" in error.message
+        assert "a tuple of 17 is known at compile time, the index only at run time" in error.message
         assert "T.unroll(4), whose index is known" in error.hint
     error = error_of(long)
     assert "a tuple of 4 has no item 4" in error.message and error.hint == "its items are 0 to 3"
+
+
+def test_one_of_a_few_numbers_by_an_index_of_run_time() -> None:
+    """Beyond them the nearest."""
+    whole = (3, 1, 4, 1, 5, 9, 2)
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                B[i] = TABLE[i % 4] * whole[i % 7] + LONG[:16][i - n] + (A[i], 0.0)[A[i] < 0]
+
+    i = np.arange(64)
+    want = np.array(TABLE)[i % 4] * np.array(whole)[i % 7] + np.clip(i - 9, 0, 15)
+    np.testing.assert_allclose(result(kernel, 9), want + np.maximum(A, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["cpu", *TARGETS])
+def test_tables_in_loops_along_rows(target: str) -> None:
+    @tilec.kernel
+    def kernel(X: T.Tensor((M, N), "float32"), S: T.Tensor((M,), "float32")):
+        for i in T.Parallel(M):
+            total = 0.0
+            for j in range(N):
+                total += X[i, j] * TABLE[j % 4]
+            S[i] = total
+
+    x, got = np.arange(3 * 45, dtype=np.float32).reshape(3, 45) % 7, np.zeros(3, np.float32)
+    run(kernel, target, x, got)
+    np.testing.assert_allclose(got, x @ np.array(TABLE)[np.arange(45) % 4], rtol=1e-6)
 
 
 def test_constants_of_math() -> None:
@@ -170,7 +203,7 @@ def test_constants_of_math() -> None:
     def of_elements(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
             for i in T.Parallel(64):
-                B[i] = math.exp(A[i])
+                B[i] = np.exp(A[i])
 
     assert error_of(of_elements).hint == "use T.exp"
 

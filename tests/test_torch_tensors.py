@@ -272,3 +272,67 @@ def test_torch_compile_looks_into_no_launch(tmp_path: Path, before: int) -> None
     assert done.returncode == 0, done.stderr
     assert "<lambda>" in done.stdout
     assert not {"_launch", "_asked", "read_arguments", "_read_torch"} & {*done.stdout.split()}
+
+
+@tilec.kernel
+def one_of_two(
+    X: T.Tensor((N,), "float32"),
+    Y: T.Tensor((N,), "float32"),
+    Z: T.Tensor((N,), "float32"),
+    both: T.constexpr = False,
+    first: T.constexpr = True,
+):
+    """What is written follows from constants."""
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            if first or both:
+                Y[b * 32 + i] = X[b * 32 + i]
+            if not first or both:
+                Z[b * 32 + i] = X[b * 32 + i]
+
+
+@tilec.kernel
+def one_after_the_other(
+    X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")
+):
+    W = T.empty((N,), "float32")
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            W[b * 32 + i] = X[b * 32 + i]
+            Y[b * 32 + i] = X[b * 32 + i]
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            Z[b * 32 + i] = W[b * 32 + i]
+
+
+def test_versions_of_what_is_written() -> None:
+    """By launches anew, and by those that are remembered."""
+    x, y, z = (torch.ones(40) for _ in range(3))
+    compiled = one_of_two.compile(x, y, z, target="cpu")
+    cases = [
+        (lambda: one_of_two(x, y, z), (0, 1, 0)),
+        (lambda: one_of_two(x, y, z, both=True), (0, 1, 1)),
+        (lambda: one_of_two(x, y, z, first=False), (0, 0, 1)),
+        (lambda: one_of_two(x[:0], y[:0], z[:0]), (0, 0, 0)),  # nothing is launched
+        (lambda: compiled(x, y, z), (0, 1, 0)),
+        (lambda: one_after_the_other(x, y, z), (0, 1, 1)),
+        (lambda: double(x.view(1, 40), y[:].view(1, 40)), (0, 1, 0)),  # views count as one
+    ]
+    for call, expected in cases:
+        for _ in range(4):
+            before = [t._version for t in (x, y, z)]
+            call()
+            assert tuple(t._version - v for t, v in zip((x, y, z), before)) == expected
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_autograd_sees_what_a_launch_has_written(calls: int) -> None:
+    x, w = torch.ones(1, 32), torch.ones(1, 32, requires_grad=True)
+    for _ in range(calls):
+        kept = torch.ones(1, 32)
+        loss = (w * kept).sum()  # which keeps `kept` for the gradient of `w`
+        double(x, kept)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        double(x, torch.ones(1, 32))  # has no version

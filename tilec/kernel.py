@@ -172,7 +172,8 @@ class Kernel(Launchable):
         return self._launch(None, args, kwargs)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """The kernel with its grid: an int, up to three of them, or a function of the constants."""
+        """The kernel with its grid: an int, up to three of them, or a function of the constants.
+        One with an extent of 0 launches nothing."""
         return functools.partial(self._on_grid, (None,) if grid is None else grid)  # is refused
 
     @for_users
@@ -213,6 +214,7 @@ class Kernel(Launchable):
             loaded, ready = variant.ready(call, grid, stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
+        variant.tell_written(bound)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):

@@ -254,7 +254,8 @@ def gemm(
     Inputs and sums: float16 (float32 or float16), bfloat16 and float32 (float32), float64
     (float64), float8_e4m3 and float8_e5m2 in any mixture (float32 or float16), int8 and uint8 in
     any mixture (int32). float32 inputs are rounded to TF32 (11 bits of mantissa, nearest even)
-    only with `allow_tf32`.
+    only with `allow_tf32`. Other ints, and other sums of ints (int32, uint32, int64, uint64, no
+    narrower than the inputs), are multiplied by threads, modulo 2**bits of the sums.
 
     `fast_accum`: the sum may be as precise as the instruction makes it (float8 on Hopper keeps
     about 14 bits). False: partial sums over at most 128 of K are added to C, which must be float32

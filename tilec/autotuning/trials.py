@@ -123,7 +123,7 @@ class Trials:
     def _written(self, variant: CompiledKernel) -> dict[str, Any]:
         """Copies of the arguments that the kernel writes, by name."""
         if self._copies is None:
-            names = [a.name for a in variant.image.arguments if a.written and not a.output]
+            names = variant.image.written
             self._copies = {n: _copy(self._problem.given[n], n) for n in names}
         return self._copies
 

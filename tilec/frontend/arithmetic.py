@@ -306,7 +306,12 @@ class Arithmetic(Context):
 
     def _power(self, a: Number, b: Number) -> Number:
         exponent = None if isinstance(b, Scalar) else b
-        if isinstance(exponent, int) and 0 <= exponent <= 4:
+        whole = isinstance(a, Scalar) and a.dtype.is_int
+        if isinstance(exponent, int) and 0 <= exponent <= (64 if whole else 4):
+            if exponent > 4:
+                half = self._power(a, exponent // 2)
+                square = self.binary("mul", half, half)
+                return self.binary("mul", square, a) if exponent % 2 else square
             result: Number = 1 if exponent == 0 else a
             for _ in range(int(exponent) - 1):
                 result = self.binary("mul", result, a)
@@ -314,7 +319,8 @@ class Arithmetic(Context):
         x, y = self.unify(a, b, "**")
         if x.dtype.is_int:
             hint = "write T.float32(x) ** y, or 1 << y for powers of two"
-            raise self.error(f"{describe(a)} ** {describe(b)}: integer powers go from 0 to 4", hint)
+            message = f"{describe(a)} ** {describe(b)}: integer powers go from 0 to 64, known now"
+            raise self.error(message, hint)
         self._refuse_tiny_floats(x.dtype, "**")
         return self.emit_scalar(Binary, "pow", x.value, y.value)
 

@@ -56,11 +56,6 @@ from tilec.ir.ops import Binary
 from tilec.ir.types import DType
 
 _COMPARING = ("all", "any", "sorted", "min", "max", "sum", "set", "frozenset", "str", "repr")
-_INSTEAD_AT_RUN_TIME = {
-    "round": "use T.round",
-    "pow": "use T.pow or **",
-    "divmod": "write a // b and a % b",
-}
 
 
 class Calls(Functions):
@@ -226,6 +221,15 @@ class Calls(Functions):
         kwargs = {k: self.as_python(v) for k, v in kwargs.items()}
         if name == "range":
             return self._range(args, node)
+        match name, args:
+            case "len", [Buffer(shape=(extent, *_))]:
+                return extent
+            case "reversed", [LoopHeader(builtin="serial") as loop]:
+                return self._reversed(loop)
+            case _ if any(isinstance(a, LoopHeader) for a in args):
+                message = f"{name} of a loop whose bounds are only known at run time"
+                hint = "loop over it, for i in range(n):, and count or index inside"
+                raise self.error(message, hint)
         if name in ("min", "max", "sum") and not kwargs:
             items = args[0] if args and isinstance(args[0], tuple | list | range) else args
             start = args[1:] or [0] if name == "sum" and items is not args else []
@@ -236,13 +240,13 @@ class Calls(Functions):
             held = args[0]
             if isinstance(held, tuple | list) and any(isinstance(a, RUN_TIME) for a in held):
                 return self._all_or_any(name, held)
-        tile = any(isinstance(a, Buffer) and not a.variable for a in args)
-        if name == "abs" and len(args) == 1 and not tile:
-            x = self.number(args[0], "this operand")
-            return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if name == "isinstance" and len(args) == 2:
             return self._is_instance(args[0], args[1])
-        at_once = not any(isinstance(a, Scalar | Region | Buffer) for a in args)
+        given = (*args, *kwargs.values())
+        at_once = not any(isinstance(a, Scalar | Region | Buffer) for a in given)
+        value, found = (None, False) if at_once else self.of_numbers(function, args, kwargs, node)
+        if found:
+            return value
         compared = [list(a) if isinstance(a, Mapping) else a for a in args]  # its keys
         if not at_once or (name in _COMPARING and at_run_time(compared)):
             raise self._only_at_run_time(name, args)
@@ -310,7 +314,7 @@ class Calls(Functions):
 
     def _only_at_run_time(self, name: str, args: list[object]) -> CompileError:
         """A function of Python's that was given what is only known at run time."""
-        hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a builtin of T"
+        hint = "use a builtin of T"
         first = args[0]
         if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
             hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "
@@ -320,10 +324,6 @@ class Calls(Functions):
             hint += f"m = T.{name}(m, {first.name}[i])"
         elif isinstance(first, Buffer) and name == "sum":
             hint = INSTEAD["sum"]
-        elif name == "len" and isinstance(first, Buffer):
-            hint = f"use {first.name}.shape[0]"
-        elif name in _INSTEAD_AT_RUN_TIME:
-            hint = _INSTEAD_AT_RUN_TIME[name]
         elif name in ("all", "any", "sorted"):
             hint = "write it out: x and y, T.max(x, y)"
         shown = ", ".join(describe(a) for a in args)
@@ -342,3 +342,18 @@ class Calls(Functions):
         start, stop = (0, args[0]) if len(args) == 1 else args[:2]
         step = args[2] if len(args) == 3 else 1
         return LoopHeader("serial", {"start": start, "stop": stop, "step": step}, self.loc)
+
+    def _reversed(self, loop: LoopHeader) -> LoopHeader:
+        """`reversed(range(…))` whose bounds are known at run time only."""
+        names = ("start", "stop", "step")
+        start, stop, step = (self.number(loop.arguments[n], f"{n} of this range") for n in names)
+        if not isinstance(step, int) or step == 0:
+            message = f"reversed of a range whose step is {describe(step)}"
+            raise self.error(message, "write range(last, start - 1, -step)")
+        last = self.binary("sub", stop, step)
+        if abs(step) != 1:
+            count = self.binary("ceildiv", self.binary("sub", stop, start), step)
+            steps = self.binary("mul", self.binary("sub", count, 1), step)
+            last = self.binary("add", start, steps)
+        before = self.binary("sub", start, 1 if step > 0 else -1)
+        return LoopHeader("serial", {"start": last, "stop": before, "step": -step}, self.loc)

@@ -12,10 +12,21 @@ from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
 from tilec.frontend.recovery import WriteOut
-from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe, kept
+from tilec.frontend.values import (
+    Buffer,
+    LoopHeader,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_number,
+    kept,
+)
 from tilec.support.syntax import names_in
 
 Container = TypeVar("Container", bound=Any)
+MOST_CHOSEN = 16
+"""Numbers of which one can be chosen by an index of run time: with one select less."""
 
 
 class Containers(Operators):
@@ -174,6 +185,17 @@ class Containers(Operators):
         if loops := (asked or self.unrolls)[-1:]:
             raise WriteOut(loops)
 
+    def _item_at(self, items: Sequence[Number], index: Number, first: int = 0) -> Number:
+        """One of the items, which are numbered from `first`, by an index of run time; beyond them
+        the nearest."""
+        if len(items) == 1:
+            return items[0]
+        middle = len(items) // 2
+        below = self.truth(self.compare("lt", index, first + middle))
+        assert isinstance(below, Scalar)
+        halves = self._item_at(items[:middle], index, first), items[middle:]
+        return self.select(below, halves[0], self._item_at(halves[1], index, first + middle))
+
     def container_item(self, owner: Any, key_node: ast.expr) -> object:
         if isinstance(key_node, ast.Slice):
             bounds = [
@@ -188,10 +210,14 @@ class Containers(Operators):
         key = known_as_int(self.expression(key_node))
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
             self._write_out(key_node)
+            if isinstance(owner, tuple | list) and 0 < len(owner) <= MOST_CHOSEN:
+                if all(is_number(v) or (isinstance(v, Region) and v.is_element) for v in owner):
+                    numbers = [self.number(v, "this item") for v in owner]
+                    return self._item_at(numbers, self.number(key, "this index"))
             raise self.error(
                 f"{describe(owner)} is known at compile time, the index only at run time",
                 "loop over it (for x in the_list) or with T.unroll(4), whose index is known, or "
-                "keep the values in a buffer",
+                f"keep the values in a buffer; of up to {MOST_CHOSEN} numbers one can be chosen",
             )
         try:
             return kept(owner[key], f"item_{key}")

@@ -134,7 +134,7 @@ class ForLoops(Loops):
             return self.to_index(number) if known is None else known
         if isinstance(number, int):
             return int(number)
-        hint = "write // instead of /, or T.ceildiv(a, b)"
+        hint = "write // instead of /, T.ceildiv(a, b), or int(x)"
         message = f"{which} of this loop is {describe(number)}, not an integer"
         raise self.error(message, hint, place)
 
@@ -406,7 +406,7 @@ class ForLoops(Loops):
                 place = header.place(f"extents[{d}]")
                 found = static_int(e)
                 if found is None:
-                    hint = "write // instead of /, or T.ceildiv(a, b)"
+                    hint = "write // instead of /, T.ceildiv(a, b), or int(x)"
                     if isinstance(e, tuple | list):
                         known = ("…" if (n := static_int(v)) is None else str(n) for v in e)
                         hint = f"write T.Parallel({', '.join(known)})"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilec import language as T
-from tilec.builtins import foreign
+from tilec.builtins import foreign, formulas, maths
 from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.builtins.table import BUILTINS, bind_call
 from tilec.frontend.context import Frame
@@ -27,9 +27,11 @@ from tilec.frontend.plain_python import (
     keeps_what_it_is_given,
     needs_tracing,
 )
+from tilec.frontend.python_numbers import word_for
 from tilec.frontend.source import Source, as_function, lambda_source, read_source
 from tilec.frontend.values import Buffer, Closure, Region, Scalar, as_syntax, describe
 from tilec.ir.errors import CompileError
+from tilec.ir.types import FLOAT32
 from tilec.support.syntax import own_names, placed
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -270,14 +272,41 @@ class Functions(Expressions):
         kwargs = {k: known_as_int(v) for k, v in kwargs.items()}
         if not any(map(at_run_time, (*args, *kwargs.values()))):
             return self._run_python(shown, function, args, kwargs)
+        value, found = self.of_numbers(function, args, kwargs, node)
+        if found:
+            return value
         given = ", ".join(describe(v) for v in run_time)
-        raise self.error(f"{shown}({given}) is only known at run time", self._of_module(function))
+        hint = self._of_module(function, shown.rpartition(".")[-1])
+        raise self.error(f"{shown}({given}) is only known at run time", hint)
 
-    def _of_module(self, function: Any) -> str:
+    def of_numbers(
+        self, function: object, args: list[object], kwargs: dict[str, object], node: ast.Call
+    ) -> tuple[object, bool]:
+        """(value, True) of a function of Python's on numbers that are known at run time only."""
+        found = word_for(function)
+        if found is None:
+            return None, False
+        shown, (word, of_floats) = ast.unparse(node.func), found
+        try:
+            inspect.signature(word).bind(*args, **kwargs)
+        except TypeError as e:
+            raise self.error(f"{shown}: {e}", f"it is Python's {shown}, of numbers") from None
+        places = [*node.args, *(k.value for k in node.keywords)]
+        values = []
+        for value, place in zip((*args, *kwargs.values()), places):
+            x = self.number(value, f"an argument of {shown}", place)
+            floats = of_floats and isinstance(x, Scalar) and x.dtype.is_int
+            values.append(as_syntax(self.convert(x, FLOAT32) if floats else x))
+        named = [ast.keyword(*x) for x in zip(kwargs, values[len(args) :])]
+        call = ast.Call(as_syntax(word), values[: len(args)], named)
+        return self.expression(placed(call, node)), True
+
+    def _of_module(self, function: Any, called: str) -> str:
         """What to write for a function of Python's, or of a library, on run-time values."""
         name = function.__name__ if hasattr(function, "__name__") else ""
-        if isinstance(getattr(T, name, None), T.Elementwise):
-            return f"use T.{name}"
+        for word in (name, called):
+            if word in (*maths.__all__, *formulas.__all__, "where"):
+                return f"use T.{word}"
         if isinstance(function, type):
             return "give it only what is known at compile time, or use a dataclass"
         return foreign.advice(name) or "it runs as Python, on what is known at compile time"

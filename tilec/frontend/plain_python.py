@@ -149,6 +149,7 @@ IN_THE_LANGUAGE = frozenset(
         "tilec.frontend.builtins.views",
         "tilec.frontend.builtins.rounding",
         "tilec.frontend.decoders",
+        "tilec.frontend.python_numbers",
         "tilec.frontend.builtins.formulas",
         "tilec.intrinsics.mfma",
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tilec.ir.affine import LINEAR, Affine, Forms
@@ -170,14 +171,17 @@ def looked_at(loop: Parallel) -> tuple[int, ...]:
     return tuple(extents)
 
 
-def evaluate(loop: Parallel, forms: Forms) -> dict[Value, _Index | None]:
+def evaluate(
+    loop: Parallel, forms: Forms, outside: Mapping[Value, int] = MappingProxyType({})
+) -> dict[Value, _Index | None]:
     """Each integer of the body that could be computed, in the iterations that are `looked_at`; None
-    for the others."""
+    for the others. `outside`: numbers for values from outside of the loop."""
     extents = looked_at(loop)
     grid = np.indices(extents).reshape(len(extents), math.prod(extents))
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
+    known |= {v: _Index(np.array([n]), {}) for v, n in outside.items()}
     for o in walk(loop.body):
         known.update(dict.fromkeys(o.results))
         if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):

@@ -246,6 +246,7 @@ class _Reader(BodyReader):
             for _ in range(2):  # an annotation in quotes, kept as text, is text twice over
                 if type(written) is str and arg.annotation is not None:
                     written = self._text_annotation(written, arg.annotation)
+            written = T.constexpr if written is str else written  # nothing else can be text
             self.drafts[arg.arg] = _Draft(arg.arg, place, plain[arg.arg].default, written)
 
     def _text_annotation(self, text: str, node: ast.expr) -> object:

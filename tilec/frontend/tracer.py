@@ -19,6 +19,7 @@ from tilec.ir.core import Block, Func, Op, Param, Substitution, makers, upstream
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Yield
 from tilec.ir.uniformity import LANES
+from tilec.support.syntax import every
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -152,8 +153,10 @@ class _KernelTracer(Parameters):
             second = node.items[1].context_expr
             raise self.error("a with has one T.Kernel", "write as (bx, by):", at=second)
         item = node.items[0]
+        named = any(every(ast.NamedExpr, item.context_expr))  # which the body uses, too
+        early = self.expression(item.context_expr) if named else None
         with self.inside() as builder:
-            header = self.expression(item.context_expr)
+            header = early or self.expression(item.context_expr)
             if not isinstance(header, KernelHeader):
                 message = f"with is for T.Kernel, this is {describe(header)}"
                 hint = "write with T.Kernel(gx, gy) as (bx, by):"

@@ -10,6 +10,7 @@ one and the same element, is a warning. (`find_race` has what is certain.)
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from enum import IntEnum
@@ -21,6 +22,7 @@ from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
 
+_TRIED = (1, 2, 3, 4, 8)
 _FOLDING = ("floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "shr")
 
 
@@ -49,7 +51,7 @@ def find_update(loop: Parallel, forms: Forms) -> Race | None:
         if not body.is_update(store, conditions):
             continue
         sharing = max((body.sharing(i) for i in store.indices), default=Sharing.NOTHING)
-        if body.are_apart(store):
+        if body.are_apart(store) or (sharing is Sharing.FOLDED and body.are_always_apart(store)):
             continue
         if sharing is Sharing.NOTHING and not all(map(body.hangs_on_data, conditions)):
             continue  # perhaps one iteration only does it
@@ -201,6 +203,28 @@ class _Body:
             return within == set(args)
         found = rows_of([*within, *(i for i in clear if known.get(i))], known, self.count)
         return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
+
+    def are_always_apart(self, store: Store) -> bool:
+        """Whether the indices tell all iterations apart for each of a few numbers that may come
+        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does."""
+        args = self.loop.body.args
+        behind = set().union(*map(self.behind, store.indices)).difference(self.made, args)
+        outside = {v for x in behind if x.is_integer for v in self.forms.form(x).terms}
+        told = [_numbers(*self.forms.range(v)) for v in outside]
+        if self.count * math.prod(map(len, told)) > LIMIT:
+            return False
+        for numbers in itertools.product(*told):
+            known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)))
+            found = rows_of(store.indices, known, self.count)
+            if found is None or len(np.unique(row_keys(found.rows)[0])) < self.count:
+                return False
+        return True
+
+
+def _numbers(low: int | None, high: int | None) -> list[int]:
+    """A few numbers of a range."""
+    found = [n for n in _TRIED if (low is None or low <= n) and (high is None or n <= high)]
+    return found or [n for n in (low, high) if n is not None][:1]
 
 
 def _reached(start: Iterable[Value], near: Callable[[Value], list[Value] | None]) -> set[Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tilec.ir.caller import end_at_caller, for_users, opaque
 from tilec.ir.errors import LaunchError, TilecError, shown
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
-from tilec.jit.fastpath import can_be_written
+from tilec.jit.fastpath import can_be_written, written_teller
 from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid, write_path
 from tilec.jit.packing import Packing
 from tilec.jit.recipe import Recipe
@@ -33,7 +34,6 @@ from tilec.runtime.facts import (
     row_fact,
 )
 from tilec.runtime.image import (
-    NO_BLOCKS,
     Argument,
     Image,
     ImageError,
@@ -184,9 +184,8 @@ class CompiledKernel(Launchable):
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
 
-        It has no block only where an argument has no element, or by its nature, or where the loops
-        that tilec made it of run over nothing: then there is nothing to launch.
-        Raises LaunchError if there are both or neither, or if it has too many blocks or none.
+        Where it has no block there is nothing to launch. Raises LaunchError if there are both or
+        neither, or if it has too many blocks or less than none.
         """
         if self.image.grid and given is not None:
             raise LaunchError(
@@ -205,12 +204,10 @@ class CompiledKernel(Launchable):
             self._check_assumed(values)
         if given is None:
             given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
-        none = self.image.grid == NO_BLOCKS or any(t.is_empty for t in call.tensors.values())
         if self.image.own_grid:
             given = (max(0, given[0]), max(0, given[1]), max(0, given[2]))
-            none = True
         target = find_target(self.target)
-        check_grid(self.image, given, target.grid_limits, target.grid_blocks, none)
+        check_grid(self.image, given, target.grid_limits, target.grid_blocks)
         return given
 
     def _check_assumed(self, values: Mapping[str, Any]) -> None:
@@ -281,6 +278,13 @@ class CompiledKernel(Launchable):
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
 
+    def tell_written(self, bound: Mapping[str, Any]) -> None:
+        """Tell torch's autograd which of a call's arguments have been written."""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            written = [bound[name] for name in self.image.written]
+            written_teller()([x for x in written if isinstance(x, torch.Tensor)])
+
     @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -325,6 +329,7 @@ class CompiledKernel(Launchable):
             kernel, ready = self.ready(call, blocks, handle)
             self.order_streams(call, handle)
             kernel.launch(ready)
+            self.tell_written(bound)
             kind = common_kind(bound[name] for name in call.tensors if name in bound)
             path = self._path_for(kind)
             if path is not None and path is not self._path:

@@ -33,7 +33,8 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
             facts = (device, stream, A.shape, A.is_contiguous() or A.stride(), A.dtype, …,
                      B.get_device(), BN if BN.__class__ is int else exact(BN))
             values = (A.data_ptr(), B.data_ptr(), n)
-            ready = memo[facts][values]
+            launches = memo[facts]
+            ready = launches[values]
         except Exception:
             pass
         if ready is None or extra or unknown or ready():
@@ -42,6 +43,8 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
             except Exception as error:
                 end(error)  # at who called
                 raise
+        # To torch's autograd; other variants may write others.
+        tell_written((B,) if launches.written is None else launches.written((A, B)))
 
 Arrays that the call allocates are made from `facts` too; `anew` launches with these very arrays, so
 that what it remembers is found under their addresses.
@@ -49,6 +52,7 @@ that what it remembers is found under their addresses.
 
 from __future__ import annotations
 
+import collections
 import functools
 import linecache
 import math
@@ -116,7 +120,7 @@ def can_be_written(parameters: Sequence[Parameter]) -> bool:
 class CallText:
     """Writes `call` for these parameters and one kind of array. `outputs` names the arrays that it
     allocates, `returns` those that it returns; `sized`: the integer arguments that extents of
-    `outputs` follow from."""
+    `outputs` follow from; `written`: the arguments that are written, mostly."""
 
     def __init__(
         self,
@@ -125,8 +129,10 @@ class CallText:
         outputs: Sequence[str] = (),
         returns: Sequence[str] = (),
         sized: Collection[str] = (),
+        written: Sequence[str] = (),
     ) -> None:
         self.parameters, self.outputs, self.returns = parameters, outputs, returns
+        self.written = written
         self.sized, self.reads = sized, ARRAY_KINDS[kind]
         self.names = [p.name for p in parameters]
         self.tensors = [p for p in parameters if p.kind == "tensor"]
@@ -168,7 +174,8 @@ class CallText:
         grid = "asked_" if opened else "grid_"
         lines += [
             f"        values_ = ({', '.join(values)},)",
-            "        ready_ = memo_[facts_][values_]",
+            "        launches_ = memo_[facts_]",
+            "        ready_ = launches_[values_]",
             "    except Exception:",
             "        pass",
             "    if ready_ is None or extra_ or unknown_ or ready_():",
@@ -176,6 +183,7 @@ class CallText:
             "            "
             + self.anew(grid if with_grid else "None", f"(values_, facts_, open_, {made})"),
             *ENDED,
+            *self.told("launches_"),
         ]
         if self.returns:
             lines.append(f"    return {', '.join(self.returns)}")
@@ -219,6 +227,14 @@ class CallText:
         options = ", ".join(f"{k!r}: {k}" for k in self.keywords)
         more = f"extra_, {{**unknown_, {options}}}"
         return f"return anew_(kernel_, {grid}, {{{given}}}, {more}, {keys})"
+
+    def told(self, launches: str) -> list[str]:
+        """The statement that tells torch's autograd what one of the `launches` has written."""
+        if self.reads is not ARRAY_KINDS["torch"] or not self.tensors:
+            return []
+        own, every = f"{launches}.written", [p.name for p in self.tensors]
+        mostly, all_ = ("".join(f"{name}, " for name in names) for names in (self.written, every))
+        return [f"    tell_written_(({mostly}) if {own} is None else {own}(({all_})))"]
 
     def stream(self) -> list[str]:
         """Statements that find the device and the stream."""
@@ -293,6 +309,20 @@ def stream_reader() -> Callable[[int], int]:
     return found or (lambda device: 0)
 
 
+def written_teller() -> Callable[[Sequence[Any]], None]:
+    """What counts the versions of tensors of torch's up, by which its autograd finds that one was
+    written after it was kept for a gradient."""
+    torch = sys.modules.get("torch")
+    found: Any = getattr(torch._C, "_increment_version", None) if torch is not None else None
+    if found is None:
+        return lambda tensors: None
+    try:
+        found(())
+    except TypeError:  # older ones take one tensor
+        return lambda tensors: collections.deque(map(found, tensors), 0).clear()
+    return found  # type: ignore[no-any-return]
+
+
 def calls_of(
     kernel: str, writer: CallText, names: Mapping[str, Any], module: dict[str, Any], reads: Reads
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -312,6 +342,7 @@ def calls_of(
         "end_": end_at_caller,
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),
+        "tell_written_": written_teller(),
         **{f"default_{p.name}": p.default for p in writer.parameters},
         **names,
         **test.values,

@@ -41,7 +41,7 @@ def write_path(
     extents = [e for a in image.arguments if a.output for e in a.shape if isinstance(e, str)]
     scalars = {p.name for p in parameters if p.kind == "scalar"}
     sized = scalars & frozenset[str]().union(*map(names_in, extents))
-    prepared = Prepared()
+    prepared = Prepared(image.written)
     names = {
         "memo_": prepared.memo,
         "plans_": prepared.plans,
@@ -49,7 +49,7 @@ def write_path(
         "anew_": Launchable.launch_anew,
         "spread_": spread_grid,
     }
-    writer = CallText(parameters, kind, outputs, image.returned, sized)
+    writer = CallText(parameters, kind, outputs, image.returned, sized, image.written)
     call, on_grid = calls_of(image.name, writer, names, module, reads)
     return LaunchPath(prepared, call, on_grid, kind, tuple(outputs), frozenset(sized))
 

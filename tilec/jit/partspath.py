@@ -15,6 +15,7 @@ arguments, from which those of what the call allocates follow. For `def k(A, B, 
             make, launches0, launches1 = known[facts]
             W = make[0]()
             if launches0[A.data_ptr(), B.data_ptr(), W.data_ptr(), n](): raise LookupError
+            …  # what it has written is told, as in `fastpath`
             done = 1
             if launches1[A.data_ptr(), B.data_ptr(), W.data_ptr(), n](): raise LookupError
             done = 2
@@ -96,9 +97,12 @@ class _Writer(CallText):
         first = parts[0].path
         assert first is not None
         super().__init__(parameters, first.kind, made, returns)
-        self.parts, self.first = parts, first
-        self.own = [CallText(part.parameters, first.kind) for part in parts]
-        self.own[0] = CallText(parts[0].parameters, first.kind, first.outputs, (), first.sized)
+        self.parts, self.first, self.own = parts, first, list[CallText]()
+        for part in parts:
+            path = part.path
+            assert path is not None
+            told = (path.outputs, (), path.sized, path.prepared.written)
+            self.own.append(CallText(part.parameters, path.kind, *told))
         self.opened = self.own[0].is_opened(False)
 
     @property
@@ -165,6 +169,7 @@ class _Writer(CallText):
             lines += [
                 f"        if launches{i}_[values_]():",
                 "            raise LookupError",
+                *(f"    {line}" for line in own.told(f"launches{i}_")),
                 f"        done_ = {i + 1}",
             ]
         return lines

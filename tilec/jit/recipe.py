@@ -85,6 +85,9 @@ class Recipe:
         self._grids: dict[tuple[Any, ...], Grid] = {}
         self._free: dict[Grid, list[Launch]] = {}  # launches on a grid
         self.can_overlap = variant.image.may_alias
+        self.written = variant.image.written
+        arrays = [p.name for p in parameters if p.kind == "tensor"]  # None among them
+        self.places = [arrays.index(name) for name in self.written]
         self.take: Callable[[Recipe, Sequence[Any]], Launch | None] = self._write_take(names)
 
     def _write_take(self, names: Sequence[str]) -> Callable[..., Launch | None]:
@@ -250,6 +253,8 @@ class Launches(dict[tuple[Any, ...], Ready]):
         self._arrays = 0  # whose addresses values begin with
         self._recipes: dict[tuple[int, ...], tuple[Recipe, ...]] = {}
         self._last: Recipe | None = None
+        self.written: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        """Of a call's arrays those that are written; None: those that mostly are."""
 
     def __missing__(self, values: tuple[Any, ...]) -> Ready | None:
         last = self._last
@@ -276,6 +281,8 @@ class Launches(dict[tuple[Any, ...], Ready]):
         """Find this launch, and launches like it, from now on."""
         self[values] = ready
         self._arrays = recipe.arrays
+        if recipe.written != self._prepared.written:
+            self.written = lambda arrays: [arrays[i] for i in recipe.places]
         aligned = self._alignments(values)
         found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
         self._recipes[aligned] = (*found, recipe)
@@ -296,10 +303,12 @@ class Prepared:
     `memo`: launches by facts, then by values, which begin with the arrays' addresses.
     `plans`: functions that allocate a call's outputs, by facts. `chosen`: values of the arguments
     left open, by what they were chosen for, which stands for the facts where it decides the grid or
-    the outputs. Each table is emptied when it is full.
+    the outputs. Each table is emptied when it is full. `written`: the arguments that most variants
+    write.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, written: tuple[str, ...] = ()) -> None:
+        self.written = written
         self.memo: dict[Any, Launches] = {}
         self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
         self.chosen: dict[Any, dict[str, int]] = {}

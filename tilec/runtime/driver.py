@@ -91,18 +91,14 @@ class Driver(Protocol):
         """Put the kernel on device `index`."""
 
 
-def check_grid(
-    image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1, none: bool = False
-) -> None:
-    """Raise LaunchError for a grid that has no block (unless `none` allows that: an argument has
-    no elements) or that the device cannot count: more than `limits` in a dimension, more than
-    `total` in all."""
+def check_grid(image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1) -> None:
+    """Raise LaunchError for a grid that has less than no block or that the device cannot count:
+    more than `limits` in a dimension, more than `total` in all."""
     for axis, blocks, limit in zip("xyz", grid, limits):
-        if blocks < 0 or (blocks == 0 and not none):
+        if blocks < 0:
             raise LaunchError(
-                f"{image.name}: the grid {shown(grid)} has {shown(blocks)} blocks in {axis}: "
-                "nothing to launch",
-                hint="launch at least one block; T.cdiv(n, block) rounds up",
+                f"{image.name}: the grid {shown(grid)} has {shown(blocks)} blocks in {axis}",
+                hint="a grid of 0 launches nothing, one of less is a mistake",
             )
         if blocks > limit:
             raise LaunchError(

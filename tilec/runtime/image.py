@@ -169,6 +169,11 @@ class Image:
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The arguments that the kernel stores to; none of those that a call allocates."""
+        return tuple(a.name for a in self.arguments if a.written and not a.output)
+
     def to_bytes(self) -> bytes:
         """The image as the content of a file."""
         header = json.dumps(_header(self)).encode()

@@ -27,7 +27,12 @@ _BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
 _ACCUMULATORS: dict[str, tuple[str, ...]] = {
     "float16": ("float16", "float32"), "bfloat16": ("float32",), "float32": ("float32",),
     "tfloat32": ("float32",), "float64": ("float64",), "float8_e4m3": ("float16", "float32"),
-    "float8_e5m2": ("float16", "float32"), "int8": ("int32",), "uint8": ("int32",),
+    "float8_e5m2": ("float16", "float32"),
+    **dict.fromkeys(
+        ("int8", "uint8", "int16", "uint16", "int32", "uint32"),
+        ("int32", "uint32", "int64", "uint64"),
+    ),
+    "int64": ("int64", "uint64"), "uint64": ("int64", "uint64"),
 }  # fmt: skip
 _MIXABLE = ({"float8_e4m3", "float8_e5m2"}, {"int8", "uint8"})
 

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
+from tilec.frontend.python_numbers import word_for
 from tilec.frontend.values import Scalar, is_literal
 from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.ops import FOLDS
-from tilec.ir.types import DType
+from tilec.ir.types import FLOAT32, FLOAT64, DType
 from tilec.support.syntax import every, stored_names
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
@@ -239,6 +240,9 @@ class Folds(Rows):
                 if any(found is word for word in (*_OF_TWO, T.if_then_else, T.where)) and others:
                     return self.dtype(ast.BinOp(given, ast.Mult(), others[0]), before)
                 a = self.dtype(given, before)
+                if found is float:
+                    return a if a is None or a is FLOAT64 else FLOAT32
+                found = (word_for(found) or (found,))[0]
                 floats = a is not None and a.is_float and any(found is w for w in _OF_FLOATS)
                 return a if found is T.abs or floats else None
         return None

@@ -73,6 +73,12 @@ class WholeLoops(Statements):
         """`local`: the names that `named` takes for the loop's own, to which those are added that
         its statements become."""
         used = self.frame.source.used_names()
+        items = every(ast.Subscript, *nest.body)
+        if any(isinstance(named(n.value), list | tuple) for n in items):  # no tensors' elements
+            if nests.is_elementwise(nest, named):
+                return self._elements(node, nest)
+            blocks = Blocks(node, nest, used, self.threads)
+            return blocks.threads(), blocks.names
         single = one_by_one(nest, named, used)
         local |= assigned_names([*single.body])
         used = used | local

@@ -44,7 +44,7 @@ from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import DType
-from tilec.support.syntax import every, names_in, stored_names
+from tilec.support.syntax import every, names_in, placed, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
 
@@ -462,6 +462,11 @@ class _Reader:
                 return value, dtype
             case ast.Call(dtype, [value], []) if isinstance(self._called(dtype), DType):
                 return value, dtype
+            case ast.Call(func, [ast.Subscript(tensor) as value], []):
+                if self._called(func) is float:
+                    wide = f"{ast.unparse(tensor)}.dtype == 'float64'"
+                    text = f"'float64' if {wide} else 'float32'"
+                    return value, placed(ast.parse(text, mode="eval").body, node)
         return None
 
     def _called(self, func: ast.expr) -> object:

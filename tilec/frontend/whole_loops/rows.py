@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 
 from tilec import language as T
 from tilec.builtins import formulas, maths
+from tilec.frontend.python_numbers import word_for
 from tilec.frontend.whole_loops import nests
 from tilec.ir.types import DType
 from tilec.support.syntax import assigned_names, name_nodes, names_in, parsed
 
 _PURE: set[object] = {getattr(T, name) for name in (*maths.__all__, *formulas.__all__)}
-_PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min, abs, float}
+_PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min}
 FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
 Known = Callable[[ast.expr], int | None]
@@ -234,7 +235,8 @@ def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:
             continue
         found = named(n.func)
         cast = isinstance(n.func, ast.Attribute) and n.func.attr == "astype"
-        if not (cast or isinstance(found, DType) or any(found is w for w in _PURE)):
+        known = isinstance(found, DType) or word_for(found) or any(found is w for w in _PURE)
+        if not (cast or known):
             return False
     return True
 
