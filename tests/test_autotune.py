@@ -615,7 +615,7 @@ def test_the_line_that_no_configuration_compiles() -> None:
     assert "C[0] = k" in str(e.value)
 
 
-def test_constants_without_a_default(own_cache: Path) -> None:
+def test_constants_without_a_default(threads: Executor, own_cache: Path) -> None:
     """As of a kernel of Triton's; and those that are lists."""
 
     @tilec.kernel
@@ -624,19 +624,21 @@ def test_constants_without_a_default(own_cache: Path) -> None:
             C[0] = sum(k) + n
 
     for configs in ([{"k": [1, 2]}], lambda given: [{"k": [3, 0]}, {"k": [0, 3]}]):
-        kernel, c = tilec.autotune(total, configs=configs), np.zeros(4, np.float32)
+        kernel = tilec.autotune(total, configs=configs, executor=threads)
+        c = np.zeros(4, np.float32)
         for n in (1, 2):
             kernel(c, n=n)
             assert c[0] == 3 + n
         kernel(c, k=[9])
         assert c[0] == 10
-    kernel = tilec.autotune(total, configs=[{"k": [7]}, {"threads": 32}])  # one gives none
+    configs = [{"k": [7]}, {"threads": 32}]  # one gives none
+    kernel = tilec.autotune(total, configs=configs, executor=threads)
     kernel(c)
     assert c[0] == 8 and "missing k" in str(kernel.results[-1])
 
 
-def test_threads_that_call_first_wait_for_one_of_them() -> None:
-    kernel = tilec.autotune(add_to, configs=SIZES)
+def test_threads_that_call_first_wait_for_one_of_them(threads: Executor) -> None:
+    kernel = tilec.autotune(add_to, configs=SIZES, executor=threads)
     wrong: list[Any] = []
 
     def call(k: int) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ def scale(
     with T.Kernel(T.ceildiv(N, BN), M) as (bx, row):
         for j in T.Parallel(BN):
             Y[row, bx * BN + j] = X[row, bx * BN + j] * by
+
+
+@pytest.fixture
+def threads() -> Iterator[Executor]:
+    """In the place of processes, of which each tuning would start its own."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)
@@ -56,21 +65,21 @@ def test_every_combination_is_tried() -> None:
     ("key", "problems"),
     [(None, 4), (["N"], 2), (["M", "N"], 4), (["X"], 4), ([], 1), (["N", "by"], 3)],
 )
-def test_calls_of_one_problem(key: Any, problems: int) -> None:
-    kernel = tuned(key=key)
+def test_calls_of_one_problem(key: Any, problems: int, threads: Executor) -> None:
+    kernel = tuned(key=key, executor=threads)
     for m, n, by in ((3, 100, 2), (4, 100, 2), (5, 100, 7), (3, 101, 2), (3, 100, 2)):
         called(kernel, m, n, by)
         called(kernel, m, n, by)
     assert len(kernel.results) == problems
-    again = tuned(key=key)  # the next program
+    again = tuned(key=key, executor=threads)  # the next program
     for m, n, by in ((3, 100, 2), (4, 100, 2), (5, 100, 7), (3, 101, 2)):
         called(again, m, n, by)
     assert len(again.results) == problems and all(not r.trials for r in again.results)
 
 
-def test_other_facts_of_one_problem_take_the_constants_alone() -> None:
+def test_other_facts_of_one_problem_take_the_constants_alone(threads: Executor) -> None:
     """A plan that was measured with rows that begin anywhere is not one for others."""
-    kernel = tuned(key=["M"])
+    kernel = tuned(key=["M"], executor=threads)
     called(kernel, 4, 64)
     called(kernel, 4, 61)
     called(kernel, 4, 61, step=2)

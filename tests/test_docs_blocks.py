@@ -14,6 +14,8 @@ import docs_blocks
 import pytest
 from docs_blocks import ROOT, Block, blocks
 
+from tilec.__main__ import main
+
 PAGES = docs_blocks.pages()
 ALL = {page: blocks(page) for page in PAGES}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,22 +67,29 @@ def _commands(need: str) -> list[tuple[Block, list[str]]]:
 
 
 @pytest.mark.parametrize("block, commands", _commands(""), ids=lambda x: getattr(x, "where", ""))
-def test_commands_run(block, commands, tmp_path):
+def test_commands_run(block, commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     _run_commands(block, commands, tmp_path)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block, commands", _commands("gpu"), ids=lambda x: getattr(x, "where", ""))
-def test_commands_with_a_gpu_run(block, commands, tmp_path):
+def test_commands_with_a_gpu_run(block, commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     _run_commands(block, commands, tmp_path)
 
 
 def _run_commands(block: Block, commands: list[str], folder: Path) -> None:
+    """In `folder`, where this process is: what a program does as one of its own is for other tests
+    (tests/test_cli.py), and to start it takes longer than most commands."""
     for name in ("examples", "benchmarks", "docs", "tilec"):
         (folder / name).symlink_to(ROOT / name)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     for command in filter(_is_run, commands):
+        if command.startswith("python -m tilec "):
+            assert main(shlex.split(command)[3:]) == 0, f"{block.where}: {command}"
+            continue
         made = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True
         )

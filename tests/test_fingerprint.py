@@ -112,10 +112,14 @@ VALUES: list[Any] = [
 
 
 def test_every_value_has_a_key_of_its_own() -> None:
-    for (i, a), (j, b) in itertools.combinations(enumerate(VALUES), 2):
-        assert describe(a) != describe(b), (i, a, j, b)
-        assert (type(a), exact(a)) != (type(b), exact(b)), (i, a, j, b)
-        assert describe((a,)) != describe((b,)) and describe({"k": [a]}) != describe({"k": [b]})
+    for keys in (
+        [describe(a) for a in VALUES],
+        [(type(a), exact(a)) for a in VALUES],
+        [describe((a,)) for a in VALUES],
+        [describe({"k": [a]}) for a in VALUES],
+    ):
+        for (i, a), (j, b) in itertools.combinations(enumerate(keys), 2):
+            assert a != b, (i, VALUES[i], j, VALUES[j])
 
 
 @pytest.mark.parametrize("i", range(len(VALUES)))
@@ -202,7 +206,7 @@ print(product(times, {value}), len(times._variants))
 
 
 def test_numbers_in_another_process() -> None:
-    for value in ("np.int64(2)", "np.int64(3)", "np.float32(3)"):
+    for value in ("np.int64(3)", "np.float32(3)"):
         program = PROGRAM.format(tests=str(ROOT / "tests"), value=value)
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert run.stdout.split()[:1] == [str(float(eval(value)))], run.stderr

@@ -93,6 +93,7 @@ def joined(how: str, a: dict[str, Any]) -> tuple[Func, Func]:
     return func, after
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("last", [-1, 0, 3])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_both_tiles_are_filled_once_and_ahead(

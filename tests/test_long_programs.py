@@ -132,14 +132,14 @@ def kernel(name: str, folder: Path) -> Any:
     return module.chain
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*ELEMENTS, *THREADS])
 def test_a_long_chain_compiles_for_every_target(
-    name: str, tmp_path: Path, no_ptxas: None, shallow: None
+    name: str, target: str, tmp_path: Path, no_ptxas: None, shallow: None
 ) -> None:
-    chain = kernel(name, tmp_path)
-    for target in TARGETS:
-        made = chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
-        assert "chain" in made.stages["tile"]
+    made = kernel(name, tmp_path).compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
+    assert "chain" in made.stages["tile"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -160,16 +160,20 @@ def test_long_indices_compile_within_a_second(
         assert least_seconds(fresh, limit) < limit, name
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS[:3])
 @pytest.mark.parametrize("name", [*ELEMENTS, *THREADS])
-def test_a_long_chain_computes_what_it_says(name: str, tmp_path: Path, shallow: None) -> None:
+def test_a_long_chain_computes_what_it_says(
+    name: str, target: str, tmp_path: Path, shallow: None
+) -> None:
+    """On the CPU and in the simulator."""
     chain = kernel(name, tmp_path)
     a = np.random.default_rng(7).integers(0, 10, 128).astype(np.float32)
     want = expected(name, a)
     out = np.zeros_like(a)
     chain(a, out)
     np.testing.assert_allclose(out, want, rtol=1e-5)
-    for target in TARGETS[:3]:
-        out = np.zeros_like(a)
-        report = tilec.simulate(chain, a, out, target=target)
-        assert report.ok, str(report)
-        np.testing.assert_allclose(out, want, rtol=1e-5)
+    out = np.zeros_like(a)
+    report = tilec.simulate(chain, a, out, target=target)
+    assert report.ok, str(report)
+    np.testing.assert_allclose(out, want, rtol=1e-5)

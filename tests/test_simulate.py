@@ -682,19 +682,26 @@ def test_what_parted_lanes_leave_alone_is_not_joined(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where lanes meet again, only what one of the ways has changed is put together anew: a[1],
-    behind the inner condition and behind the outer one."""
-    joined = list[Any]()
-    join = thread_state._join
+    behind the inner condition and behind the outer one. And where they part, they take only what
+    they touch before they meet (it were 25 values)."""
+    joined, taken = list[Any](), list[Any]()
+    join, take = thread_state._join, thread_state._take
 
     def counted(values: list[Any], *rest: Any) -> Any:
         joined.append(values)
         return join(values, *rest)
 
+    def counted_part(value: Any, mask: Any) -> Any:
+        if value is not thread_state._BESIDE:
+            taken.append(value)
+        return take(value, mask)
+
     monkeypatch.setattr(thread_state, "_join", counted)
+    monkeypatch.setattr(thread_state, "_take", counted_part)
     x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     assert tilec.simulate(parting, x, y, target=target).ok
     np.testing.assert_array_equal(y, 10 * x + 5 * (x % 6 == 0))
-    assert len(joined) == 2
+    assert len(joined) == 2 and len(taken) < 16
 
 
 def test_outputs_come_in_the_order_of_the_return() -> None:

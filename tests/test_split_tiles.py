@@ -84,6 +84,7 @@ def check(kernel: Any, given: list[Any], want: np.ndarray, target: str) -> None:
     np.testing.assert_allclose(given[3], want, atol=5e-3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("how", [{}, {"pe": 16}, {"threads": 256}, {"by_rows": True}], ids=str)
 def test_parts_run_ahead(how: dict[str, Any], target: str) -> None:

@@ -201,6 +201,7 @@ FOUND: dict[str, Text] = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.parametrize("target", TARGETS)

@@ -138,28 +138,31 @@ CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str]] =
 }  # fmt: skip
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel, operands, wanted, dtype", CASES.values(), ids=CASES)
 def test_numbers(
-    kernel: Any, operands: list[np.ndarray], wanted: Callable[..., np.ndarray], dtype: str
-) -> None:
+    kernel: Any, operands: list[np.ndarray], wanted: Callable[..., np.ndarray], dtype: str,
+    target: str,
+) -> None:  # fmt: skip
     want = wanted(*(o.astype(np.float64 if o.dtype.kind == "f" else np.int64) for o in operands))
-    for target in TARGETS:
-        c = np.full(want.shape, 77, dtype)
-        if target != "cpu":
-            made = kernel.compile(*operands, c, target=target).stages["tile"]
-            assert made.count("alloc shared") == 2 and "alloc fragment" in made
-        run(kernel, target, *operands, c)
-        np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-4)
+    c = np.full(want.shape, 77, dtype)
+    if target != "cpu":
+        made = kernel.compile(*operands, c, target=target).stages["tile"]
+        assert made.count("alloc shared") == 2 and "alloc fragment" in made
+    run(kernel, target, *operands, c)
+    np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 40, 3), (70, 1, 9), (20, 20, 0), (0, 5, 5)])
-def test_few_rows(m: int, n: int, k: int) -> None:
+def test_few_rows(m: int, n: int, k: int, target: str) -> None:
     x, y = numbers(f32, m, k), numbers(f32, n, k)
     want = np.sqrt((apart(x.astype(np.float64), y) ** 2).sum(-1))
-    for target in TARGETS:
-        o = np.full((m, n), 77, f32)
-        run(distances, target, x, y, o)
-        np.testing.assert_allclose(o, want, rtol=1e-4, atol=1e-5)
+    o = np.full((m, n), 77, f32)
+    run(distances, target, x, y, o)
+    np.testing.assert_allclose(o, want, rtol=1e-4, atol=1e-5)
 
 
 def test_several_variables_under_a_condition() -> None:

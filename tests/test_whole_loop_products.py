@@ -340,36 +340,41 @@ CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str]] =
 }  # fmt: skip
 
 
-def check(kernel: Any, operands: list[np.ndarray], want: np.ndarray, dtype: str) -> None:
+def check(
+    kernel: Any, operands: list[np.ndarray], want: np.ndarray, dtype: str, target: str
+) -> None:
     loose = {f16: 2e-2, f32: 1e-4, i32: 0}[dtype]
-    tensor = 1e-2 if dtype == f32 and operands[0].dtype == np.float32 else loose
-    for target in TARGETS:
-        c = np.full(want.shape, 77, dtype)
-        made = kernel.compile(*operands, c, target=target, **TILES)
-        assert "gemm" in made.stages["tile"], target
-        run(kernel, target, *operands, c, **TILES)
-        close = loose if target == "cpu" else tensor
-        np.testing.assert_allclose(c, want, rtol=close, atol=close * np.abs(want).max())
+    if target != "cpu" and dtype == f32 and operands[0].dtype == np.float32:
+        loose = 1e-2
+    c = np.full(want.shape, 77, dtype)
+    made = kernel.compile(*operands, c, target=target, **TILES)
+    assert "gemm" in made.stages["tile"]
+    run(kernel, target, *operands, c, **TILES)
+    np.testing.assert_allclose(c, want, rtol=loose, atol=loose * np.abs(want).max())
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel, operands, wanted, dtype", CASES.values(), ids=CASES)
 def test_written_otherwise_it_is_a_product(
-    kernel: Any, operands: list[np.ndarray], wanted: Callable[..., np.ndarray], dtype: str
-) -> None:
+    kernel: Any, operands: list[np.ndarray], wanted: Callable[..., np.ndarray], dtype: str,
+    target: str,
+) -> None:  # fmt: skip
     wide = [o.astype(np.int64 if o.dtype.kind == "i" else np.float64) for o in operands]
-    check(kernel, operands, wanted(*wide), dtype)
+    check(kernel, operands, wanted(*wide), dtype, target)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("turned", [False, True])
-def test_an_operand_that_a_constant_chooses(turned: bool) -> None:
+def test_an_operand_that_a_constant_chooses(turned: bool, target: str) -> None:
     a, w, v = numbers(f16, 33, 45), numbers(f16, 45, 35), numbers(f16, 35, 45)
     want = a.astype(np.float64) @ (v.T if turned else w)
-    for target in TARGETS:
-        c = np.full((33, 35), 77, f16)
-        made = chosen.compile(a, w, v, c, turned, target=target, **TILES)
-        assert "gemm" in made.stages["tile"]
-        run(chosen, target, a, w, v, c, turned, **TILES)
-        np.testing.assert_allclose(c, want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
+    c = np.full((33, 35), 77, f16)
+    made = chosen.compile(a, w, v, c, turned, target=target, **TILES)
+    assert "gemm" in made.stages["tile"]
+    run(chosen, target, a, w, v, c, turned, **TILES)
+    np.testing.assert_allclose(c, want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
 
 
 @tilec.kernel
@@ -384,10 +389,11 @@ def padded(
         Y[b, p, q, n] = acc
 
 
-def test_what_is_out_of_bounds_counts_as_zero() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_out_of_bounds_counts_as_zero(target: str) -> None:
     x, w = numbers(f16, 2, 3, 34, 24), numbers(f16, 3, 3, 24, 40)
     around = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    check(padded, [x, w], slid(around, w.astype(np.float64)), f16)
+    check(padded, [x, w], slid(around, w.astype(np.float64)), f16, target)
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 70, 3), (70, 1, 0), (0, 5, 5), (5, 5, 0)])

@@ -43,11 +43,15 @@ class Edge:
 
 @dataclass(slots=True)
 class Branch:
+    """`beside`: the slots that are needed where lanes meet again and that nobody touches before
+    (None: not looked for)."""
+
     cond: Operand
     then: Edge
     orelse: Edge
     merge: int
     inst: Inst
+    beside: frozenset[int] | None = None
 
 
 @dataclass(slots=True)
@@ -65,13 +69,15 @@ End = Edge | Branch | Wait | None
 
 @dataclass(slots=True)
 class Segment:
-    """`run(active, env)` executes it; `end` is what follows: None where the thread ends."""
+    """`run(active, env)` executes it, and reads or writes the slots `touched`; `end` is what
+    follows: None where the thread ends."""
 
     index: int
     label: str
     insts: list[Inst]
     end: End = None
     live_in: tuple[int, ...] = ()
+    touched: frozenset[int] = frozenset()
     run: Any = None
 
 

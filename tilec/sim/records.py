@@ -146,6 +146,7 @@ class _Reader:
         """A segment as a function, with the values that it takes from `env` and leaves there."""
         lines, names, self.scope = source
         uses, defs = self.uses[s.index], self.defs[s.index]
+        s.touched = frozenset(slots[ref] for ref in uses | defs if ref in slots)
         taken = [f"{x} = e[{self._object(slots[ref])}]" for ref, x in names.items() if ref in uses]
         left = [
             f"e[{self._object(slots[ref])}] = {x}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,7 +19,17 @@ from tilec.sim.barriers import Barriers
 from tilec.sim.block import Setting, ThreadBlock
 from tilec.sim.clocks import Across, Clocks, NoClocks
 from tilec.sim.memory import BlockMemory
-from tilec.sim.program import Branch, Edge, Program, Segment, Wait, operand_value
+from tilec.sim.program import (
+    NOWHERE,
+    Branch,
+    Edge,
+    End,
+    Operand,
+    Program,
+    Segment,
+    Wait,
+    operand_value,
+)
 from tilec.sim.thread_state import Group, ThreadState, meet
 from tilec.sim.threads import Coordinates
 
@@ -146,7 +156,7 @@ class Scheduler:
             return not self._arrived(active)
         group = active.group
         if group is None or group.merge != end.merge:
-            group = Group(end.merge, active)
+            group = Group(end.merge, active, self._beside(active.at, end))
             self.groups.append(group)
         for mask, edge in ((cond, end.then), (~cond, end.orelse)):
             live = self.program.segments[edge.target].live_in
@@ -154,6 +164,20 @@ class Scheduler:
             if not self._arrived(part):
                 self.running.append(part)
         return False
+
+    def _beside(self, at: int, end: Branch) -> frozenset[int]:
+        """What is needed where the lanes meet that part at segment `at`, and not between."""
+        if end.beside is None and end.merge == NOWHERE:
+            end.beside = frozenset()
+        elif end.beside is None:
+            segments = self.program.segments
+            between = _reachable(
+                at, lambda i: [j for j in _following(segments[i]) if j != end.merge]
+            )
+            touched = {slot for i in between | {at} for slot in _touched(segments[i].end)}
+            touched.update(*(segments[i].touched for i in between))
+            end.beside = frozenset(segments[end.merge].live_in) - touched
+        return end.beside or frozenset()
 
     def _arrived(self, active: ThreadState) -> bool:
         """Whether the threads have come to where their group meets, and have to wait there."""
@@ -374,6 +398,20 @@ def _following(segment: Segment) -> list[int]:
         case Wait(next=following):
             return [following]
     return []
+
+
+def _touched(end: End) -> Iterator[int]:
+    """The slots that the scheduler reads or writes behind a segment."""
+    slots: list[Operand | None] = []
+    match end:
+        case Branch(cond=cond):
+            slots = [cond]
+        case Wait(args=args, result=result):
+            slots = [*args, result]
+    edges = (end,) if isinstance(end, Edge) else ()
+    for edge in (end.then, end.orelse) if isinstance(end, Branch) else edges:
+        slots += itertools.chain(*edge.copies)
+    return (slot for slot in slots if isinstance(slot, int))
 
 
 def _reachable(start: int, following: Callable[[int], Iterable[int]]) -> set[int]:

@@ -26,12 +26,13 @@ from tilec.sim.waits import NewAtomic, Waiting
 
 class Group:
     """Lanes that parted (those of `whole`) and meet again at the segment `merge`; `outer` is the
-    group they parted in. `total` lanes are still to come or here."""
+    group they parted in. `total` lanes are still to come or here. None of them touches the slots
+    `beside`, which stay with `whole`."""
 
-    __slots__ = ("arrived", "merge", "outer", "total", "whole")
+    __slots__ = ("arrived", "beside", "merge", "outer", "total", "whole")
 
-    def __init__(self, merge: int, whole: ThreadState) -> None:
-        self.merge, self.whole = merge, whole
+    def __init__(self, merge: int, whole: ThreadState, beside: frozenset[int]) -> None:
+        self.merge, self.whole, self.beside = merge, whole, beside
         self.outer, self.total = whole.group, len(whole.lanes)
         self.arrived: list[ThreadState] = []
 
@@ -307,8 +308,9 @@ class ThreadState(Threads):
     ) -> ThreadState:
         """The state of the lanes in `mask`, which go on at `at` with the values `live`."""
         env: list[Any] = [None] * len(self.env)
+        beside = group.beside if group is not None and group.whole is self else ()
         for slot in live:
-            env[slot] = _take(self.env[slot], mask)
+            env[slot] = _BESIDE if slot in beside else _take(self.env[slot], mask)
         made = ThreadState(self.block, self.lanes[mask], env, at, group)
         if group is not None and group.whole is self:
             made.taken = list(env)
@@ -319,7 +321,7 @@ class ThreadState(Threads):
         return made
 
 
-_CHANGED = object()
+_CHANGED, _BESIDE = object(), object()
 
 
 def meet(states: Sequence[ThreadState], live: Iterable[int], group: Group) -> ThreadState:
@@ -328,12 +330,15 @@ def meet(states: Sequence[ThreadState], live: Iterable[int], group: Group) -> Th
     if len(states) == 1:
         only = states[0]
         only.at, only.group, only.taken = group.merge, group.outer, None
+        _take_back(only, group)
         return only
     lanes = np.concatenate([s.lanes for s in states])
     order = np.argsort(lanes, kind="stable")
     sizes = [len(s.lanes) for s in states]
     env: list[Any] = [None] * len(states[0].env)
     made = ThreadState(states[0].block, lanes[order], env, group.merge, group.outer)
+    _take_back(made, group)
+    live = [slot for slot in live if slot not in group.beside]
     known = [s.taken for s in states if s.taken is not None]
     if len(known) == len(states) and len(lanes) == len(group.whole.lanes):
         made.taken = group.whole.taken
@@ -345,6 +350,18 @@ def meet(states: Sequence[ThreadState], live: Iterable[int], group: Group) -> Th
     for slot in live:
         env[slot] = _join([s.env[slot] for s in states], sizes, order)
     return made
+
+
+def _take_back(made: ThreadState, group: Group) -> None:
+    """What stayed with the whole group, of these lanes of it."""
+    whole = group.whole
+    if len(made.lanes) == len(whole.lanes):
+        for slot in group.beside:
+            made.env[slot] = whole.env[slot]
+    else:
+        places = np.searchsorted(whole.lanes, made.lanes)
+        for slot in group.beside:
+            made.env[slot] = _take(whole.env[slot], places)
 
 
 def _take(x: Any, mask: Any) -> Any:
