@@ -20,11 +20,7 @@ from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import (
-    FLOAT8_NAMES,
-    AmdInstruction,
-    find_instruction,
-)
+from tilec.ir.instr import FLOAT8_NAMES, AmdInstruction, find_instruction
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import DType
 from tilec.target import Target

@@ -25,14 +25,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import (
-    Layout,
-    LayoutRequest,
-    bank_conflicts,
-    in_warps,
-    leading_run,
-    padded,
-)
+from tilec.ir.layout import Layout, LayoutRequest, bank_conflicts, in_warps, leading_run, padded
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of

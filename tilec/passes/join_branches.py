@@ -170,10 +170,7 @@ def _loaded_once(
 
 
 def _inside_only(
-    o: If,
-    numbers: Mapping[Value, bool | int | float],
-    known: MemoryFacts,
-    made: Mapping[Value, Op],
+    o: If, numbers: Mapping[Value, bool | int | float], known: MemoryFacts, made: Mapping[Value, Op]
 ) -> list[Op] | None:
     """What is computed of elements where these lie inside of their tensors, as of the taps of a
     stencil, in any case, and the condition selects: no element is loaded that is not there."""

@@ -228,22 +228,12 @@ class _Loop:
 
     @property
     def limit(self) -> str:
-        clocks = {
-            "matrix unit": self.compute,
-            "vector unit": self.vector,
-            CACHE: self.from_cache,
-        }
+        clocks = {"matrix unit": self.compute, "vector unit": self.vector, CACHE: self.from_cache}
         return max(clocks, key=lambda k: clocks[k])
 
 
 def _loop(
-    n: Numbers,
-    plan: Plan,
-    made: Realised,
-    threads: int,
-    resident: int,
-    waves: int,
-    target: Target,
+    n: Numbers, plan: Plan, made: Realised, threads: int, resident: int, waves: int, target: Target
 ) -> _Loop:
     s = target.speeds
     flops, (from_l2, outside) = _flops(n), n.loaded_in(plan.cluster)

@@ -36,14 +36,7 @@ from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import (
-    CACHE,
-    Estimate,
-    Products,
-    Realised,
-    estimate,
-    multiprocessors_for,
-)
+from tilec.tune.cost import CACHE, Estimate, Products, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
 from tilec.tune.waits import is_mixed
