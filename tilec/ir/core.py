@@ -197,6 +197,11 @@ class Op:
         """The blocks inside of it (likewise)."""
         return tuple(getattr(self, name) for name in self.region_fields)
 
+    @property
+    def attributes(self) -> tuple[Any, ...]:
+        """What, beside its operands and regions, tells it from others of its class."""
+        return tuple(getattr(self, name) for name in self.attribute_fields)
+
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
