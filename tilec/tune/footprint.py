@@ -18,9 +18,9 @@ from tilec.ir.copy_engines import (
     ragged_tensors,
 )
 from tilec.ir.core import Block, Func, Value, walk
-from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import Plan
+from tilec.ir.types import PAD_BYTES
 from tilec.passes.block_order import can_persist
 from tilec.passes.plan_pipeline import (
     BARRIER_BYTES,
@@ -187,7 +187,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
             case For() if has_stages(o):
                 loops.append(o)
             case Alloc() if o.type.space == "shared":
-                sizes[o.result] = stage_bytes(o.type)
+                sizes[o.result] = o.type.stage_bytes
             case Gemm():
                 sums.add(o.c)
     engines = CopyEngines(func, target, facts) if loops else None

@@ -66,8 +66,7 @@ class WgmmaInstruction(instruction.MatrixInstruction):
         accumulators. Results: the accumulators, one m block after the other. They, and
         a's registers, are in flight until `wgmma_wait`.
         """
-        steps = len(b_steps)
-        in_registers = a_place == "fragment"
+        steps, in_registers = len(b_steps), a_place == "fragment"
         if not in_registers and len(a_steps) != m_blocks * steps:
             raise InternalError(
                 f"{self.name}: {len(a_steps)} steps of a, {m_blocks} times {steps} of b"

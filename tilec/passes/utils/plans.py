@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op
+from tilec.ir.core import Block, Func, Op, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
@@ -18,6 +19,26 @@ from tilec.target import Target
 def pipelined(of: Block | Op) -> list[For]:
     """The pipelined loops inside."""
     return [o for o in of.every(For) if o.kind == "pipelined"]
+
+
+def is_mixed(loop: For) -> bool:
+    """Whether a pipelined loop holds several tile products, and threads compute there with what one
+    of them gives."""
+    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
+    if loop.kind != "pipelined" or sum(isinstance(o, Gemm) for o in loop.body.ops) < 2:
+        return False
+    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
+    return any(e.buffer in sums for _, e in effects_in(others))
+
+
+def waits_for_products(loop: For) -> bool:
+    """Whether threads wait for a loop's products, or for their operands, with nothing to do:
+    several of a pipelined loop stand under a condition, or a loop that is not pipelined has one."""
+    here = any(isinstance(o, Gemm) for o in loop.body.ops)
+    if loop.kind == "serial":
+        return here
+    inside = sum(isinstance(o, Gemm) for o in walk(loop.body))
+    return loop.kind == "pipelined" and inside > 1 and not here
 
 
 def is_open(o: Op) -> bool:
