@@ -285,9 +285,7 @@ class Candidate:
             )
         if made.shared_bytes > (limit := shared_limit(plan, self.target)):
             return f"{made.shared_bytes} bytes of shared memory, {self.target} has {limit}"
-        if plan.consumer_groups > 1 and any(
-            instr is None or instr.warps == 1 for instr in made.instrs
-        ):
+        if plan.consumer_groups > 1 and len(made.wide) < len(made.instrs):
             return "ping-pong takes turns at instructions of a warpgroup, and a product has none"
         return ""
 
