@@ -319,6 +319,14 @@ def walk(of: Block | Op) -> Iterator[Op]:
     return iter(found)
 
 
+def within(block: Block, around: tuple[Op, ...] = ()) -> Iterator[tuple[Op, tuple[Op, ...]]]:
+    """As `walk`, each op with those that it stands in, outer ones first."""
+    for o in block.ops:
+        yield o, around
+        for region in o.regions:
+            yield from within(region, (*around, o))
+
+
 @functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
 def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []
