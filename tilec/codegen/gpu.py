@@ -22,7 +22,7 @@ from tilec.codegen.registers import plan_registers
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value, walk
-from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixInstruction
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val, shaped
 from tilec.ir.llvm_printer import DebugInfo, print_function
@@ -413,17 +413,6 @@ def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:
         taken |= mine
         found.append(o)
     return found
-
-
-def print_records(cls: type[Emitter], func: Func, target: Target) -> tuple[Emitter, str]:
-    """The emitter of a LOWERED function, which keeps the records, and their LLVM text. Raises
-    CompileError where the target cannot do something."""
-    emitter = cls(func, target)
-    try:
-        return emitter, emitter.print_module()
-    except CompileError as e:
-        e.loc = e.loc or emitter.f.loc
-        raise
 
 
 # --- quotients whose last bits nobody sees --------------------------------------------------------

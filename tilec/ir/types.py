@@ -348,10 +348,6 @@ def named_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
     return tuple(strides)
 
 
-def scalar(dtype: DType) -> ScalarType:
-    return ScalarType(dtype)
-
-
 def find_dtype(name: object) -> DType | None:
     """The dtype meant by `name`: a DType, "float16", a NumPy, torch or ml_dtypes dtype; None if
     unknown."""

@@ -31,7 +31,7 @@ from tilec.passes.plan_pipeline import (
     room_for_rings,
     staging_bytes,
 )
-from tilec.passes.utils.plans import shared_limit, stages_of
+from tilec.passes.utils.plans import shared_of, stages_of
 from tilec.target import Target
 
 MOST_STAGES = 8  # that tilec takes by itself
@@ -149,7 +149,7 @@ class Footprint:
         return self._fits[kind]
 
     def _most_stages(self, plan: Plan, target: Target, beside: int) -> int:
-        limit, most = shared_limit(plan, target), MOST_STAGES
+        limit, most = shared_of(plan.residents, target), MOST_STAGES
         if not target.has("tma"):
             limit, most = limit // 2, 4  # two blocks hide each other's latency
         chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]

@@ -23,7 +23,7 @@ from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
 from tilec.passes.utils.gemm_layouts import SWIZZLES
-from tilec.passes.utils.plans import Wanted, is_mixed, shared_limit, take_wanted
+from tilec.passes.utils.plans import Wanted, is_mixed, shared_of, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,
@@ -283,7 +283,7 @@ class Candidate:
                 f"fragments take {made.registers} registers of each thread, tiles that wait there "
                 f"for shared memory about {made.waiting}: {made.lacking} more than there are"
             )
-        if made.shared_bytes > (limit := shared_limit(plan, self.target)):
+        if made.shared_bytes > (limit := shared_of(plan.residents, self.target)):
             return f"{made.shared_bytes} bytes of shared memory, {self.target} has {limit}"
         if plan.consumer_groups > 1 and len(made.wide) < len(made.instrs):
             return "ping-pong takes turns at instructions of a warpgroup, and a product has none"

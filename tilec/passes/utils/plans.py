@@ -60,13 +60,8 @@ def _may_be_deeper(o: For) -> bool:
     return o.num_stages > 1 and not o.stage and o.body.has(Gemm)
 
 
-def shared_limit(plan: Plan, target: Target) -> int:
-    """Bytes of shared memory that a block may have."""
-    return shared_of(plan.residents, target)
-
-
 def shared_of(blocks: int, target: Target) -> int:
-    """The same where a multiprocessor has so many."""
+    """Bytes of shared memory that a block may have where a multiprocessor has so many."""
     if blocks == 1 or target.residency is None:
         return target.shared_bytes
     each = target.residency.shared_bytes // blocks - target.residency.reserved
