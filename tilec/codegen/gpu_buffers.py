@@ -82,9 +82,7 @@ class Buffers(BaseEmitter):
                 raise InternalError(f"{o.result.name} has no address in shared memory", o.loc)
             self.shared[o.result] = (int_val(0), o.address)
             return
-        if t.space == "fragment" and t.layout is None:
-            raise InternalError(f"the fragment {o.result.name} has no layout", o.loc)
-        count = t.layout.size("reg") if t.space == "fragment" and t.layout else t.size
+        count = t.laid_out.size("reg") if t.space == "fragment" else t.size
         is_array = o.result in self.plan.arrays
         pack = 1 if is_array else o.packed
         if count % pack:
