@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
-from tilec.frontend.recovery import WriteOut
+from tilec.frontend.recovery import Again
 from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe, kept
 from tilec.support.syntax import names_in
 
@@ -172,7 +172,8 @@ class Containers(Operators):
         named = names_in(key)
         asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
         if loops := (asked or self.unrolls)[-1:]:
-            raise WriteOut(loops)
+            self.left_out.written_out.update(loops)
+            raise Again
 
     def container_item(self, owner: Any, key_node: ast.expr) -> object:
         if isinstance(key_node, ast.Slice):

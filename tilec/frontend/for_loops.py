@@ -19,7 +19,7 @@ from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import ADD_UP, find_race, find_shared_update
-from tilec.frontend.recovery import AddUp, InTiles, check_known
+from tilec.frontend.recovery import Again, check_known
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
     Buffer,
@@ -304,9 +304,8 @@ class ForLoops(Loops):
             for arg, extent in zip(args, extents):
                 reach = Reach(0, extent - 1, True, self.depth, dense=True, name=arg.name)
                 scope.indices.append(self.to_index(self.scalar(arg, reach)))
-            indices = tuple(scope.indices)
             shared = self._private_variables(node)
-            self._iterate(flags, ast.Tuple(targets, ast.Store()), indices, node.body)
+            self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(scope.indices), node.body)
             self.names.update(shared)
             self._check_rebinding(node, before)
             builder.emit(Yield, loc=place)
@@ -319,12 +318,13 @@ class ForLoops(Loops):
         )
         assert isinstance(made, Parallel)
         if scope.updates and (update := find_shared_update(made, scope.updates, self.indices)):
-            raise AddUp(scope.updates[update])
+            self.left_out.added_up.add(scope.updates[update])
+            raise Again
         if not isinstance(node.iter, ast.Constant) and wanted is None:  # no tile of one
             if rest := too_many_shares(self, scope):
-                raise InTiles(node.iter, rest)
-        race = find_race(made, self.indices)
-        if race is not None:
+                self.left_out.in_tiles[node.iter] = tuple(rest)
+                raise Again
+        if race := find_race(made, self.indices):
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"

@@ -10,7 +10,7 @@ one changes half of it, by atomics.
 A shared tile that only copies of a tensor's whole bytes (and fills) write, and of which only
 elements are read, holds the bytes: so they may come ahead of their readers, past the registers, and
 are taken apart where they are read. Who uses a tile how is known when the kernel has been traced;
-it is traced again then (`InBytes`).
+it is traced again then (`Again`).
 """
 
 from __future__ import annotations
