@@ -20,7 +20,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.copy_engines import TMA_ALIGN, SafeValues, tensor_map_fits
+from tilec.ir.copy_engines import TMA_ALIGN, safe_values, tensor_map_fits
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.types import BufferType
@@ -32,9 +32,9 @@ from tilec.target import Target
 def bring_tiles(func: Func, target: Target) -> Func:
     if not target.has("tma") or func.attrs.get("may_alias") or ops.is_by_hand(func.body):
         return func
-    facts, safe = facts_of(func), SafeValues(func)
+    facts, safe = facts_of(func), safe_values(func)
     kept = written_tensors(func.body)
-    kept |= {p.value for p in func.params if p.role == "tensor" and not safe.zero(p.value)}
+    kept |= {p.value for p in func.params if p.role == "tensor" and safe.get(p.value)}
 
     def visit(o: ops.For) -> ops.For | None:
         if not has_stages(o):
