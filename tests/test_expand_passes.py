@@ -14,7 +14,6 @@ from user_programs import CASES
 
 from tilec.ir.core import Block, Func, Op, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -221,7 +220,7 @@ def test_tiles_through_registers() -> None:
 
 def places(func: Func) -> dict[str, tuple[int, int]]:
     return {
-        o.result.name: (o.address, o.address + stage_bytes(o.type) * o.type.stages)
+        o.result.name: (o.address, o.address + o.type.stage_bytes * o.type.stages)
         for o in walk(func.body)
         if isinstance(o, Alloc) and o.type.space in ("shared", "barrier")
     }
@@ -271,7 +270,7 @@ def test_places_are_aligned_and_apart(target: Target) -> None:
         func = until(traced(name), target, "plan_shared")
         allocs = [o for o in walk(func.body) if isinstance(o, Alloc) and o.address >= 0]
         for o in allocs:
-            assert o.address % alignment_bytes(o.type) == 0
+            assert o.address % o.type.alignment_bytes == 0
         rings = [o for o in allocs if o.type.stages > 1 or o.type.space == "barrier"]
         for r in rings:
             low, high = places(func)[r.result.name]

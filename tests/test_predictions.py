@@ -15,7 +15,6 @@ from benchmarks import kernels
 from tilec import passes
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc
 from tilec.passes.utils.plans import with_plan
 from tilec.target import Target, find_target
@@ -120,7 +119,7 @@ def test_buffers_have_the_versions_that_are_predicted(place: Place, target: Targ
         except CompileError:
             continue
         types = [o.type for o in walk(made.body) if isinstance(o, Alloc)]
-        compiled = sum(stage_bytes(t) * t.stages for t in types if t.space == "shared")
+        compiled = sum(t.stage_bytes * t.stages for t in types if t.space == "shared")
         ahead = space.planned(plan, plan.stages, target)
         assert ahead.total + sum(space.sizes.values()) - ahead.one == compiled, plan.describe()
         compared += 1

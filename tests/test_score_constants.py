@@ -14,6 +14,7 @@ HOME = {
     "rank": "tilec.tune.rank",
     "balance": "tilec.tune.balance",
     "work": "tilec.tune.work",
+    "transfers": "tilec.tune.transfers",
     "arrange": "tilec.passes.arrange",
     "orders": "tilec.passes.utils.orders",
 }
@@ -22,8 +23,9 @@ HOME = {
 OTHERS = {
     "cost": {"CHUNK_COLUMNS", "CACHE", "STORES", "NEARLY"},
     "rank": {"EPILOGUE", "CLUSTERED", "DIRECT_STORES", "QUAD_COLUMNS", "TRIED_PARTS"}
-    | {"MOST_ELEMENTS"},
+    | {"MOST_ELEMENTS", "HEAD", "_RIGHT"},
     "balance": {"LARGEST"},
+    "transfers": set(),
     "work": {"UNKNOWN_TRIPS", "UNKNOWN_LENGTH", "SECTOR", "_SAMPLES", "_PLAIN_UNARY"},
     # (Of what chooses an order, but for what the score reads.)
     "arrange": {"KEPT", "GAIN", "LONG", "OTHER", "SMALL", "HALF_RATE", "SPECIAL"},

@@ -26,7 +26,6 @@ from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Layout
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import atomicrmw
 from tilec.sim.memory import COMBINED
 from tilec.target import Target
@@ -290,7 +289,7 @@ class _Agent:
             case ops.Alloc():
                 self.alloc(o)
             case ops.RingStage():
-                base, per = self.m.address[o.root][:1], stage_bytes(o.root.buffer)
+                base, per = self.m.address[o.root][:1], o.root.buffer.stage_bytes
                 self.m.address[o.result] = base
                 self.env[o.result] = get(o.stage) * per + self.env.get(o.root, 0)
             case ops.Load():

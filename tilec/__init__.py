@@ -53,29 +53,11 @@ _LATER = {
 _MODULES = ("bench", "intrinsics", "language", "layout", "sparse", "testing", "tilelang", "torch")
 
 __all__ = [
-    "BoundsWarning",
-    "CompileWarning",
-    "CompileError",
-    "CompiledKernel",
-    "DriverError",
-    "ImageError",
-    "InternalError",
-    "Kernel",
-    "LaunchError",
-    "LayoutError",
-    "PerformanceWarning",
-    "ResourceError",
-    "Resources",
-    "TargetError",
-    "TilecError",
-    "autotune",
-    "kernel",
-    "load",
-    "macro",
-    "recommend",
-    "simulate",
-    "spec",
-]
+    "BoundsWarning", "CompileWarning", "CompileError", "CompiledKernel", "DriverError",
+    "ImageError", "InternalError", "Kernel", "LaunchError", "LayoutError", "PerformanceWarning",
+    "ResourceError", "Resources", "TargetError", "TilecError", "autotune", "kernel", "load",
+    "macro", "recommend", "simulate", "spec",
+]  # fmt: skip
 
 
 # What a user sees of a class is where it is imported from: in a traceback, a report, an editor.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilec import __version__
-from tilec.cli.usage import Parser
+from tilec.cli.options import Parser
 from tilec.ir.errors import TilecError, did_you_mean
 
 # Name: its module, and what it does.

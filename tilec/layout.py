@@ -10,20 +10,12 @@ from tilec.ir.layout import Fragment, Layout, LayoutRequest, row_major, swizzled
 from tilec.ir.types import contiguous_strides
 
 __all__ = [
-    "Fragment",
-    "Layout",
-    "LayoutRequest",
-    "make_full_bank_swizzled_layout",
-    "make_fully_replicated_layout_fragment",
-    "make_gemm_fragment_8x8",
-    "make_gemm_fragment_8x8_transposed",
-    "make_half_bank_swizzled_layout",
-    "make_linear_layout",
-    "make_mma_swizzle_layout",
-    "make_quarter_bank_swizzled_layout",
-    "make_swizzled_layout",
+    "Fragment", "Layout", "LayoutRequest", "make_full_bank_swizzled_layout",
+    "make_fully_replicated_layout_fragment", "make_gemm_fragment_8x8",
+    "make_gemm_fragment_8x8_transposed", "make_half_bank_swizzled_layout", "make_linear_layout",
+    "make_mma_swizzle_layout", "make_quarter_bank_swizzled_layout", "make_swizzled_layout",
     "make_wgmma_swizzled_layout",
-]
+]  # fmt: skip
 
 
 # --- swizzles that a target chooses ---

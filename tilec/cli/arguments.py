@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.cli.options import heed_progress
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError, heed_progress
 from tilec.frontend import bind_constants
 from tilec.ir.errors import did_you_mean
 from tilec.ir.types import DTYPES, find_dtype

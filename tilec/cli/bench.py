@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tilec.bench import Timing, do_bench
 from tilec.cli.arguments import make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import add_call_options, check_writable, write_text
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError, add_call_options, check_writable, write_text
 from tilec.ir.errors import LaunchError, TilecError
 from tilec.kernel import Kernel
 from tilec.runtime.devices import default_target, device_target, named_place

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError
 from tilec.runtime.cache import DiskCache, cache_root
 from tilec.runtime.image import Image, ImageError
 from tilec.support.rich import aligned, size_text

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from tilec.cli.arguments import Words, make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import add_call_options, add_target, check_writable, make_folder, write_text
-from tilec.cli.usage import UsageError
+from tilec.cli.options import (
+    UsageError,
+    add_call_options,
+    add_target,
+    check_writable,
+    make_folder,
+    write_text,
+)
 from tilec.ir.errors import LaunchError, TilecError, did_you_mean
 from tilec.jit.compiled import CompiledKernel
 from tilec.kernel import Kernel

@@ -13,8 +13,7 @@ from typing import Any
 from tilec.cli.arguments import make_arguments, read_call
 from tilec.cli.compile import named_target, part_file, part_name
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import add_call_options, add_target, check_writable, write_text
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError, add_call_options, add_target, check_writable, write_text
 from tilec.explain.facts import Facts, gather
 from tilec.explain.page import page
 from tilec.ir.errors import LaunchError

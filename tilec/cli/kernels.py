@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError
 from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.kernel import Kernel, kernel_in

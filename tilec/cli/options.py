@@ -1,19 +1,36 @@
-"""Options that several commands have: a kernel, its arguments, progress."""
+"""Options that several commands have: a kernel, its arguments, progress; and what is said of wrong
+ones."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from tilec.cli.usage import UsageError
+from tilec.ir.errors import TilecError, did_you_mean
 from tilec.support.progress import ENVIRONMENT
 from tilec.target import TARGETS
 
 KERNEL = "FILE.py, FILE.py:kernel or 'FILE.py:factory(\"float16\")'"
+
+
+class UsageError(TilecError):
+    """A command's options do not fit one another, or the kernel."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of options that says which one was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and the usage, and exit with status 2."""
+        known = [o for action in self._actions for o in action.option_strings]
+        unknown = re.findall(r"(?<=unrecognized arguments: )--[\w-]+", message)
+        near = did_you_mean(unknown[0], known) if unknown else ""
+        super().error(message + near)
 
 
 def add_call_options(parser: argparse.ArgumentParser, *, grid: bool) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from tilec.cli.arguments import Words, make_arguments, read_call
 from tilec.cli.kernels import find_kernel
-from tilec.cli.options import add_call_options, add_target, check_writable
-from tilec.cli.usage import UsageError
+from tilec.cli.options import UsageError, add_call_options, add_target, check_writable
 from tilec.ir.errors import LaunchError, TargetError, TilecError
 from tilec.jit.simulate import GPU_TARGETS, simulate, simulated_target
 from tilec.kernel import Kernel

@@ -11,10 +11,10 @@ from __future__ import annotations
 from tilec.codegen.amdgpu import AmdgpuEmitter
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.cpu import emit_cpu
-from tilec.codegen.gpu import Emitter, print_records
+from tilec.codegen.gpu import Emitter
 from tilec.codegen.nvptx import NvptxEmitter
 from tilec.ir.core import Func
-from tilec.ir.errors import InternalError
+from tilec.ir.errors import CompileError, InternalError
 from tilec.target import Target
 
 _GPU = {"cuda": NvptxEmitter, "hip": AmdgpuEmitter}
@@ -33,7 +33,12 @@ def emit_records(func: Func, target: Target) -> tuple[Emitter, str]:
     Raises CompileError where the target cannot do something the function asks for."""
     if target.kind not in _GPU:
         raise InternalError(f"no code generator for {target}")
-    return print_records(_GPU[target.kind], func, target)
+    emitter = _GPU[target.kind](func, target)
+    try:
+        return emitter, emitter.print_module()
+    except CompileError as e:
+        e.loc = e.loc or emitter.f.loc
+        raise
 
 
 __all__ = ["Assembled", "Emitter", "assemble", "emit", "emit_records"]

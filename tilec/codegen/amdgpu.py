@@ -20,16 +20,11 @@ from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import (
-    FLOAT8_NAMES,
-    AmdInstruction,
-    find_instruction,
-)
+from tilec.ir.instr import FLOAT8_NAMES, AmdInstruction, find_instruction
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import DType
 from tilec.target import Target
 
-DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
 # The immediate of s_waitcnt, by the length of a wave (MI300 ISA, "S_WAITCNT": bits 0 to 3, 14 and
 # 15 vmcnt, 4 to 6 expcnt, 8 to 11 lgkmcnt; RDNA3 ISA: 0 to 2 expcnt, 4 to 9 lgkmcnt, 10 to 15
@@ -94,6 +89,7 @@ class AmdgpuEmitter(PrintingEmitter):
     stack_space = 5
     triple = "amdgcn-amd-amdhsa"
     thread_index = "llvm.amdgcn.workitem.id.x"
+    block_index = "llvm.amdgcn.workgroup.id"
 
     def make_scalars(self) -> AmdgpuScalars:
         return AmdgpuScalars(self.f, self.ranges, self.target)
@@ -117,10 +113,6 @@ class AmdgpuEmitter(PrintingEmitter):
         return ['!{i32 1, !"amdhsa_code_object_version", i32 500}']
 
     # --- ids ---
-
-    def emit_block_index(self, o: ops.BlockIndex) -> None:
-        got = self.f.intrinsic("i32", f"llvm.amdgcn.workgroup.id.{DIMS[o.dim]}")
-        self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
 
     def emit_grid_size(self, o: ops.GridSize) -> None:
         """Blocks are whole here, so the grid in work items (the dispatch packet) divides by the

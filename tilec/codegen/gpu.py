@@ -16,15 +16,15 @@ from tilec.codegen.casts import memory_type, register_type
 from tilec.codegen.emitter import check_name
 from tilec.codegen.foreign import Foreign, call_foreign, sources
 from tilec.codegen.gpu_buffers import GUARDED, SHARED, Buffers
-from tilec.codegen.lanes import convert, from_memory
+from tilec.codegen.lanes import convert, from_memory, parts_of
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value, walk
-from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixInstruction
-from tilec.ir.llvm import UNROLLED, Function, Val, int_val
+from tilec.ir.llvm import UNROLLED, Function, Val, int_val, shaped
 from tilec.ir.llvm_printer import DebugInfo, print_function
 from tilec.ir.ops import Binary, Cast, Extract, Pack, Select, Unary
 from tilec.ir.short_loops import is_short
@@ -32,6 +32,7 @@ from tilec.ir.types import BOOL, FLOAT32, INT32, BufferType, ScalarType, TensorM
 from tilec.target import Target
 
 MAX_INDEX = (1 << 31) - 1
+DIMS = "xyz"
 _ELEMENTWISE = ("add", "sub", "mul", "div", "and", "or", "xor")
 _PACKED_CASTS = {
     ("float", "half"): "fptrunc",
@@ -51,7 +52,7 @@ class Emitter(Buffers):
     debug_kind = ""
     stack_space = 0
     triple = ""
-    thread_index = ""  # the intrinsic
+    thread_index = block_index = ""  # the intrinsics
 
     thread: Val
     lane: Val
@@ -245,8 +246,7 @@ class Emitter(Buffers):
         if o.operand.type == o.result.type or o.operand.dtype.bits == o.dtype.bits:
             super().emit_bitcast(o)
             return
-        kind = register_type(o.dtype)
-        to = kind if o.lanes == 1 else f"<{o.lanes} x {kind}>"
+        to = shaped(register_type(o.dtype), o.lanes)
         self.env[o.result] = self.f.cast("bitcast", self.get(o.operand), to)
 
     def emit_fma(self, o: ops.Fma) -> None:
@@ -254,6 +254,10 @@ class Emitter(Buffers):
             self.env[o.result] = self.scalars.call("fma", *map(self.get, o.operands))
             return
         super().emit_fma(o)
+
+    def emit_block_index(self, o: ops.BlockIndex) -> None:
+        got = self.f.intrinsic("i32", f"{self.block_index}.{DIMS[o.dim]}")
+        self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
 
     def emit_thread_index(self, o: ops.ThreadIndex) -> None:
         self.env[o.result] = self.thread
@@ -307,8 +311,7 @@ class Emitter(Buffers):
                 args.append(f.cast("bitcast", word, kinds[len(args)]))
         kind, pack = self.get(o.c[0]).type, instr.packs[2]
         for i, word in enumerate(multiply(args)):
-            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
-            parts = [whole] if pack == 1 else f.unpack(whole, pack, kind)
+            parts = parts_of(f, word, kind, pack)
             self.env.update(zip(o.results[i * pack : (i + 1) * pack], parts))
 
     # --- loops ---
@@ -366,12 +369,8 @@ class Emitter(Buffers):
             self.region(o.body, ())
             f.forget(mark)
             self.ranges.set(warp, *known)
-            self.thread, self.group, self.consumer_groups, self.group_threads = (
-                thread,
-                int_val(0),
-                1,
-                0,
-            )
+            self.thread, self.group = thread, int_val(0)
+            self.consumer_groups, self.group_threads = 1, 0
             f.br(join)
             if following != join:
                 f.start(following)
@@ -394,10 +393,8 @@ class Emitter(Buffers):
         self.ranges.set(self.warp, 0, o.warps // o.consumer_groups - 1)
         first = binary("mul", self.warp, int_val(size), INT32)
         self.thread = binary("add", first, self.lane, INT32)
-        self.consumer_groups, self.group_threads = (
-            o.consumer_groups,
-            o.warps // o.consumer_groups * size,
-        )
+        self.consumer_groups = o.consumer_groups
+        self.group_threads = o.warps // o.consumer_groups * size
 
     def emit_consumer_group(self, o: ops.ConsumerGroup) -> None:
         self.env[o.result] = self.group
@@ -416,17 +413,6 @@ def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:
         taken |= mine
         found.append(o)
     return found
-
-
-def print_records(cls: type[Emitter], func: Func, target: Target) -> tuple[Emitter, str]:
-    """The emitter of a LOWERED function, which keeps the records, and their LLVM text. Raises
-    CompileError where the target cannot do something."""
-    emitter = cls(func, target)
-    try:
-        return emitter, emitter.print_module()
-    except CompileError as e:
-        e.loc = e.loc or emitter.f.loc
-        raise
 
 
 # --- quotients whose last bits nobody sees --------------------------------------------------------

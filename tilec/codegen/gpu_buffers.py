@@ -21,8 +21,7 @@ from tilec.codegen.registers import RegisterPlan
 from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.llvm import Val, int_val
-from tilec.ir.memory import stage_bytes
+from tilec.ir.llvm import Val, int_val, shaped
 from tilec.ir.types import INT32, BufferType, DType, TensorMapType
 from tilec.target import Target
 
@@ -45,8 +44,7 @@ class Registers:
 
     @property
     def slot_type(self) -> str:
-        elem = register_type(self.dtype)
-        return elem if self.pack == 1 else f"<{self.pack} x {elem}>"
+        return shaped(register_type(self.dtype), self.pack)
 
     @property
     def align(self) -> int:
@@ -84,9 +82,7 @@ class Buffers(BaseEmitter):
                 raise InternalError(f"{o.result.name} has no address in shared memory", o.loc)
             self.shared[o.result] = (int_val(0), o.address)
             return
-        if t.space == "fragment" and t.layout is None:
-            raise InternalError(f"the fragment {o.result.name} has no layout", o.loc)
-        count = t.layout.size("reg") if t.space == "fragment" and t.layout else t.size
+        count = t.laid_out.size("reg") if t.space == "fragment" else t.size
         is_array = o.result in self.plan.arrays
         pack = 1 if is_array else o.packed
         if count % pack:
@@ -101,7 +97,7 @@ class Buffers(BaseEmitter):
         moved, fixed = self.shared[o.root]
         self.roots[o.result] = o.root
         slot = self.get(o.stage)
-        step = int_val(stage_bytes(o.root.buffer))
+        step = int_val(o.root.buffer.stage_bytes)
         more = self.scalars.binary("mul", slot, step, INT32)
         if more.literal is not None:
             self.shared[o.result] = (moved, fixed + more.literal)
@@ -277,8 +273,7 @@ class Buffers(BaseEmitter):
 
     def emit_mem_load(self, o: ops.MemLoad) -> None:
         f, dtype = self.f, o.source.dtype
-        elem = memory_type(dtype)
-        kind = elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
+        kind = shaped(memory_type(dtype), o.lanes)
         if o.words:
             kind = f"<{o.lanes * dtype.bits // 32} x i32>"
         constant = self.is_constant(o.source)

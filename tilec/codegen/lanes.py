@@ -32,6 +32,12 @@ def literal_of(v: Val) -> int | None:
     return {"true": 1, "false": 0}[number] if number in ("true", "false") else int(number)
 
 
+def parts_of(fn: Function, word: Val, elem: str, lanes: int) -> list[Val]:
+    """The elements that the bits of a register are."""
+    whole = fn.cast("bitcast", word, shaped(elem, lanes))
+    return [whole] if lanes == 1 else fn.unpack(whole, lanes, elem)
+
+
 def iota(lanes: int, elem: str = "i32", step: int = 1) -> Val:
     """The vector 0, step, 2 * step, …"""
     parts = ", ".join(str(int_val(i * step, elem)) for i in range(lanes))

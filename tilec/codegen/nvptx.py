@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type
-from tilec.codegen.gpu import MAX_INDEX, Multiplier
+from tilec.codegen.gpu import DIMS, MAX_INDEX, Multiplier
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
-from tilec.codegen.lanes import from_memory, in_words, to_memory
+from tilec.codegen.lanes import from_memory, in_words, parts_of, to_memory
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, first_of_all, launched_cluster, residents_of
@@ -28,11 +28,10 @@ from tilec.ir.instr import (
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
 from tilec.ir.instr.nvidia import AND_OR, TANH, UNKNOWN
-from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.llvm import Function, Val, float_val, int_val, shaped
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType, VectorType
 from tilec.target import Target
 
-DIMS = "xyz"
 WARPGROUP = 4  # warps
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
@@ -114,6 +113,7 @@ class NvptxEmitter(PrintingEmitter):
     debug_kind = "DebugDirectivesOnly"
     triple = "nvptx64-nvidia-cuda"
     thread_index = "llvm.nvvm.read.ptx.sreg.tid.x"
+    block_index = "llvm.nvvm.read.ptx.sreg.ctaid"
 
     def _enter(self) -> None:
         rows = {"trigger": sync.LAUNCH_DEPENDENTS, "wait": sync.WAIT_FOR_LAUNCHES}
@@ -151,10 +151,6 @@ class NvptxEmitter(PrintingEmitter):
         return self.f.asm(a, args, instr)
 
     # --- ids ---
-
-    def emit_block_index(self, o: ops.BlockIndex) -> None:
-        got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.ctaid.{DIMS[o.dim]}")
-        self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
 
     def emit_grid_size(self, o: ops.GridSize) -> None:
         got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.nctaid.{DIMS[o.dim]}")
@@ -289,15 +285,11 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_cluster_load(self, o: ops.ClusterLoad) -> None:
         """The words of the elements, which come as one vector of them."""
-        f, elem = self.f, memory_type(o.source.dtype)
-        words = o.lanes * o.source.dtype.bits // 32
+        f, form = self.f, cluster.cluster_load(o.lanes * o.source.dtype.bits // 32).asm
         at = self.shared_address(o.source, self.get(o.offset))
-        got = f.pack(
-            self.asm(cluster.cluster_load(words).asm, [at, self.get(o.block)], "ld.cluster")
-        )
-        self.env[o.result] = f.cast(
-            "bitcast", got, elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
-        )
+        got = f.pack(self.asm(form, [at, self.get(o.block)], "ld.cluster"))
+        to = shaped(memory_type(o.source.dtype), o.lanes)
+        self.env[o.result] = f.cast("bitcast", got, to)
 
     def emit_cluster_store(self, o: ops.ClusterStore) -> None:
         f, given = self.f, to_memory(self.f, self.get(o.value), o.value.dtype)
@@ -372,12 +364,9 @@ class NvptxEmitter(PrintingEmitter):
         f, pack = self.f, 32 // o.source.dtype.bits
         instr = moves.ldmatrix(o.count, o.transposed)
         kind = memory_type(o.source.dtype)
-        results = iter(o.results)
-        for word in self.execute(instr, self.shared_address(o.source, self.get(o.offset))):
-            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
-            for part in [whole] if pack == 1 else f.unpack(whole, pack, kind):
-                r = next(results)
-                self.env[r] = from_memory(f, part, r.dtype)
+        words = self.execute(instr, self.shared_address(o.source, self.get(o.offset)))
+        for r, part in zip(o.results, (x for w in words for x in parts_of(f, w, kind, pack))):
+            self.env[r] = from_memory(f, part, r.dtype)
 
     def emit_stmatrix(self, o: ops.Stmatrix) -> None:
         instr = moves.stmatrix(len(o.values), o.transposed)

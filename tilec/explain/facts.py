@@ -15,6 +15,7 @@ from tilec.explain.schedule import Loop, Role, Statement
 from tilec.explain.stages import Stage
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError
+from tilec.ir.lines import function_lines
 from tilec.jit import build
 from tilec.jit.attempts import occupancy_limits
 from tilec.jit.compiled import ASSEMBLY, CompiledKernel
@@ -184,11 +185,8 @@ def _shapes(kernel: Kernel, args: Sequence[Any], keywords: Mapping[str, Any]) ->
 def _source(kernel: Kernel) -> Source:
     """The function's lines; none where its file cannot be read."""
     file = inspect.getsourcefile(kernel.function) or kernel.signature.loc.file
-    try:
-        lines, first = inspect.getsourcelines(kernel.function)
-    except OSError:
-        return Source(Path(file).name, {}, 0)
+    lines, first = function_lines(kernel.function), kernel.function.__code__.co_firstlineno
     text = {first + n: line.rstrip("\n") for n, line in enumerate(lines)}
-    head = kernel.signature.loc.line
+    head = kernel.signature.loc.line if text else 0
     margin = min((len(x) - len(x.lstrip()) for x in text.values() if x.strip()), default=0)
     return Source(Path(file).name, {n: x[margin:] for n, x in text.items()}, head)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
-from tilec.frontend.recovery import WriteOut
+from tilec.frontend.recovery import Again
 from tilec.frontend.values import (
     Buffer,
     LoopHeader,
@@ -183,7 +183,8 @@ class Containers(Operators):
         named = names_in(key)
         asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
         if loops := (asked or self.unrolls)[-1:]:
-            raise WriteOut(loops)
+            self.left_out.written_out.update(loops)
+            raise Again
 
     def _item_at(self, items: Sequence[Number], index: Number, first: int = 0) -> Number:
         """One of the items, which are numbered from `first`, by an index of run time; beyond them

@@ -19,7 +19,7 @@ from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import ADD_UP, find_race, find_shared_update
-from tilec.frontend.recovery import AddUp, InTiles, check_known
+from tilec.frontend.recovery import Again, check_known
 from tilec.frontend.updates import find_update, updates_at
 from tilec.frontend.values import (
     Buffer,
@@ -81,17 +81,14 @@ class ForLoops(Loops):
             stop = self._bound(args["stop"], header.place("stop"))
             step = self._bound(args.get("step", 1), header.place("step"), "the step")
             if step == 0:
-                raise self.error(
-                    "the step of this loop is 0", "write one that is not", header.place("step")
-                )
+                hint = "write one that is not"
+                raise self.error("the step of this loop is 0", hint, header.place("step"))
             if not isinstance(node.target, ast.Name):
                 message = "this loop has one index"
                 raise self.error(message, "name one variable; T.Parallel has several", node.target)
-            kind = header.builtin.lower()
-            attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
-            loop = self._upward(kind, header.builtin, start, stop, step, attributes)
+            loop = self._upward(header, start, stop, step)
         known = [n for n in (start, stop, step) if isinstance(n, int)]
-        if (plain or kind == "unroll") and len(known) == 3:
+        if (plain or loop.kind == "unroll") and len(known) == 3:
             indices = range(*known)
             if node in self.left_out.written_out:
                 self._unrolled(node, Indices(map(LoopIndex, indices)))
@@ -106,15 +103,11 @@ class ForLoops(Loops):
                 self.unrolls.pop()
 
     def _upward(
-        self,
-        kind: str,
-        builtin: str,
-        start: int | Scalar,
-        stop: int | Scalar,
-        step: int | Scalar,
-        attributes: dict[str, Any],
+        self, header: LoopHeader, start: int | Scalar, stop: int | Scalar, step: int | Scalar
     ) -> Counted:
         """A loop whose index rises; one that falls, or may, counts its iterations instead."""
+        kind, builtin = header.builtin.lower(), header.builtin
+        attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
         if isinstance(step, int) and step > 0:
             return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
         if isinstance(step, int):
@@ -149,19 +142,18 @@ class ForLoops(Loops):
             raise self._wrong(header, "num_stages", hint)
         lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):
-            given = args[name] or ()
-            values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
-            if any(v is None for v in values):
+            found = _ints(args[name] or ())
+            if found is None:
                 hint = f"write {name}=[…], an int for each statement of the loop"
                 raise self._wrong(header, name, hint, ", not a list of ints")
-            lists[name] = tuple(v for v in values if v is not None)
+            lists[name] = found
         group: list[tuple[int, ...]] = []
         for part in args["group"] or ():
-            numbers = [static_int(v) for v in part] if isinstance(part, tuple | list) else [None]
-            if None in numbers:
+            found = _ints(part)
+            if found is None:
                 hint = "write group=[[0], [1, 2], …], the numbers of the loop's statements"
                 raise self._wrong(header, "group", hint, ", not lists of ints")
-            group.append(tuple(v for v in numbers if v is not None))
+            group.append(found)
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
             if stages < 0:
@@ -172,9 +164,9 @@ class ForLoops(Loops):
                     f"{wanted - 1} iterations ahead, num_stages={stages} has no room for them",
                     f"write num_stages={wanted}, or leave it out",
                 )
-        if not isinstance(args["reversible"], bool):
-            raise self._wrong(header, "reversible", "write reversible=True", ", not a bool")
         reversible = args["reversible"]
+        if not isinstance(reversible, bool):
+            raise self._wrong(header, "reversible", "write reversible=True", ", not a bool")
         return {"num_stages": stages, "reversible": reversible, "group": group, **lists}
 
     def _wrong(self, header: LoopHeader, name: str, hint: str, why: str = "") -> CompileError:
@@ -252,9 +244,7 @@ class ForLoops(Loops):
     def _between_grid_syncs(self, node: ast.For) -> list[ast.stmt]:
         """The loop as loops over the statements between those that are T.sync_grid(): all blocks
         have done the first with all of its iterations when one begins with the second."""
-        pieces: list[ast.stmt] = []
-        body: list[ast.stmt] = []
-        made: set[str] = set()
+        pieces, body, made = list[ast.stmt](), list[ast.stmt](), set[str]()
 
         def close() -> None:
             for n in name_nodes(*body) if made else ():
@@ -311,13 +301,11 @@ class ForLoops(Loops):
         before = dict(self.names)
         scope = self.parallel = ParallelScope(node.lineno, extents=tuple(extents))
         with self.inside() as builder:
-            indices = []
             for arg, extent in zip(args, extents):
                 reach = Reach(0, extent - 1, True, self.depth, dense=True, name=arg.name)
-                indices.append(self.to_index(self.scalar(arg, reach)))
-            scope.indices += indices
+                scope.indices.append(self.to_index(self.scalar(arg, reach)))
             shared = self._private_variables(node)
-            self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
+            self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(scope.indices), node.body)
             self.names.update(shared)
             self._check_rebinding(node, before)
             builder.emit(Yield, loc=place)
@@ -330,12 +318,13 @@ class ForLoops(Loops):
         )
         assert isinstance(made, Parallel)
         if scope.updates and (update := find_shared_update(made, scope.updates, self.indices)):
-            raise AddUp(scope.updates[update])
+            self.left_out.added_up.add(scope.updates[update])
+            raise Again
         if not isinstance(node.iter, ast.Constant) and wanted is None:  # no tile of one
             if rest := too_many_shares(self, scope):
-                raise InTiles(node.iter, rest)
-        race = find_race(made, self.indices)
-        if race is not None:
+                self.left_out.in_tiles[node.iter] = tuple(rest)
+                raise Again
+        if race := find_race(made, self.indices):
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"
@@ -495,6 +484,12 @@ class ForLoops(Loops):
             tail.append(self.binary("mod", other, e))
             other = self.binary("floordiv", other, e)
         return [*coordinates, other, *reversed(tail)]
+
+
+def _ints(given: object) -> tuple[int, ...] | None:
+    """What a list or tuple holds, if that is nothing but compile-time ints."""
+    found = [*map(static_int, given)] if isinstance(given, tuple | list) else [None]
+    return None if None in found else tuple(v for v in found if v is not None)
 
 
 def _breaks_out(statement: ast.stmt) -> bool:

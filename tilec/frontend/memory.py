@@ -461,11 +461,13 @@ def _is_same(t: Arithmetic, made: Mapping[Value, int], v: Value, other: Value) -
         return apart == 0
     ops = t.builder.ops
     n, m = sorted((made[v], made[other]))
-    if isinstance(ops[n], Load):
+    one, two = ops[n], ops[m]
+    if type(one) is not type(two) or len(one.operands) != len(two.operands):
+        return False
+    if isinstance(one, Load):
         kept = all(o.pure or isinstance(o, Load) for o in ops[n + 1 : m])
     else:
-        fields = ops[n].attribute_fields
-        kept = all(getattr(ops[n], f) == getattr(ops[m], f, None) for f in fields)
-    pairs = zip(ops[n].operands, ops[m].operands)
-    alike = type(ops[n]) is type(ops[m]) and len(ops[n].operands) == len(ops[m].operands)
-    return alike and kept and all(x is y or _is_same(t, made, x, y) for x, y in pairs)
+        kept = one.attributes == two.attributes
+    return kept and all(
+        x is y or _is_same(t, made, x, y) for x, y in zip(one.operands, two.operands)
+    )

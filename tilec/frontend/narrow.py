@@ -10,7 +10,7 @@ one changes half of it, by atomics.
 A shared tile that only copies of a tensor's whole bytes (and fills) write, and of which only
 elements are read, holds the bytes: so they may come ahead of their readers, past the registers, and
 are taken apart where they are read. Who uses a tile how is known when the kernel has been traced;
-it is traced again then (`InBytes`).
+it is traced again then (`Again`).
 """
 
 from __future__ import annotations
@@ -169,16 +169,8 @@ def _e2m1_code(x):  # type: ignore[no-untyped-def]
     bits = T.reinterpret(T.float32(x), "uint32")
     a = T.reinterpret(bits & 0x7FFFFFFF, "float32")
     code = T.int32((bits >> 28) & 8)
-    for limit, even in (
-        (0.25, False),
-        (0.75, True),
-        (1.25, False),
-        (1.75, True),
-        (2.5, False),
-        (3.5, True),
-        (5.0, False),
-    ):
-        below = a < limit if even else a <= limit
+    for n, limit in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)):
+        below = a < limit if n % 2 else a <= limit  # to the even one
         code += T.if_then_else(below, 0, 1)
     return code
 

@@ -48,11 +48,7 @@ class _Cut(NamedTuple):
 
 
 def loop_over_tiles(
-    t: Memory,
-    node: ast.For,
-    targets: Sequence[ast.expr],
-    header: LoopHeader,
-    opened: Sequence[int],
+    t: Memory, node: ast.For, targets: Sequence[ast.expr], header: LoopHeader, opened: Sequence[int]
 ) -> ast.For:
     """The loop that stands for `node`, a T.Parallel whose extents `opened` are to be cut."""
     if header.arguments.get("loop_layout") is not None:

@@ -26,7 +26,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilec.support.syntax import nodes, parsed, placed
+from tilec.support.syntax import Replaced, nodes, parsed, placed
 
 _LOOPS = ast.For | ast.While | ast.AsyncFor
 _WHOLE = ("bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
@@ -139,7 +139,7 @@ def _branch(case: ast.match_case, subject: ast.expr, rest: list[ast.stmt]) -> li
     names: dict[str, ast.expr] = {}
     tests = _tests(case.pattern, subject, names)
     if case.guard is not None:
-        tests.append(_Replaced(names).visit(case.guard))
+        tests.append(Replaced(names).visit(case.guard))
     given: list[ast.stmt] = [
         placed_one(ast.Assign([ast.Name(name, ast.Store())], value), case.pattern)
         for name, value in names.items()
@@ -148,16 +148,6 @@ def _branch(case: ast.match_case, subject: ast.expr, rest: list[ast.stmt]) -> li
         return given + case.body
     test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
     return [placed_one(ast.If(test, given + case.body, rest), case.pattern)]
-
-
-class _Replaced(ast.NodeTransformer):
-    """Puts what a pattern's names stand for in their places."""
-
-    def __init__(self, names: dict[str, ast.expr]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.names.get(node.id, node)
 
 
 def _tests(pattern: ast.pattern, subject: ast.expr, names: dict[str, ast.expr]) -> list[ast.expr]:
@@ -230,4 +220,4 @@ def _sequence(
 def _made(text: str, at: ast.AST, **parts: ast.expr) -> ast.expr:
     """The expression of a text, where `at` is, with `parts` in the places of its names."""
     made: ast.expr = placed(ast.parse(text, mode="eval").body, at)
-    return made if not parts else _Replaced(parts).visit(made)
+    return made if not parts else Replaced(parts).visit(made)

@@ -137,8 +137,7 @@ def _same_values(ops: Sequence[Op]) -> dict[Value, Value]:
     same: dict[Value, Value] = {}
     for o in ops:
         if o.pure and not o.region_fields and len(o.results) == 1:
-            attributes = [getattr(o, name) for name in o.attribute_fields]
-            key = (type(o), *map(repr, attributes), *(same.get(v, v) for v in o.operands))
+            key = (type(o), repr(o.attributes), *(same.get(v, v) for v in o.operands))
             same[o.result] = first.setdefault(key, o.result)
     return same
 

@@ -12,7 +12,8 @@ What decides where control goes is never left out: then nobody knows what runs b
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tilec.frontend.values import Undefined
@@ -40,38 +41,8 @@ class Uncertain(BaseException):
     """What would have to be left out decides where control goes."""
 
 
-class WriteOut(BaseException):
-    """The index of these loops has to be known when their bodies are traced."""
-
-    def __init__(self, loops: Iterable[ast.For]) -> None:
-        super().__init__()
-        self.loops = tuple(loops)
-
-
-class AddUp(BaseException):
-    """Several iterations of a T.Parallel change one element of a fragment in this statement: what
-    each gives is to be combined."""
-
-    def __init__(self, node: ast.stmt) -> None:
-        super().__init__()
-        self.node = node
-
-
-class InTiles(BaseException):
-    """The iterations of the T.Parallel over `extents` give more, to elements that they share, than
-    threads hold: it is to be done in tiles along `dims`."""
-
-    def __init__(self, extents: ast.expr, dims: Sequence[int]) -> None:
-        super().__init__()
-        self.extents, self.dims = extents, tuple(dims)
-
-
-class InBytes(BaseException):
-    """What `tiles` ask for may hold the bytes of elements that are narrower in memory."""
-
-    def __init__(self, tiles: Iterable[ast.expr]) -> None:
-        super().__init__()
-        self.tiles = tuple(tiles)
+class Again(BaseException):
+    """The kernel is to be traced once more: `LeftOut` knows more of it now."""
 
 
 Form = tuple[ast.With, dict[str, object]]
@@ -82,9 +53,11 @@ for."""
 class LeftOut:
     """What earlier traces of a kernel have found: the statements that this one leaves out, the
     loops that are written out in it, for they look something up by their index, the statements
-    that add up what the iterations of a loop give, and along which dimensions such a loop is done
-    `in_tiles`; what asks for tiles that are `in_bytes`, once that is known; and the `forms` of
-    loops over whole tensors. `traced` counts the statements of all."""
+    that add up what the iterations of a T.Parallel give one element, and along which dimensions a
+    loop, by its extents, is done `in_tiles` as it gives more than threads hold; what asks for tiles
+    that are `in_bytes`, once that is known: they may hold the bytes of elements that are narrower
+    in memory; and the `forms` of loops over whole tensors. `traced` counts the statements of
+    all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
@@ -131,16 +104,8 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
 
     def attempt() -> _F:
         while True:
-            try:
+            with contextlib.suppress(Again):
                 return trace(left_out)
-            except WriteOut as found:
-                left_out.written_out.update(found.loops)
-            except AddUp as found:
-                left_out.added_up.add(found.node)
-            except InTiles as found:
-                left_out.in_tiles[found.extents] = found.dims
-            except InBytes as found:
-                left_out.in_bytes = frozenset(found.tiles)
 
     try:
         return attempt()

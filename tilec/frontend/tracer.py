@@ -9,7 +9,7 @@ from tilec.frontend.body import grid_syncs
 from tilec.frontend.builtins.scalar import block_index
 from tilec.frontend.narrow import tiles_of_bytes
 from tilec.frontend.parameters import Parameters, Specialisation
-from tilec.frontend.recovery import InBytes, LeftOut, trace_with_recovery
+from tilec.frontend.recovery import Again, LeftOut, trace_with_recovery
 from tilec.frontend.signature import Signature, bind_constants
 from tilec.frontend.values import Buffer, KernelHeader, Number, Scalar, as_syntax, describe
 from tilec.ir.builder import Builder
@@ -47,7 +47,8 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
         tracer.left_out = left_out
         func = tracer.run()
         if left_out.in_bytes is None and (tiles := tiles_of_bytes(tracer, func.body)):
-            raise InBytes(tiles)
+            left_out.in_bytes = frozenset(tiles)
+            raise Again
         return func
 
     with told_as_internal("reading this", signature.loc):

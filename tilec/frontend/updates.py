@@ -153,7 +153,7 @@ class _Body:
                 return False
             if isinstance(x, Load) and x.source in self.stored and x.source not in self.own:
                 return False
-            if any(getattr(x, n) != getattr(y, n) for n in x.attribute_fields):
+            if x.attributes != y.attributes:
                 return False
             left += zip(x.operands, y.operands)
         return True

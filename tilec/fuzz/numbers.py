@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from tilec.frontend.arithmetic import common_dtype
 from tilec.ir.semantics import SATURATING, binary, cast, function, numpy_dtype
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, TFLOAT32, DType
 
@@ -195,17 +196,10 @@ def literal(value: Any, dtype: DType, fnuz: bool = False) -> Number:
 
 def common(a: DType, b: DType) -> DType:
     """The dtype of a result of two dtypes (rules: `tilec.language`)."""
-    if a is b:
-        return a
-    if a.is_float != b.is_float:
-        return a if a.is_float else b
-    if a.kind == "bool" or b.kind == "bool":
-        return b if a.kind == "bool" else a
-    if a.bits != b.bits:
-        return a if a.bits > b.bits else b
-    if a.is_float:
+    found = common_dtype(a, b)
+    if found is None:
         raise TypeError(f"{a.name} and {b.name} have no common dtype")
-    return a if a.kind == "uint" else b
+    return found
 
 
 def settle(value: Array, error: Array, dtype: DType, ulps: float = 1) -> Number:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tilec.fuzz.program import Array, Launch, Program
 from tilec.ir.types import DTYPES
-from tilec.support.syntax import names_in
+from tilec.support.syntax import Replaced, names_in
 
 Change = Callable[[], Any]
 _WHOLE = ("copy", "gemm", "Tensor", "StridedTensor", "Buffer", "Kernel")  # calls that stay
@@ -200,21 +200,11 @@ def unwrap(d: _Draft) -> Iterator[Change]:
             if not isinstance(node, ast.If | ast.While | ast.For):
                 continue
             target = getattr(node, "target", ast.Pass())
-            zeros = dict.fromkeys(names_in(target), 0)
+            zeros = Replaced(dict.fromkeys(names_in(target), ast.Constant(0)))
             for inner in (node.body, node.orelse):
                 if inner:
-                    by = [_Substitute(zeros).visit(copy.deepcopy(s)) for s in inner]
+                    by = [zeros.visit(copy.deepcopy(s)) for s in inner]
                     yield partial(body.__setitem__, slice(k, k + 1), by)
-
-
-class _Substitute(ast.NodeTransformer):
-    def __init__(self, values: dict[str, int]) -> None:
-        self.values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self.values and isinstance(node.ctx, ast.Load):
-            return ast.Constant(self.values[node.id])
-        return node
 
 
 def simplify_expressions(d: _Draft) -> Iterator[Change]:
@@ -269,7 +259,7 @@ def plain_sizes(d: _Draft) -> Iterator[Change]:
     """Run-time sizes become compile-time ones."""
     for name, k, node in d.extents():
         if isinstance(node, ast.Name):
-            known = _Substitute({node.id: d.arguments[name].shape[k]})
+            known = Replaced({node.id: ast.Constant(d.arguments[name].shape[k])})
             yield partial(known.visit, d.tree)
 
 

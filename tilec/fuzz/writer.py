@@ -32,7 +32,6 @@ Word = Callable[["Writer"], None]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-FLOAT8 = ("float8_e4m3", "float8_e5m2")
 DTYPES = (*FLOATS, "float32", "float16", *INTS, "int32")
 VIEWS = ("plain",) * 8 + ("transposed", "padded", "offset", "steps", "reversed", "flipped")
 MOST_HELD = 18  # of a fragment of odd extents, of which every thread holds all: code grows with it

@@ -14,12 +14,7 @@ from tilec.layout import make_mma_swizzle_layout
 make_mfma_swizzle_layout = make_mma_swizzle_layout
 
 __all__ = [
-    "INT4TensorCoreIntrinEmitter",
-    "MatrixCoreIntrinEmitter",
-    "TensorCoreIntrinEmitter",
-    "TensorCoreIntrinEmitterWithLadderTransform",
-    "TransformKind",
-    "get_swizzle_layout",
-    "make_mfma_swizzle_layout",
-    "make_mma_swizzle_layout",
-]
+    "INT4TensorCoreIntrinEmitter", "MatrixCoreIntrinEmitter", "TensorCoreIntrinEmitter",
+    "TensorCoreIntrinEmitterWithLadderTransform", "TransformKind", "get_swizzle_layout",
+    "make_mfma_swizzle_layout", "make_mma_swizzle_layout",
+]  # fmt: skip

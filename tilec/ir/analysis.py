@@ -24,10 +24,9 @@ from tilec.ir.core import Block, Func, Op, Param, Value, upstream
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.types import BufferType, Extent, ScalarType
 
-_WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
+_MOST = {ops.Lane: 64, ops.Warp: _BLOCK_THREADS // 32, ops.ClusterIndex: 8}  # of any target
 _MOST_CONJUNCTS = 16
-_CLUSTER_BLOCKS = 8
 
 
 class Facts(Forms):
@@ -237,8 +236,6 @@ class Facts(Forms):
                 case ops.Parallel():
                     for arg, extent in zip(o.body.args, o.extents):
                         self._set(arg, (0, max(extent - 1, 0)))
-                case _:
-                    pass
             if not isinstance(o, ops.If):
                 for region in o.regions:
                     self._block(region)
@@ -246,8 +243,7 @@ class Facts(Forms):
                 self._where(o.cond, True, o.then)
                 self._where(o.cond, False, o.orelse)
                 for (a, b), (r,) in ops.handed_on(o):
-                    both = union(self.range(a), self.range(b))
-                    self._set(r, both, min(self.divisor(a), self.divisor(b)))
+                    self._either(r, a, b)
 
     def _where(self, cond: Value, holds: bool, block: Block) -> None:
         """What `block` computes where a condition holds, or does not: of what is compared it has
@@ -378,9 +374,8 @@ class Facts(Forms):
         o = self._defined.get(value)
         if isinstance(o, ops.Const) and isinstance(o.value, int):
             return o.value, o.value, low_bit(o.value)
-        if value in self._ranges:
-            return *self._ranges[value], self.divisor(value)
-        return None
+        known = self._ranges.get(value)
+        return None if known is None else (*known, self.divisor(value))
 
     def _op(self, o: Op, result: Value) -> None:
         match o:
@@ -397,8 +392,7 @@ class Facts(Forms):
             case ops.Unary(kind="popcount" | "clz" | "ctz"):
                 self._set(result, (0, result.dtype.bits))
             case ops.Select(on_true=a, on_false=b):
-                both = union(self.range(a), self.range(b))
-                self._set(result, both, min(self.divisor(a), self.divisor(b)))
+                self._either(result, a, b)
             case ops.Cast(operand=x) if x.is_integer and result.dtype.kind != "bool":
                 self._cast(x, result)
             case ops.Compare(kind=kind, lhs=a, rhs=b) if a.is_integer:
@@ -414,16 +408,16 @@ class Facts(Forms):
                 self._set(result, (max(lo or 1, 1), hi))
             case ops.ThreadIndex():
                 self._set(result, (0, self._threads - 1))
-            case ops.Lane():
-                self._set(result, (0, _WARP_LANES - 1))
-            case ops.Warp():
-                self._set(result, (0, _BLOCK_THREADS // 32 - 1))
-            case ops.ClusterIndex():
-                self._set(result, (0, _CLUSTER_BLOCKS - 1))
+            case ops.Lane() | ops.Warp() | ops.ClusterIndex():
+                self._set(result, (0, _MOST[type(o)] - 1))
             case ops.Lookup(table=table) if table:
                 self._set(result, (min(table), max(table)), min(map(low_bit, table)))
             case _:
                 self._set(result, dtype_range(result.dtype))
+
+    def _either(self, result: Value, a: Value, b: Value) -> None:
+        both = union(self.range(a), self.range(b))
+        self._set(result, both, min(self.divisor(a), self.divisor(b)))
 
     def _cast(self, x: Value, result: Value) -> None:
         found = self.range(x)
@@ -474,13 +468,10 @@ class Facts(Forms):
         self._set(result, found, divisor)
 
 
-_BOUNDS: dict[str, Range] = {  # of a - b where a kind b
-    "lt": (None, -1),
-    "le": (None, 0),
-    "gt": (1, None),
-    "ge": (0, None),
-    "eq": (0, 0),
-}
+# Of a - b where a kind b.
+_BOUNDS: dict[str, Range] = {
+    "lt": (None, -1), "le": (None, 0), "gt": (1, None), "ge": (0, None), "eq": (0, 0)
+}  # fmt: skip
 
 
 def _narrowed(a: Range, b: Range) -> Range:

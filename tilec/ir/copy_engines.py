@@ -75,14 +75,14 @@ class CopyEngines:
         self.func = func
         self.target = target
         self.facts = facts or facts_of(func)
-        self.safe = SafeValues(func)
+        self.safe = safe_values(func)
 
     def of(self, o: Copy, specialise: bool) -> str:
         """ "tma" (where producer warps may: `specialise`), "cp_async" or "threads"."""
         if specialise and self.tma_may_load(o, o.dest.dtype):
             return "tma"
         width = self.vector(o) * o.source.dtype.bits // 8
-        same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source.buffer)
+        same = o.source.dtype == o.dest.dtype and not self.safe.get(o.source.buffer)
         if self.target.has("cp_async") and same and width in CP_ASYNC:
             return "cp_async"
         return "threads"
@@ -94,7 +94,7 @@ class CopyEngines:
             self.target.has("tma")
             and not o.disable_tma
             and tma_gives(o.source.dtype, dtype)
-            and self.safe.zero(o.source.buffer)
+            and not self.safe.get(o.source.buffer)
             and box_may_begin(o.source, self.facts)
             and same_order(o)
         )
@@ -130,7 +130,7 @@ class CopyEngines:
             and last[0] % (16 * 8 // t.dtype.bits) == 0
             and not o.coalesced_width
             and self.vector(o) * t.dtype.bits < 16 * 8
-            and self.safe.zero(o.source.buffer)
+            and not self.safe.get(o.source.buffer)
             and o.source.buffer not in self.written | self.gathered
             and not self.func.attrs.get("may_alias")
         )
@@ -187,16 +187,11 @@ class CopyEngines:
         return widest
 
 
-class SafeValues:
-    """What reads out of the bounds of a function's tensors give."""
-
-    def __init__(self, func: Func) -> None:
-        known = constants(func.body)
-        self.found = {o.dest: known.get(o.value) for o in func.body.every(AnnotateSafeValue)}
-
-    def zero(self, tensor: Value) -> bool:
-        """Whether that is 0, which is what copies past the registers give."""
-        return not self.found.get(tensor)
+def safe_values(func: Func) -> dict[Value, float]:
+    """What reads out of the bounds of a tensor give, where it was said: else, as by copies past the
+    registers always, 0."""
+    known = constants(func.body)
+    return {o.dest: known.get(o.value, 0) for o in func.body.every(AnnotateSafeValue)}
 
 
 def gcd2(limit: int, divisor: int) -> int:

@@ -197,6 +197,11 @@ class Op:
         """The blocks inside of it (likewise)."""
         return tuple(getattr(self, name) for name in self.region_fields)
 
+    @property
+    def attributes(self) -> tuple[Any, ...]:
+        """What, beside its operands and regions, tells it from others of its class."""
+        return tuple(getattr(self, name) for name in self.attribute_fields)
+
     def every(self, kind: type[AnyOp]) -> Iterator[AnyOp]:
         """The ops of one class, of those that `walk` gives."""
         return (o for o in walk(self) if isinstance(o, kind))
@@ -312,6 +317,14 @@ def walk(of: Block | Op) -> Iterator[Op]:
     for name in of.region_fields:
         _collect(getattr(of, name), found)
     return iter(found)
+
+
+def within(block: Block, around: tuple[Op, ...] = ()) -> Iterator[tuple[Op, tuple[Op, ...]]]:
+    """As `walk`, each op with those that it stands in, outer ones first."""
+    for o in block.ops:
+        yield o, around
+        for region in o.regions:
+            yield from within(region, (*around, o))
 
 
 @functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again

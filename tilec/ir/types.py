@@ -205,6 +205,9 @@ class VectorType:
 
 
 Extent = int | str  # a compile-time extent, or the name of the size parameter that holds it
+MBARRIER_BYTES = 8
+PLAIN_ALIGN = 128  # of a shared buffer: what a TMA box without a swizzle asks for
+PAD_BYTES = 16  # skipped after each row of an unswizzled tile: rows start in other banks
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +261,22 @@ class BufferType:
     def bytes(self) -> int:
         """Of these elements, one behind the other."""
         return self.size * self.dtype.bits // 8
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Of the first byte of a shared or barrier buffer, and of each of its stages."""
+        if self.space == "barrier":
+            return MBARRIER_BYTES
+        return PLAIN_ALIGN if self.layout is None else max(PLAIN_ALIGN, self.layout.align)
+
+    @property
+    def stage_bytes(self) -> int:
+        """From one stage of a shared buffer to the next; of a barrier buffer, all its slots."""
+        if self.space == "barrier":
+            return MBARRIER_BYTES * self.size
+        elements = self.size if self.layout is None else self.layout.span()
+        align = self.alignment_bytes
+        return (elements * self.dtype.bits // 8 + align - 1) // align * align
 
     @property
     def registers(self) -> int:
@@ -327,10 +346,6 @@ def named_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
         known = len(inner) == len(shape) - 1 - dim
         strides.append(math.prod(inner) if known else f"{name}_stride{dim}")
     return tuple(strides)
-
-
-def scalar(dtype: DType) -> ScalarType:
-    return ScalarType(dtype)
 
 
 def find_dtype(name: object) -> DType | None:

@@ -23,7 +23,6 @@ from tilec.ir.clusters import cluster_of, first_of_all, parts_of, split_of
 from tilec.ir.core import Func, Param, upstream, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
-from tilec.ir.memory import stage_bytes
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import assumed_text, grid_text
 from tilec.ir.schedule import Plan
@@ -459,7 +458,7 @@ def _abi_param(p: Param) -> AbiParam:
 
 def _resources(final: Func, assembled: Assembled, target: Target) -> Resources:
     buffers = {
-        o.result.name: stage_bytes(o.type) * o.type.stages
+        o.result.name: o.type.stage_bytes * o.type.stages
         for o in walk(final.body)
         if isinstance(o, ops.Alloc) and o.type.space in ("shared", "barrier")
     }

@@ -46,11 +46,7 @@ class Revision:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        options: Options,
-        source: str,
-        reads: Reads,
+        self, function: Callable[..., Any], options: Options, source: str, reads: Reads
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}

@@ -43,7 +43,6 @@ from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import acting, effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Binary, Copy, Fma, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.ir.types import BufferType
@@ -362,7 +361,7 @@ def _registers(v: Value) -> int:
 
 def _load_clocks(t: BufferType, target: Target) -> int:
     """From asking for a tile to having it."""
-    return round(target.speeds.latency * target.speeds.clock + stage_bytes(t) / target.speeds.l2)
+    return round(target.speeds.latency * target.speeds.clock + t.stage_bytes / target.speeds.l2)
 
 
 # --- clocks ---------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.copy_engines import TMA_ALIGN, SafeValues, tensor_map_fits
+from tilec.ir.copy_engines import TMA_ALIGN, safe_values, tensor_map_fits
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
-from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
 from tilec.passes.plan_pipeline import BARRIER_BYTES, has_stages, staging_bytes
 from tilec.passes.utils.regions import LoopRegions
@@ -33,9 +32,9 @@ from tilec.target import Target
 def bring_tiles(func: Func, target: Target) -> Func:
     if not target.has("tma") or func.attrs.get("may_alias") or ops.is_by_hand(func.body):
         return func
-    facts, safe = facts_of(func), SafeValues(func)
+    facts, safe = facts_of(func), safe_values(func)
     kept = written_tensors(func.body)
-    kept |= {p.value for p in func.params if p.role == "tensor" and not safe.zero(p.value)}
+    kept |= {p.value for p in func.params if p.role == "tensor" and safe.get(p.value)}
 
     def visit(o: ops.For) -> ops.For | None:
         if not has_stages(o):
@@ -71,7 +70,7 @@ def _room(func: Func, o: ops.For, target: Target) -> int:
     filled in the loop, and by what leaves through shared memory."""
     filled = {*buffers_written(e for _, e in effects_in(o.body))}
     taken = [
-        stage_bytes(x.type) * (_stages(o) if x.result in filled else 1)
+        x.type.stage_bytes * (_stages(o) if x.result in filled else 1)
         for x in func.body.every(ops.Alloc)
         if x.result.space == "shared"
     ]
@@ -98,7 +97,7 @@ class _Beside(LoopRegions):
     def bytes(self) -> int:
         """Of the tiles."""
         types = (v.type for v in self.tiles.values())
-        return sum(stage_bytes(t) for t in types if isinstance(t, BufferType))
+        return sum(t.stage_bytes for t in types if isinstance(t, BufferType))
 
     def from_tile(self, x: ops.Load) -> ops.Load | None:
         key = (x.source, *x.indices)

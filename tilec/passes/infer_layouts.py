@@ -25,21 +25,20 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import (
-    Layout,
-    LayoutRequest,
-    bank_conflicts,
-    in_warps,
-    leading_run,
-    padded,
-)
+from tilec.ir.layout import Layout, LayoutRequest, bank_conflicts, in_warps, leading_run, padded
 from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
-from tilec.passes.utils.banks import fewest_conflicts
 from tilec.passes.utils.building import with_types
-from tilec.passes.utils.coalescing import Coalescing, Row, narrowest, neighbours, widest_run
+from tilec.passes.utils.coalescing import (
+    Coalescing,
+    Row,
+    fewest_conflicts,
+    narrowest,
+    neighbours,
+    widest_run,
+)
 from tilec.passes.utils.conversions import convert_operands
 from tilec.passes.utils.distribution import (
     covering,

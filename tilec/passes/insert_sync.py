@@ -35,7 +35,6 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
 from tilec.ir.loc import Loc
-from tilec.ir.memory import stage_bytes
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
@@ -112,7 +111,7 @@ class _Placer:
         read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
             if isinstance(o, ops.Alloc) and o.type.space == "shared":
-                size = stage_bytes(o.type) * o.type.stages
+                size = o.type.stage_bytes * o.type.stages
                 placed = o.address >= 0
                 memory, start = ("shared", o.address) if placed else (o.result, 0)
                 self.spans[o.result] = (memory, start, start + size)
@@ -121,7 +120,7 @@ class _Placer:
                 if o.root in self.spans:
                     where, start, end = self.spans[o.root]
                     if o.stage in self.numbers:  # otherwise it may be any
-                        size = stage_bytes(o.root.buffer)
+                        size = o.root.buffer.stage_bytes
                         start += int(self.numbers[o.stage]) * size
                         end = start + size
                     self.spans[o.result] = where, start, end

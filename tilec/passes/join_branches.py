@@ -20,7 +20,7 @@ it asks whether the elements are there of which something is computed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
@@ -111,8 +111,8 @@ def _joined(o: If, numbers: Mapping[Value, bool | int | float]) -> list[Op] | No
             return None
         source = _selected(b, o.cond, first.source, second.source)
         dest = _selected(b, o.cond, first.dest, second.dest)
-        same = all(getattr(first, f) == getattr(second, f) for f in Copy.attribute_fields)
-        if source is None or dest is None or not same or first.staging is not second.staging:
+        same = first.attributes == second.attributes and first.staging is second.staging
+        if source is None or dest is None or not same:
             return None
         b.ops.append(replace(first, source=source, dest=dest))
     return b.ops
@@ -137,10 +137,10 @@ def _stored_once(
     first, second = stores
     if (first.dest, first.indices) != (second.dest, second.indices):
         return None
-    if all(getattr(first, f) == getattr(second, f) for f in Store.attribute_fields):
-        b.ops.append(replace(first, value=b.select(o.cond, first.value, second.value)))
-        return b.ops
-    return None
+    if first.attributes != second.attributes:
+        return None
+    b.ops.append(replace(first, value=b.select(o.cond, first.value, second.value)))
+    return b.ops
 
 
 def _loaded_once(
@@ -148,11 +148,15 @@ def _loaded_once(
 ) -> list[Op] | None:
     """What both branches load, and what says from where, before them; the choice between what they
     make of it without a branch, where that is little."""
-    alike = {_content(x): x for x in o.then.statements if is_clonable(x, written)}
+
+    def key(x: Op) -> Hashable:
+        return type(x), x.operands, repr(x.attributes)
+
+    alike = {key(x): x for x in o.then.statements if is_clonable(x, written)}
     first: list[Op] = []
     same: Substitution = {}
     for y in o.orelse.statements:
-        x = alike.pop(_content(y.with_operands(same)), None)
+        x = alike.pop(key(y.with_operands(same)), None)
         if x is not None:
             first.append(x)
             same.update(zip(y.results, x.results))
@@ -170,10 +174,7 @@ def _loaded_once(
 
 
 def _inside_only(
-    o: If,
-    numbers: Mapping[Value, bool | int | float],
-    known: MemoryFacts,
-    made: Mapping[Value, Op],
+    o: If, numbers: Mapping[Value, bool | int | float], known: MemoryFacts, made: Mapping[Value, Op]
 ) -> list[Op] | None:
     """What is computed of elements where these lie inside of their tensors, as of the taps of a
     stencil, in any case, and the condition selects: no element is loaded that is not there."""
@@ -188,11 +189,6 @@ def _inside_only(
         return None
     pairs = zip(o.results, yielded(o.then), yielded(o.orelse))
     return [*then, *(Select(o.cond, x, y, results=(r,), loc=o.loc) for r, x, y in pairs)]
-
-
-def _content(o: Op) -> tuple[object, ...]:
-    """What tells an op that does nothing but give its results from others."""
-    return o.opname, o.operands, *(repr(getattr(o, f)) for f in o.attribute_fields)
 
 
 def _selected(b: Builder, cond: Value, first: Region, second: Region) -> Region | None:

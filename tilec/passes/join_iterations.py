@@ -25,7 +25,6 @@ from tilec.ir.clusters import residents_of
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.layout import LayoutRequest
-from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
 from tilec.passes.utils.plans import is_open
 from tilec.target import CACHE_LINE, Target
@@ -89,7 +88,7 @@ class _Sums:
         self.engines = CopyEngines(func, target, self.facts)
         shared = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
         blocks = residents_of(func)
-        self.room = target.shared_bytes // blocks - sum(map(stage_bytes, shared))
+        self.room = target.shared_bytes // blocks - sum(t.stage_bytes for t in shared)
         self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
         self.made: dict[Value, Value] = {}
 
@@ -99,7 +98,7 @@ class _Sums:
             return None
         n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
         stages = max(LEAST_STAGES, -(-o.num_stages // n))
-        taken = sum(stage_bytes(t.copy.dest.type) for t in tiles) * (n * stages - 1)
+        taken = sum(t.copy.dest.type.stage_bytes for t in tiles) * (n * stages - 1)
         if n < 2 or taken > self.room:
             return None
         b = Builder(o.loc)

@@ -150,7 +150,7 @@ class _Joiner:
         width = self.engines.vector(o) * t.dtype.bits // 8
         if t.dtype != tile.dtype or t.dtype == BOOL or width not in CP_ASYNC:
             return None
-        if o.source.buffer in self.engines.written or not self.engines.safe.zero(o.source.buffer):
+        if o.source.buffer in self.engines.written or self.engines.safe.get(o.source.buffer):
             return None
         if not same_order(o) or o.coalesced_width or o.eviction_policy:
             return None

@@ -18,7 +18,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import cluster_of, size
-from tilec.ir.core import Block, Func, Op, Region, Value
+from tilec.ir.core import Block, Func, Op, Region, Value, within
 from tilec.ir.errors import LayoutError
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.groups import warps_of
@@ -76,19 +76,15 @@ class _Lowering:
         """What may be in flight at each wait for products: what those of its group use."""
         products: dict[tuple[int, int], dict[Value, None]] = {}
         waits: list[tuple[ops.WgmmaWait, tuple[int, int]]] = []
-
-        def visit(block: Block, group: tuple[int, int]) -> None:
-            for o in block.ops:
-                if isinstance(o, ops.Gemm) and o.asynchronous:
-                    held = (v for v in (o.c, o.a.buffer) if v.space == "fragment")
-                    products.setdefault(group, {}).update(dict.fromkeys(held))
-                if isinstance(o, ops.WgmmaWait):
-                    waits.append((o, group))
-                inner = (o.first_warp, o.warps) if isinstance(o, ops.Scope) else group
-                for region in o.regions:
-                    visit(region, inner)
-
-        visit(body, (0, 0))
+        for o, around in within(body) if body.has(ops.WgmmaWait) else ():
+            group = 0, 0
+            for scope in (x for x in around if isinstance(x, ops.Scope)):
+                group = scope.first_warp, scope.warps
+            if isinstance(o, ops.Gemm) and o.asynchronous:
+                held = (v for v in (o.c, o.a.buffer) if v.space == "fragment")
+                products.setdefault(group, {}).update(dict.fromkeys(held))
+            if isinstance(o, ops.WgmmaWait):
+                waits.append((o, group))
         self.in_flight = {o: tuple(products.get(group, ())) for o, group in waits}
 
     def visit(self, o: Op) -> None | list[Op]:

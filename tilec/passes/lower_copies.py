@@ -67,19 +67,16 @@ def _loop(o: Op, warps: int, target: Target, uniformity: Uniformity) -> Op:
         layout = each_thread(sides[0].shape or (1,))
     else:
         layout = _layout(sides, vector, warps, target)
-    return loop_of(
-        o, layout, "cp_async" if isinstance(o, ops.Copy) and o.engine == "cp_async" else ""
-    )
+    engine = o.engine if isinstance(o, ops.Copy) and o.engine == "cp_async" else ""
+    return loop_of(o, layout, engine)
 
 
 def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Layout:
     extents = sides[0].shape or (1,)
     for side in sides:
-        t = side.type
-        if t.space == "fragment":
-            if t.layout is None:
-                raise InternalError(f"{t} has no layout")
-            return t.layout if t.layout.shape == extents else t.layout.reshape(extents)
+        if side.type.space == "fragment":
+            layout = side.type.laid_out
+            return layout if layout.shape == extents else layout.reshape(extents)
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2

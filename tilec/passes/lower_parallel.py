@@ -217,7 +217,7 @@ class Lowering:
         place.make(layout)
         replica = unique_replica(b, layout, place)
         # What is asked for together (`_batch`) is waited for by whole warps.
-        together = _leaves_shared(p) or not _registers_left(p) <= self.held_once
+        together = _leaves(p, "shared") or not _registers_left(p) <= self.held_once
         if replica is None or together:
             self._tested(b, p, layout, place, replica)
         else:
@@ -273,7 +273,7 @@ class Lowering:
         if not _partial(p) or fragment_accesses(p):
             return False
         apart = self.roomy and not self.may_alias
-        return _leaves_shared(p) or (apart and _leaves(p, {"global", "shared"}))
+        return _leaves(p, "shared") or (apart and _leaves(p, "global", "shared"))
 
     def _batch(self, p: ops.Parallel, groups: int, most: int, width: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and
@@ -284,7 +284,7 @@ class Lowering:
         if _partial(p):
             return 1
         late = most != MOST_OPS or _is_long(p, most)
-        if late and _leaves_shared(p):
+        if late and _leaves(p, "shared"):
             return math.gcd(groups, MOST_TOGETHER)
         return math.gcd(groups, MOST_JAMMED) if _sums(p) else 1
 
@@ -416,13 +416,7 @@ def _sums(p: ops.Parallel) -> bool:
     return reads and registers and len(loops) == 1 and isinstance(loops[0], ops.For)
 
 
-def _leaves_shared(p: ops.Parallel) -> bool:
-    """Whether all that the loop does is to read what is in shared memory, and to store what it
-    makes of it elsewhere."""
-    return _leaves(p, {"shared"})
-
-
-def _leaves(p: ops.Parallel, spaces: set[str]) -> bool:
+def _leaves(p: ops.Parallel, *spaces: str) -> bool:
     """Whether all that the loop does is to read what is in memory of these kinds, and to store what
     it makes of it elsewhere."""
     sources = {o.source.space for o in p.body.ops if isinstance(o, ops.Load)}
@@ -430,7 +424,7 @@ def _leaves(p: ops.Parallel, spaces: set[str]) -> bool:
         isinstance(o, (ops.ElementAccess, ops.Yield)) or (o.pure and not o.regions)
         for o in p.body.ops
     )
-    return plain and bool(sources) and sources <= spaces and not changes_memory(p)
+    return plain and bool(sources) and sources.issubset(spaces) and not changes_memory(p)
 
 
 def _group_of(p: ops.Parallel, width: int) -> int:

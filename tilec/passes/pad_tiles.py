@@ -42,7 +42,6 @@ from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
-from tilec.ir.memory import stage_bytes
 from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
 from tilec.passes.demote_fragments import demoted
@@ -122,7 +121,7 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
             stages |= dict.fromkeys(copied, max(stages_of(o, LEAST_STAGES), 1))
     tiles = (o.result for o in func.body.every(ops.Alloc))
     taken = sum(
-        stage_bytes(replace(v.buffer, shape=shapes.get(v, v.buffer.shape))) * stages.get(v, 1)
+        replace(v.buffer, shape=shapes.get(v, v.buffer.shape)).stage_bytes * stages.get(v, 1)
         for v in tiles
         if v.space == "shared"
     )

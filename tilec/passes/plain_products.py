@@ -18,11 +18,10 @@ the statements of a loop, has his own order, and so has a loop without stages.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir import ops
-from tilec.ir.core import Block, Func, Op
+from tilec.ir.core import Func, Op, within
 from tilec.passes.plan_pipeline import has_stages
 
 
@@ -39,15 +38,7 @@ def plain_products(func: Func) -> Func:
 
     body = func.body.rewrite(Op, visit)
     ordered = any(o.order or o.stage for o in func.body.every(ops.For))
-    if ordered or ops.is_by_hand(body) or not all(_pipelined(func.body, False)):
-        return func
-    return func.with_body(body)
-
-
-def _pipelined(block: Block, inside: bool) -> Iterator[bool]:
-    """Of each asynchronous product whether it stands `inside` a pipelined loop with stages."""
-    for o in block.ops:
-        if isinstance(o, ops.Gemm) and o.asynchronous:
-            yield inside
-        for region in o.regions:
-            yield from _pipelined(region, has_stages(o) if isinstance(o, ops.For) else inside)
+    products = (x for x in within(func.body) if isinstance(x[0], ops.Gemm) and x[0].asynchronous)
+    loops = [[x for x in around if isinstance(x, ops.For)][-1:] for _, around in products]
+    staged = all(loop and has_stages(*loop) for loop in loops)
+    return func.with_body(body) if staged and not ordered and not ops.is_by_hand(body) else func

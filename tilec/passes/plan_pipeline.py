@@ -24,7 +24,6 @@ from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.effects import acting
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
 from tilec.passes.utils.building import is_shared
 from tilec.passes.utils.plans import pipelined, shared_of
@@ -39,7 +38,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     boxes, groups = bool(func.attrs.get("specialise")), groups_of(func)
     rings = Rings(func, CopyEngines(func, target))
     chosen = rings.chosen(boxes, groups)
-    sizes = {o.result: stage_bytes(o.type) for o in func.body.every(Alloc) if is_shared(o)}
+    sizes = {o.result: o.type.stage_bytes for o in func.body.every(Alloc) if is_shared(o)}
     beside = sum(n for v, n in sizes.items() if v not in chosen) + staging_bytes(
         int(func.attrs["threads"] or 0) * groups, bool(func.attrs.get("staged_store")), target
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
 from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import together
@@ -34,8 +33,8 @@ class _Life:
 def plan_shared(func: Func, target: Target) -> Func:
     lives = _lifetimes(func)
     placed: list[_Life] = []
-    for life in sorted(lives, key=lambda x: (-alignment_bytes(x.alloc.type), -x.size)):
-        align = alignment_bytes(life.alloc.type)
+    for life in sorted(lives, key=lambda x: (-x.alloc.type.alignment_bytes, -x.size)):
+        align = life.alloc.type.alignment_bytes
         address = 0
         rivals = [p for p in placed if p.first <= life.last and life.first <= p.last]
         for p in sorted(rivals, key=lambda p: p.address):
@@ -87,7 +86,7 @@ def _lifetimes(func: Func) -> list[_Life]:
                         touch(v, 0, 0)
                 continue
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
-                size = stage_bytes(o.type) * o.type.stages
+                size = o.type.stage_bytes * o.type.stages
                 whole = o.type.space == "barrier"
                 early = whole or o.type.stages > 1
                 lives[o.result] = _Life(o, size, 0 if early else FOREVER, FOREVER if whole else -1)

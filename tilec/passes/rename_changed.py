@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
 from tilec.ir.dependence import modref
-from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.accesses import covered, parallel_accesses
@@ -29,7 +28,7 @@ def rename_changed(func: Func, target: Target) -> Func:
         return func
     users = func.body.users
     shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
-    room = target.shared_bytes - sum(map(stage_bytes, shared))
+    room = target.shared_bytes - sum(t.stage_bytes for t in shared)
     names: dict[Value, Value] = {}
 
     def of_loop(o: For) -> None | Op:
@@ -38,8 +37,8 @@ def rename_changed(func: Func, target: Target) -> Func:
             return None
         inside, ops = {*walk(o.body)}, list(o.body.ops)
         for v, at in _changed(o):
-            if inside.issuperset(users[v]) and stage_bytes(v.buffer) <= room:
-                room -= stage_bytes(v.buffer)
+            if inside.issuperset(users[v]) and v.buffer.stage_bytes <= room:
+                room -= v.buffer.stage_bytes
                 names[v] = made = Value(v.type, f"{v.name}_changed")
                 ops[at] = _onto(ops[at], v, made)
                 behind: Substitution = {v: made}

@@ -64,10 +64,8 @@ def _reshaped(func: Func) -> Func:
     if not subst:
         return func
 
-    def visit(o: ops.View) -> list[Op] | None:
-        return [] if o.result in subst else None
-
-    func = replace(func, params=tuple(params), body=func.body.rewrite(ops.View, visit, subst))
+    body = func.body.rewrite(ops.View, lambda o: [] if o.result in subst else None, subst)
+    func = replace(func, params=tuple(params), body=body)
     return func.with_attrs(viewed=tuple(p.arg for p in params if p.value in subst.values()))
 
 
@@ -185,18 +183,17 @@ class _Views:
         return block.rewrite(Op, lambda o: self.visit(o, subst), subst)
 
     def visit(self, o: Op, subst: Substitution) -> Sequence[Op] | Op | None:
+        b = Builder(o.loc)
         match o:
             case ops.View():
                 self.source[o.result] = self.source.get(o.source, o.source)
                 return []
             case ops.Load() if o.source in self.source:
-                b = Builder(o.loc)
                 subst[o.result] = self.load(b, o.source, o.indices)
                 return b.ops
             case ops.LoadMatrices() if o.source in self.source:
                 return self.visited(by_elements(o), subst)
             case ops.Store() if o.dest in self.source:
-                b = Builder(o.loc)
                 self.store(b, o.dest, o.indices, o.value)
                 return b.ops
             case ops.Atomic() if o.dest in self.source:
@@ -207,12 +204,8 @@ class _Views:
         through = [r for r in _regions(o) if r.buffer in self.source]
         if not through and not any(v in self.source for v in o.operands):
             return None
-        boxes: dict[Region, Region] = {}
-        b = Builder(o.loc)
-        for r in through:
-            box = self.box(b, r)
-            if box is not None and _fits(o, r, box):
-                boxes[r] = box
+        found = {r: self.box(b, r) for r in through}
+        boxes = {r: box for r, box in found.items() if box is not None and _fits(o, r, box)}
         if through and len(boxes) == len(through):
             done = _in_boxes(o, boxes)
             if done is not None and not any(v in self.source for v in done.operands):
@@ -493,10 +486,8 @@ def _groups(
     left = (list(range(i + 1)) + of_view, list(range(j + 1)) + of_root)
     if not any(left):
         return groups
-    if left[0] and left[1]:
+    if all(left) or not groups:
         return [left, *groups]
-    if not groups:
-        return [left]
     first = groups[0]
     return [(left[0] + first[0], left[1] + first[1]), *groups[1:]]
 

@@ -18,9 +18,8 @@ from tilec.ir.clusters import groups_of, threads_of
 from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
-from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, AtomicTile, Copy, For, Parallel, Scope, While
-from tilec.ir.types import BufferType
+from tilec.ir.types import PAD_BYTES, BufferType
 from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.distribution import along_rows
 from tilec.passes.widen_copies import wider
@@ -42,7 +41,7 @@ class _Stager:
         self.ragged = ragged_tensors(func)
         self.consumer_groups = groups_of(func)
         types = [o.type for o in func.body.every(Alloc)]
-        sizes = [(t, stage_bytes(t) * t.stages) for t in types if t.space == "shared"]
+        sizes = [(t, t.stage_bytes * t.stages) for t in types if t.space == "shared"]
         self.taken = sum(size for _, size in sizes)
         self.rings = sum(size for t, size in sizes if t.stages > 1)
 
@@ -105,7 +104,7 @@ class _Stager:
     def has_room(self, t: BufferType, again: bool) -> bool:
         """Whether a buffer fits beside all that is in use while it is: `plan_shared` would refuse
         the kernel otherwise."""
-        size = stage_bytes(t)
+        size = t.stage_bytes
         needed = (
             self.taken + size * self.consumer_groups if again else self.taken - self.rings + size
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.memory import MBARRIER_BYTES
+from tilec.ir.types import MBARRIER_BYTES
 from tilec.sim.clocks import Clock, Ints
 from tilec.sim.findings import Kind
 from tilec.sim.threads import BlockInfo, Threads, whole_warps

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.layout import Layout
-from tilec.ir.memory import MBARRIER_BYTES, stage_bytes
-from tilec.ir.types import DType
+from tilec.ir.types import MBARRIER_BYTES, DType
 from tilec.sim.clocks import Ints
 from tilec.sim.findings import Index, element_name
 
@@ -121,7 +120,7 @@ def shared_buffers(func: Func) -> list[SharedBuffer]:
     for o in walk(func.body):
         if not isinstance(o, ops.Alloc) or o.type.space not in ("shared", "barrier"):
             continue
-        t, stride = o.type, stage_bytes(o.type)
+        t, stride = o.type, o.type.stage_bytes
         bits = 8 * MBARRIER_BYTES if t.space == "barrier" else t.dtype.bits
         count = t.size if t.layout is None else t.layout.span()
         own = -(-count * bits // 8)  # what is behind it, up to the next copy or buffer, is nobody's

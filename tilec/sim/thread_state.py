@@ -41,25 +41,11 @@ Of = ParamSpec("Of")
 Result = TypeVar("Result")
 
 
-def _of_barriers(
-    act: Callable[Concatenate[Barriers, Threads, Of], Result],
+def _of(
+    part: str, act: Callable[Concatenate[Any, Threads, Of], Result]
 ) -> Callable[Concatenate[ThreadState, Of], Result]:
-    """A primitive that the block's barriers have."""
-    return lambda self, /, *args, **named: act(self.block.barriers, self, *args, **named)
-
-
-def _of_engines(
-    act: Callable[Concatenate[Engines, Threads, Of], Result],
-) -> Callable[Concatenate[ThreadState, Of], Result]:
-    """A primitive that the block's engines have."""
-    return lambda self, /, *args, **named: act(self.block.engines, self, *args, **named)
-
-
-def _of_memory(
-    act: Callable[Concatenate[BlockMemory, Threads, Of], Result],
-) -> Callable[Concatenate[ThreadState, Of], Result]:
-    """A primitive that acts on the block's memory."""
-    return lambda self, /, *args, **named: act(self.block.memory, self, *args, **named)
+    """A primitive that a part of the block has."""
+    return lambda self, /, *args, **named: act(getattr(self.block, part), self, *args, **named)
 
 
 class ThreadState(Threads):
@@ -253,36 +239,36 @@ class ThreadState(Threads):
 
     # --- the primitives of `Machine` ---
 
-    warp_sync = _of_barriers(Barriers.warp_sync)
-    mbarrier_init = _of_barriers(Barriers.init)
-    mbarrier_init_fence = _of_barriers(Barriers.init_fence)
-    mbarrier_expect_tx = _of_barriers(Barriers.expect_tx)
-    mbarrier_arrive = _of_barriers(Barriers.arrive)
-    mbarrier_wait = _of_barriers(Barriers.wait)
-    barrier_sync = _of_barriers(Barriers.named_sync)
-    barrier_arrive = _of_barriers(Barriers.named_arrive)
-    cluster_sync = _of_barriers(Barriers.cluster_sync)
-    cluster_arrive = _of_barriers(Barriers.cluster_arrive)
-    cluster_wait = _of_barriers(Barriers.cluster_wait)
-    block_barrier = _of_barriers(Barriers.block_barrier)
-    setmaxnreg = _of_barriers(Barriers.setmaxnreg)
-    cp_async = _of_engines(Engines.cp_async)
-    cp_async_commit = _of_engines(Engines.cp_async_commit)
-    cp_async_wait = _of_engines(Engines.cp_async_wait)
-    tma_load = _of_engines(Engines.tma_load)
-    tma_store = _of_engines(Engines.tma_store)
-    tma_store_commit = _of_engines(Engines.tma_store_commit)
-    tma_store_wait = _of_engines(Engines.tma_store_wait)
-    wgmma = _of_engines(Engines.wgmma)
-    wgmma_wait = _of_engines(Engines.wgmma_wait)
-    cluster_load = _of_engines(Engines.cluster_load)
-    cluster_store = _of_engines(Engines.cluster_store)
-    cluster_send = _of_engines(Engines.cluster_send)
-    ldmatrix = _of_memory(matrices.ldmatrix)
-    stmatrix = _of_memory(matrices.stmatrix)
-    mma = mma_sp = _of_memory(matrices.mma)
-    count_up = _of_memory(BlockMemory.count_up)
-    red_add = _of_memory(BlockMemory.red_add)
+    warp_sync = _of("barriers", Barriers.warp_sync)
+    mbarrier_init = _of("barriers", Barriers.init)
+    mbarrier_init_fence = _of("barriers", Barriers.init_fence)
+    mbarrier_expect_tx = _of("barriers", Barriers.expect_tx)
+    mbarrier_arrive = _of("barriers", Barriers.arrive)
+    mbarrier_wait = _of("barriers", Barriers.wait)
+    barrier_sync = _of("barriers", Barriers.named_sync)
+    barrier_arrive = _of("barriers", Barriers.named_arrive)
+    cluster_sync = _of("barriers", Barriers.cluster_sync)
+    cluster_arrive = _of("barriers", Barriers.cluster_arrive)
+    cluster_wait = _of("barriers", Barriers.cluster_wait)
+    block_barrier = _of("barriers", Barriers.block_barrier)
+    setmaxnreg = _of("barriers", Barriers.setmaxnreg)
+    cp_async = _of("engines", Engines.cp_async)
+    cp_async_commit = _of("engines", Engines.cp_async_commit)
+    cp_async_wait = _of("engines", Engines.cp_async_wait)
+    tma_load = _of("engines", Engines.tma_load)
+    tma_store = _of("engines", Engines.tma_store)
+    tma_store_commit = _of("engines", Engines.tma_store_commit)
+    tma_store_wait = _of("engines", Engines.tma_store_wait)
+    wgmma = _of("engines", Engines.wgmma)
+    wgmma_wait = _of("engines", Engines.wgmma_wait)
+    cluster_load = _of("engines", Engines.cluster_load)
+    cluster_store = _of("engines", Engines.cluster_store)
+    cluster_send = _of("engines", Engines.cluster_send)
+    ldmatrix = _of("memory", matrices.ldmatrix)
+    stmatrix = _of("memory", matrices.stmatrix)
+    mma = mma_sp = _of("memory", matrices.mma)
+    count_up = _of("memory", BlockMemory.count_up)
+    red_add = _of("memory", BlockMemory.red_add)
 
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)

@@ -4,9 +4,10 @@ compiled."""
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -82,6 +83,17 @@ def placed(made: Node, at: ast.AST) -> Node:
     for n in nodes(made):
         ast.copy_location(n, at)
     return made
+
+
+class Replaced(ast.NodeTransformer):
+    """Puts expressions in the places of names that are read."""
+
+    def __init__(self, names: Mapping[str, ast.expr]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        found = self.names.get(node.id) if isinstance(node.ctx, ast.Load) else None
+        return node if found is None else copy.copy(found)
 
 
 def parsed(text: str, at: ast.AST) -> list[ast.stmt]:

@@ -1,7 +1,7 @@
 """What a kernel is predicted to take, and the choice among tiles and plans by it
 (docs/schedules.md).
 
-work    what the kernel does, read from its TILE form
+work    what the kernel does, read from its TILE form; `transfers`: the tiles that move
 cost    seconds of one plan, from the work and the target's speeds
 rank    all plans of a kernel, best first
 choose  the compile-time arguments and the plan for one launch
@@ -10,12 +10,10 @@ plans      those worth trying for a kernel
 footprint  what they keep in shared memory
 fit        the first that the passes find to fit
 packing    operands that are copied first
-table      recommendations as a table
 """
 
 from tilec.tune.choose import Choice, Chooser
 from tilec.tune.cost import Estimate
-from tilec.tune.rank import Candidate, Ranked
-from tilec.tune.table import Recommendations
+from tilec.tune.rank import Candidate, Ranked, Recommendations
 
 __all__ = ["Candidate", "Choice", "Chooser", "Estimate", "Ranked", "Recommendations"]

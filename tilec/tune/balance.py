@@ -31,12 +31,7 @@ AT_END = 6  # tiles of a block, the last ones, by which blocks end apart that ta
 
 @functools.lru_cache(maxsize=256)
 def unevenness(
-    grid: tuple[int, ...],
-    first: float,
-    last: float,
-    blocks: int,
-    group: int,
-    claimed: bool,
+    grid: tuple[int, ...], first: float, last: float, blocks: int, group: int, claimed: bool
 ) -> float:
     """How much longer so many blocks take for the tiles of `grid` than if all had the same work:
     those at index 0 of its first dimension have `first` iterations, those at the end `last`, and

@@ -126,6 +126,11 @@ class Products:
     narrow_swizzles: bool = False
     read: tuple[int, ...] = ()
 
+    @property
+    def wide(self) -> list[int]:
+        """The columns of the instructions that several warps execute together."""
+        return [row.n for row in self.instrs if row is not None and row.warps > 1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Realised(Products):
@@ -165,7 +170,7 @@ def estimate(
     turns = waves if uneven is None else uneven * blocks / multiprocessors
     loop = _loop(n, plan, made, threads, resident, waves, target)
     busy = _busy(n, plan, made, threads, loop, min(plan.residents, waves), s) / s.clock
-    if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
+    if waves == 1 and made.wide:
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
     stores, ends = _stores(n, plan, made, threads, s), _ends(n, plan, s)
@@ -228,22 +233,12 @@ class _Loop:
 
     @property
     def limit(self) -> str:
-        clocks = {
-            "matrix unit": self.compute,
-            "vector unit": self.vector,
-            CACHE: self.from_cache,
-        }
+        clocks = {"matrix unit": self.compute, "vector unit": self.vector, CACHE: self.from_cache}
         return max(clocks, key=lambda k: clocks[k])
 
 
 def _loop(
-    n: Numbers,
-    plan: Plan,
-    made: Realised,
-    threads: int,
-    resident: int,
-    waves: int,
-    target: Target,
+    n: Numbers, plan: Plan, made: Realised, threads: int, resident: int, waves: int, target: Target
 ) -> _Loop:
     s = target.speeds
     flops, (from_l2, outside) = _flops(n), n.loaded_in(plan.cluster)
@@ -304,7 +299,7 @@ def _busy(
     if n.mixed.waited:
         own = max(n.mixed.issued / s.vector, n.mixed.special / s.special) * made.repeated
         delay = QUAD * n.mixed.folds
-        if any(r is not None and r.warps > 1 for r in made.instrs):
+        if made.wide:
             delay += START * n.mixed.waited / (max(n.iterations, 1.0) if plan.overlap else 1.0)
         streams = 1 if plan.consumer_groups > 1 else max(1, threads // GROUP_THREADS)
         work = _in_turns(loop.compute, own, delay, streams * together)
@@ -337,8 +332,7 @@ def _stores(n: Numbers, plan: Plan, made: Realised, threads: int, s: Speeds) -> 
         stores *= SCATTERED if made.scattered else DIRECT
     latency = STORE_LATENCY
     if plan.staged_store:
-        wide = (instr.n for instr in made.instrs if instr is not None and instr.warps > 1)
-        halves = (2 * n // CHUNK_COLUMNS for n in wide if n % CHUNK_COLUMNS)
+        halves = (2 * n // CHUNK_COLUMNS for n in made.wide if n % CHUNK_COLUMNS)
         latency += STAGED_LATENCY + HALF_CHUNK * max(halves, default=0)
     stores += n.results * latency
     fetched = n.fetched * max(s.latency / (threads * IN_FLIGHT), 1 / (s.l2 * s.clock))
@@ -411,8 +405,7 @@ def _efficiency(
         found *= UNSPECIALISED
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits
-    wide = [instr.n for instr in made.instrs if instr is not None and instr.warps > 1]
-    return found * (NARROW if wide and max(wide) <= 128 else 1.0)
+    return found * (NARROW if max(made.wide, default=256) <= 128 else 1.0)
 
 
 def _rate(instr: MatrixInstruction | None, threads: int, target: Target) -> float:

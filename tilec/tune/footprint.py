@@ -18,9 +18,9 @@ from tilec.ir.copy_engines import (
     ragged_tensors,
 )
 from tilec.ir.core import Block, Func, Value, walk
-from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import Plan
+from tilec.ir.types import PAD_BYTES
 from tilec.passes.block_order import can_persist
 from tilec.passes.plan_pipeline import (
     BARRIER_BYTES,
@@ -31,7 +31,7 @@ from tilec.passes.plan_pipeline import (
     room_for_rings,
     staging_bytes,
 )
-from tilec.passes.utils.plans import shared_limit, stages_of
+from tilec.passes.utils.plans import shared_of, stages_of
 from tilec.target import Target
 
 MOST_STAGES = 8  # that tilec takes by itself
@@ -149,7 +149,7 @@ class Footprint:
         return self._fits[kind]
 
     def _most_stages(self, plan: Plan, target: Target, beside: int) -> int:
-        limit, most = shared_limit(plan, target), MOST_STAGES
+        limit, most = shared_of(plan.residents, target), MOST_STAGES
         if not target.has("tma"):
             limit, most = limit // 2, 4  # two blocks hide each other's latency
         chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]
@@ -187,7 +187,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
             case For() if has_stages(o):
                 loops.append(o)
             case Alloc() if o.type.space == "shared":
-                sizes[o.result] = stage_bytes(o.type)
+                sizes[o.result] = o.type.stage_bytes
             case Gemm():
                 sums.add(o.c)
     engines = CopyEngines(func, target, facts) if loops else None

@@ -20,10 +20,9 @@ from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import Plan, name_of
 from tilec.passes.split_roles import refusal
-from tilec.passes.utils.plans import Wanted, pipelined
+from tilec.passes.utils.plans import Wanted, is_mixed, pipelined, waits_for_products
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
-from tilec.tune.waits import is_mixed, waits_for_products
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
 ALONE = (4, 3, 2)  # of a group that brings its own tiles

@@ -23,7 +23,7 @@ from tilec.passes.check_registers import held_at_once
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
 from tilec.passes.utils.gemm_layouts import SWIZZLES
-from tilec.passes.utils.plans import Wanted, shared_limit, take_wanted
+from tilec.passes.utils.plans import Wanted, is_mixed, shared_of, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,
@@ -32,21 +32,13 @@ from tilec.passes.utils.registers import (
     widest_wgmma,
 )
 from tilec.passes.utils.role_cut import GROUP_WARPS, LAST_GROUPS, LEAST_STAGES
-from tilec.support.rich import html_block
+from tilec.support.rich import aligned, html_block, html_table, size_text, time_text
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.balance import unevenness
-from tilec.tune.cost import (
-    CACHE,
-    Estimate,
-    Products,
-    Realised,
-    estimate,
-    multiprocessors_for,
-)
+from tilec.tune.cost import CACHE, Estimate, Products, Realised, estimate, multiprocessors_for
 from tilec.tune.footprint import Footprint, footprint
 from tilec.tune.plans import PARTS, has_pipelined_product, may_overlap, plans
-from tilec.tune.waits import is_mixed
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
@@ -291,11 +283,9 @@ class Candidate:
                 f"fragments take {made.registers} registers of each thread, tiles that wait there "
                 f"for shared memory about {made.waiting}: {made.lacking} more than there are"
             )
-        if made.shared_bytes > (limit := shared_limit(plan, self.target)):
+        if made.shared_bytes > (limit := shared_of(plan.residents, self.target)):
             return f"{made.shared_bytes} bytes of shared memory, {self.target} has {limit}"
-        if plan.consumer_groups > 1 and any(
-            instr is None or instr.warps == 1 for instr in made.instrs
-        ):
+        if plan.consumer_groups > 1 and len(made.wide) < len(made.instrs):
             return "ping-pong takes turns at instructions of a warpgroup, and a product has none"
         return ""
 
@@ -459,3 +449,45 @@ def _counted(plan: Plan) -> Plan:
     return replace(
         plan, roles=False, specialise=True, overlap=True, threads=32 * GROUP_WARPS * LAST_GROUPS
     )
+
+
+# --- for people ---
+
+
+HEAD = ("predicted", "configuration", "bound by", "tiles", "waves", "filled", "DRAM", "L2",
+        "shared", "registers")  # fmt: skip
+_RIGHT = (0, 3, 4, 5, 6, 7, 8, 9)
+
+
+class Recommendations(tuple[Ranked, ...]):
+    """Configurations best first, then those that cannot run. A tuple, which prints as a table."""
+
+    __slots__ = ()
+
+    def _rows(self) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
+        """The cells of those that can run, and (configuration, reason) of the others."""
+        good = [cells(r) for r in self if r.estimate is not None]
+        return good, [(r.configuration, r.reason) for r in self if r.estimate is None]
+
+    def __str__(self) -> str:
+        good, bad = self._rows()
+        parts = [aligned(good, HEAD, _RIGHT)] if good else []
+        parts += ["cannot run:\n" + aligned([(f"  {c}", why) for c, why in bad])] if bad else []
+        return "\n\n".join(parts) or "nothing to choose"
+
+    def _repr_html_(self) -> str:
+        good, bad = self._rows()
+        parts = [html_table(good, HEAD, _RIGHT)] if good else []
+        parts += [html_block("cannot run", html_table(bad))] if bad else []
+        return html_block("configurations, best first", *parts, about="predicted, not measured")
+
+
+def cells(r: Ranked) -> tuple[str, ...]:
+    """A configuration's row below `HEAD`."""
+    e = r.estimate
+    if e is None:
+        return ("", r.configuration, r.reason, *[""] * (len(HEAD) - 3))
+    name = r.configuration or "nothing to choose"
+    numbers = (f"{e.tiles:,}", f"{e.waves:,}", f"{e.filled:.0%}")
+    moved = (size_text(e.dram_bytes), size_text(e.l2_bytes), size_text(e.shared_bytes))
+    return (time_text(e.seconds), name, e.limit, *numbers, *moved, str(e.registers))

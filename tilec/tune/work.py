@@ -22,17 +22,15 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.fold import fold
-from tilec.ir.types import BufferType, ScalarType
+from tilec.ir.types import ScalarType
 from tilec.passes.arrange import thread_work
 from tilec.passes.block_order import growing
-from tilec.target import CACHE_LINE, SECTOR
-from tilec.tune.waits import is_mixed, waits_for_products
+from tilec.passes.utils.plans import is_mixed, waits_for_products
+from tilec.target import SECTOR
+from tilec.tune.transfers import INSIDE, Sizes, Transfer, shape_of
 
 UNKNOWN_TRIPS = 8
 UNKNOWN_LENGTH = 4096
-# How much longer a row of a tile takes that lies in two lines, and rows of which every other begins
-# inside of a sector.
-SPLIT_ROW, INSIDE = 0.75, 0.65
 LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
 # Clocks of one for a row that begins anywhere, and for each access by which 32 threads write a part
@@ -43,7 +41,6 @@ _SAMPLES = 8  # blocks that stand for all of a grid
 
 Values = Callable[[str, str, int], int | None]  # of a parameter: its role, argument and dimension
 Env = dict[Value, bool | int | float]
-Sizes = Mapping[str, bool | int | float]
 Times = Callable[[tuple[int, ...]], float]  # how often what stands in these loops happens
 
 
@@ -58,26 +55,6 @@ class Product:
     def flops(self) -> float:
         m, n, k = self.op.shape
         return 2.0 * m * n * k
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A tile that moves between a tensor and the chip: elements per dimension of the tensor (one
-    number where single elements are accessed), and of them those that lie in a row; along which
-    dimensions of the grid the place changes; whether a pipelined loop stands before it in
-    its block."""
-
-    tensor: Value
-    extents: tuple[int, ...]
-    loops: tuple[int, ...]
-    is_store: bool
-    row: int
-    along: frozenset[int]
-    behind: bool
-
-    @property
-    def bits(self) -> int:
-        return self.tensor.dtype.bits
 
 
 @dataclass(frozen=True)
@@ -232,12 +209,11 @@ class Work:
 
         sizes = {p.value.name: v for p in self.func.params if (v := base.get(p.value)) is not None}
         inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in self.pipelined}
+        stored = [t.tensor for t in self.transfers if t.is_store]
         return Numbers(
             grid=tuple(extents),
             products=tuple((p, times(p.loops)) for p in self.products),
-            sides=frozenset(
-                n for t in self.transfers if t.is_store for n in _shape(t.tensor.buffer, sizes) if n
-            ),
+            sides=frozenset(n for v in stored for n in shape_of(v.buffer, sizes) if n),
             vector=sum(n * times(loops) for n, _, loops in self.vector),
             special=sum(n * times(loops) for _, n, loops in self.vector),
             iterations=sum(times(loops) for loops in inner),
@@ -254,9 +230,9 @@ class Work:
         rows = defaultdict[Value, float](lambda: LONG_ROW)
         mixed_stored = 0.0
         for t in self.transfers:
-            amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
+            amount = t.clipped(sizes) * t.bits / 8 * times(t.loops)
             if t.is_store:
-                inside = (_step(t, sizes) or SECTOR) < SECTOR
+                inside = (t.step(sizes) or SECTOR) < SECTOR
                 found["stored"] += amount
                 found["written"] += amount * (1 + INSIDE * inside)
                 found["scattered"] += amount * self._scattered(t)
@@ -265,7 +241,7 @@ class Work:
                 else:
                     found["results"] = max(found["results"], times(t.loops))
             else:
-                lines = amount * _lines(t, sizes)
+                lines = amount * t.lines(sizes)
                 loads[t.along] += lines
                 tiles[t.along] += amount
                 outside[t.along] += math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
@@ -277,7 +253,8 @@ class Work:
             rows[t.tensor] = min(rows[t.tensor], t.row * t.bits / 8)
         dram = 0.0
         for tensor, both in moved.items():
-            whole = _tensor_bytes(tensor.buffer, sizes)
+            shape = shape_of(tensor.buffer, sizes)
+            whole = math.prod(math.inf if n is None else n for n in shape) * tensor.dtype.bits / 8
             least = sum(min(amount * blocks, whole) for amount in both)
             dram += least * (1 + ROW_START / max(rows[tensor], 1.0))
         mixed = self._mixed(times, mixed_stored)
@@ -493,45 +470,3 @@ def _supposed(o: Op, env: Env) -> bool | int | float | None:
     if o.lhs in env or not tile or tile < 0:
         return None
     return {"floordiv": -(-UNKNOWN_LENGTH // tile), "mod": 0}.get(o.kind)
-
-
-def _lines(t: Transfer, sizes: Sizes) -> float:
-    """Bytes of the cache lines that a tile's rows touch, for each byte of the tile. Rows come one
-    request for each line, two for those that straddle lines because the tensor's rows begin
-    elsewhere; the most where they begin inside of sectors."""
-    step = _step(t, sizes)
-    if step is None:
-        return 1.0
-    row = math.gcd(CACHE_LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
-    touched = 1 + SPLIT_ROW * max(0, row - step) / CACHE_LINE + INSIDE * (step < SECTOR)
-    return max(1.0, touched * CACHE_LINE / row)
-
-
-def _step(t: Transfer, sizes: Sizes) -> int | None:
-    """Where in a cache line the rows of a tile begin: at multiples of so many bytes. None of what
-    is no tile of a tensor's rows."""
-    buffer = t.tensor.buffer
-    if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
-        return None
-    between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
-    pitch = between if isinstance(between, int) else sizes.get(between)
-    return CACHE_LINE if pitch is None else math.gcd(CACHE_LINE, int(pitch) * t.bits // 8)
-
-
-def _clipped(t: Transfer, sizes: Sizes) -> float:
-    """Elements that are inside the tensor: a tile wider than it moves no more than there is."""
-    known = _shape(t.tensor.buffer, sizes)
-    if len(known) != len(t.extents):
-        return float(math.prod(t.extents))
-    return float(math.prod(e if n is None else min(e, n) for e, n in zip(t.extents, known)))
-
-
-def _tensor_bytes(t: BufferType, sizes: Sizes) -> float:
-    known = _shape(t, sizes)
-    return math.prod(math.inf if n is None else n for n in known) * t.dtype.bits / 8
-
-
-def _shape(t: BufferType, sizes: Sizes) -> list[int | None]:
-    """The extents of a tensor, None where they are not known."""
-    known = [e if isinstance(e, int) else sizes.get(e) for e in t.shape]
-    return [None if n is None else int(n) for n in known]

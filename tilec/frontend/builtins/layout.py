@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -88,15 +89,11 @@ def layout(t: Expressions, c: Call) -> Layout | IndexMap:
     extents = c.but(shape=shape).shape("shape")
     if math.prod(extents) > _MOST_ELEMENTS:
         return IndexMap(extents, index_function(t, fn_node, len(extents)), t.frame.loc(fn_node))
-    try:
+    strides = zip("ijklmn", contiguous_strides(extents))
+    rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in strides)
+    hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
+    with _at(t, fn_node, hint):
         return Layout.from_function(extents, index_function(t, fn_node, len(extents)))
-    except CompileError as e:
-        if e.loc is not None:
-            raise
-        strides = zip("ijklmn", contiguous_strides(extents))
-        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in strides)
-        hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
-        raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None
 
 
 @builtin(T.Fragment, raw=True)
@@ -111,14 +108,20 @@ def fragment(t: Expressions, c: Call) -> Fragment:
             continue
         rank = len(extents) + (copies > 1 and name != "forward_index_fn")
         functions[name] = index_function(t, node, rank)
-    try:
+    hint = "each element needs a thread and a register of its own: lambda i, j: (thread, index)"
+    with _at(t, next((c.nodes[name] for name in functions), c.node), hint):
         return Fragment.from_functions(extents, replicate=copies, **functions)
+
+
+@contextmanager
+def _at(t: Expressions, node: ast.expr, hint: str) -> Iterator[None]:
+    """Errors that have no place get this one, and a hint."""
+    try:
+        yield
     except CompileError as e:
         if e.loc is not None:
             raise
-        hint = "each element needs a thread and a register of its own: lambda i, j: (thread, index)"
-        place = next((c.nodes[name] for name in functions), c.node)
-        raise type(e)(e.message, t.frame.loc(place), e.hint or hint) from None
+        raise type(e)(e.message, t.frame.loc(node), e.hint or hint) from None
 
 
 def _size(t: Expressions, extent: int | Scalar | T.Size) -> int | Scalar:

@@ -96,8 +96,6 @@ def stmatrix(count: int, transposed: bool = False) -> MatrixMove:
 
 # --- what L2 is told ---
 
-POLICIES = ("", "evict_first", "evict_last")
-
 
 def _cached(instruction: str, policy: str) -> str:
     """`instruction`, in which {hint} and {policy} stand where PTX has a cache hint and its policy,

@@ -24,21 +24,15 @@ from tilec.ir.instr.instruction import (
 )
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Semantics, Word
-from tilec.ir.instr.wgmma import SPARSE_WGMMA_INSTRUCTIONS, WGMMA_INSTRUCTIONS
-from tilec.ir.layout import MMA4_A, MMA4_B, MMA4_C, MMA_C, mma_a, mma_b, mma_sp_metadata
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT32,
-    TFLOAT32,
-    UINT8,
-    DType,
+from tilec.ir.instr.wgmma import (
+    FLOATS,
+    FLOATS8,
+    INTS8,
+    SPARSE_WGMMA_INSTRUCTIONS,
+    WGMMA_INSTRUCTIONS,
 )
+from tilec.ir.layout import MMA4_A, MMA4_B, MMA4_C, MMA_C, mma_a, mma_b, mma_sp_metadata
+from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType
 
 Words = Sequence[Word]
 
@@ -110,18 +104,10 @@ UNKNOWN = {"i32": _unknown("r", 32), "i64": _unknown("l", 64)}
 _OF_FLOAT64 = (FLOAT64, FLOAT64, FLOAT64, MMA4_A, MMA4_B, MMA4_C, (1, 1, 1))
 _FLOAT64 = MmaInstruction("mma.m8n8k4.f64", 8, 8, 4, *_OF_FLOAT64, feature="mma")
 
-_FLOAT8, _INT8 = (FLOAT8_E4M3, FLOAT8_E5M2), (INT8, UINT8)
-_FLOATS = (
-    (FLOAT16, FLOAT16, FLOAT32),
-    (FLOAT16, FLOAT16, FLOAT16),
-    (BFLOAT16, BFLOAT16, FLOAT32),
-    (TFLOAT32, TFLOAT32, FLOAT32),
-)
-
 MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
-    *(_mma(k // a.bits, a, b, c) for a, b, c in _FLOATS for k in (256, 128)),
-    *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in _FLOAT8 for b in _FLOAT8),
-    *(_mma(k, a, b, INT32) for a in _INT8 for b in _INT8 for k in (32, 16)),
+    *(_mma(k // a.bits, a, b, c) for a, b, c in FLOATS for k in (256, 128)),
+    *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in FLOATS8 for b in FLOATS8),
+    *(_mma(k, a, b, INT32) for a in INTS8 for b in INTS8 for k in (32, 16)),
     _FLOAT64,
 )
 
@@ -157,9 +143,9 @@ def _mma_sp(k: int, a: DType, b: DType, c: DType, feature: str = "mma_sp") -> Sp
 
 SPARSE_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
     *SPARSE_WGMMA_INSTRUCTIONS,
-    *(_mma_sp(512 // a.bits, a, b, c) for a, b, c in _FLOATS),
-    *(_mma_sp(64, a, b, FLOAT32, "mma_sp_fp8") for a in _FLOAT8 for b in _FLOAT8),
-    *(_mma_sp(64, a, b, INT32) for a in _INT8 for b in _INT8),
+    *(_mma_sp(512 // a.bits, a, b, c) for a, b, c in FLOATS),
+    *(_mma_sp(64, a, b, FLOAT32, "mma_sp_fp8") for a in FLOATS8 for b in FLOATS8),
+    *(_mma_sp(64, a, b, INT32) for a in INTS8 for b in INTS8),
 )
 
 NVIDIA_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (*WGMMA_INSTRUCTIONS, *MMA_INSTRUCTIONS)

@@ -66,8 +66,7 @@ class WgmmaInstruction(instruction.MatrixInstruction):
         accumulators. Results: the accumulators, one m block after the other. They, and
         a's registers, are in flight until `wgmma_wait`.
         """
-        steps = len(b_steps)
-        in_registers = a_place == "fragment"
+        steps, in_registers = len(b_steps), a_place == "fragment"
         if not in_registers and len(a_steps) != m_blocks * steps:
             raise InternalError(
                 f"{self.name}: {len(a_steps)} steps of a, {m_blocks} times {steps} of b"
@@ -185,20 +184,21 @@ def _wgmma(n: int, a: DType, b: DType, c: DType, sparse: bool = False) -> WgmmaI
 WGMMA_N = tuple(range(8, 257, 8))
 WGMMA_INT_N = (8, 24, *range(16, 257, 16))
 
-_FLOAT8, _INT8 = (FLOAT8_E4M3, FLOAT8_E5M2), (INT8, UINT8)
-_FLOATS = (
+# The dtypes of A, B and the sums that the tensor cores multiply, by warps and by warpgroups.
+FLOATS8, INTS8 = (FLOAT8_E4M3, FLOAT8_E5M2), (INT8, UINT8)
+FLOATS = (
     (FLOAT16, FLOAT16, FLOAT32),
     (FLOAT16, FLOAT16, FLOAT16),
     (BFLOAT16, BFLOAT16, FLOAT32),
     (TFLOAT32, TFLOAT32, FLOAT32),
-    *((a, b, c) for a in _FLOAT8 for b in _FLOAT8 for c in (FLOAT32, FLOAT16)),
 )
+_FLOATS = (*FLOATS, *((a, b, c) for a in FLOATS8 for b in FLOATS8 for c in (FLOAT32, FLOAT16)))
 
 WGMMA_INSTRUCTIONS: tuple[WgmmaInstruction, ...] = (
     *(_wgmma(n, a, b, c) for a, b, c in _FLOATS for n in WGMMA_N),
-    *(_wgmma(n, a, b, INT32) for a in _INT8 for b in _INT8 for n in sorted(WGMMA_INT_N)),
+    *(_wgmma(n, a, b, INT32) for a in INTS8 for b in INTS8 for n in sorted(WGMMA_INT_N)),
 )
 SPARSE_WGMMA_INSTRUCTIONS: tuple[WgmmaInstruction, ...] = (
     *(_wgmma(n, a, b, c, sparse=True) for a, b, c in _FLOATS for n in WGMMA_N),
-    *(_wgmma(n, a, b, INT32, sparse=True) for a in _INT8 for b in _INT8 for n in WGMMA_INT_N),
+    *(_wgmma(n, a, b, INT32, sparse=True) for a in INTS8 for b in INTS8 for n in WGMMA_INT_N),
 )

@@ -8,7 +8,8 @@ tile_ends                 where tiles end, which may have more, and how much
 thread_masks              which threads come to an op
 own_elements              what threads need no order for
 rough                     values whose last bits nobody sees
-reductions, coalescing    who combines what; how many neighbours a thread holds
+reductions                who combines what
+coalescing                how many neighbours a thread holds; the banks of a shared tile
 operands, gemm_layouts    a product's operands, and the layouts that it asks for
 registers, plans          what a thread may hold; what a plan says, and who said it
 orders, role_cut          in which order, or by whom, statements of a loop are best done

@@ -4,6 +4,7 @@ index."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, upstream, walk
@@ -28,20 +29,14 @@ class Place:
 
     def __init__(self, b: Builder) -> None:
         self.b = b
-        self._lane: Value | None = None
-        self._warp: Value | None = None
 
-    @property
+    @cached_property
     def lane(self) -> Value:
-        if self._lane is None:
-            self._lane = self.b.value(Lane)
-        return self._lane
+        return self.b.value(Lane)
 
-    @property
+    @cached_property
     def warp(self) -> Value:
-        if self._warp is None:
-            self._warp = self.b.value(Warp)
-        return self._warp
+        return self.b.value(Warp)
 
     def make(self, layout: Layout) -> None:
         """Bring into being what `coordinates` of this layout will ask for, here."""

@@ -71,13 +71,9 @@ def or_zeros(b: Builder, cond: Value, then: Builder, values: Sequence[Value]) ->
 
 def or_zero(cond: Value, o: Op) -> Op:
     """`o` where `cond` holds; elsewhere its results are 0."""
-    results = fresh(o.results)
-    zeros = Builder(o.loc)
-    none = tuple(zeros.zero(r.dtype) for r in results)
-    then = Block((), (replace(o, results=results), Yield(results, loc=o.loc)))
-    orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
-    types = tuple(r.type for r in results)
-    return If(cond, then, orelse, types, results=o.results, loc=o.loc)
+    results, b = fresh(o.results), Builder(o.loc)
+    or_zeros(b, cond, Builder(o.loc, [replace(o, results=results)]), results)
+    return replace(b.ops[0], results=o.results)
 
 
 def iteration(o: For, index: Value, carried: Sequence[Value]) -> tuple[list[Op], tuple[Value, ...]]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, padded, swizzled
-from tilec.ir.memory import PAD_BYTES
 from tilec.ir.ops import Gemm
-from tilec.ir.types import BufferType
+from tilec.ir.types import PAD_BYTES, BufferType
 from tilec.passes.utils.distribution import fewest_registers
 
 SWIZZLES = (128, 64, 32)  # bytes

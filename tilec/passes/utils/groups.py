@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Func, Op, Value, walk, within
 from tilec.ir.errors import CompileError
 from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, Barrier, BarrierArrive, Scope
+from tilec.ir.ops import Barrier, BarrierArrive, Scope
 from tilec.passes.utils.rings import meeting
 from tilec.passes.utils.sync_state import ALL, Group
 from tilec.target import Target
@@ -19,16 +19,9 @@ def warps_of(func: Func, target: Target) -> Callable[[Op], int]:
     """For each op of the function as it stands now: the warps of the scope that it is in."""
     whole = int(func.attrs["threads"]) // target.warp_size
     found: dict[Op, int] = {}
-
-    def visit(block: Block, warps: int) -> None:
-        for o in block.ops:
-            if warps != whole:
-                found[o] = warps
-            inner = o.warps // o.consumer_groups if isinstance(o, Scope) else warps
-            for region in o.regions:
-                visit(region, inner)
-
-    visit(func.body, whole)
+    for o, around in within(func.body) if func.body.has(Scope) else ():
+        for scope in (x for x in around if isinstance(x, Scope)):
+            found[o] = scope.warps // scope.consumer_groups
     return lambda o: found.get(o, whole)
 
 
@@ -38,26 +31,19 @@ def fragment_warps(func: Func, target: Target) -> dict[Value, int]:
     warps = warps_of(func, target)
     found: dict[Value, tuple[int, Op]] = {}
 
-    def visit(block: Block) -> None:
-        for o in block.ops:
-            for region in o.regions:
-                visit(region)
-            if isinstance(o, Alloc):
+    for o in walk(func.body):
+        for v in o.operands:
+            if getattr(v.type, "space", "") != "fragment":
                 continue
-            for v in o.operands:
-                if getattr(v.type, "space", "") != "fragment":
-                    continue
-                before, first = found.setdefault(v, (warps(o), o))
-                if before != warps(o):
-                    size = target.warp_size
-                    raise CompileError(
-                        f"{v.name} is a fragment of {before * size} threads on line "
-                        f"{first.loc.line}, and of {warps(o) * size} threads here",
-                        o.loc,
-                        "use it in groups of one size only; hand it on through shared memory",
-                    )
-
-    visit(func.body)
+            before, first = found.setdefault(v, (warps(o), o))
+            if before != warps(o):
+                size = target.warp_size
+                raise CompileError(
+                    f"{v.name} is a fragment of {before * size} threads on line "
+                    f"{first.loc.line}, and of {warps(o) * size} threads here",
+                    o.loc,
+                    "use it in groups of one size only; hand it on through shared memory",
+                )
     return {v: n for v, (n, _) in found.items()}
 
 

@@ -4,7 +4,7 @@ same in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Block, Func, Op, Value
+from tilec.ir.core import Func, Op, Value, within
 from tilec.ir.uniformity import Level, Uniformity
 from tilec.passes.utils.thread_masks import ThreadMasks
 
@@ -81,24 +81,15 @@ def own_elements(
     With how many threads share an element at most: 1 or `lanes`. `roots`: the ring that a stage
     belongs to."""
     accesses: dict[Value, list[Access]] = {}
-    for o, around in _accesses(func.body, ()):
-        if o.buffer.space != "shared" and o.buffer not in tensors:
+    for o, around in within(func.body):
+        if not isinstance(o, ops.ElementAccess) or any(isinstance(x, ops.Parallel) for x in around):
             continue
-        accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, around))
+        if o.buffer.space == "shared" or o.buffer in tensors:
+            groups = tuple(x for x in around if isinstance(x, ops.For | ops.Scope))
+            accesses.setdefault(roots.get(o.buffer, o.buffer), []).append((o, groups))
     table = _Table(func, uniformity, lanes)
     found = {v: table.owners(each) for v, each in accesses.items()}
     return {v: owners for v, owners in found.items() if owners}
-
-
-def _accesses(block: Block, around: Around) -> Iterator[Access]:
-    """What threads do outside of loops over tiles, and the loops and groups that it stands in."""
-    for o in block.ops:
-        if isinstance(o, ops.ElementAccess):
-            yield o, around
-        elif not isinstance(o, ops.Parallel):
-            within = (*around, o) if isinstance(o, (ops.For, ops.Scope)) else around
-            for region in o.regions:
-                yield from _accesses(region, within)
 
 
 class _Table:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op
+from tilec.ir.core import Block, Func, Op, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm
 from tilec.ir.schedule import Plan
@@ -18,6 +19,26 @@ from tilec.target import Target
 def pipelined(of: Block | Op) -> list[For]:
     """The pipelined loops inside."""
     return [o for o in of.every(For) if o.kind == "pipelined"]
+
+
+def is_mixed(loop: For) -> bool:
+    """Whether a pipelined loop holds several tile products, and threads compute there with what one
+    of them gives."""
+    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
+    if loop.kind != "pipelined" or sum(isinstance(o, Gemm) for o in loop.body.ops) < 2:
+        return False
+    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
+    return any(e.buffer in sums for _, e in effects_in(others))
+
+
+def waits_for_products(loop: For) -> bool:
+    """Whether threads wait for a loop's products, or for their operands, with nothing to do:
+    several of a pipelined loop stand under a condition, or a loop that is not pipelined has one."""
+    here = any(isinstance(o, Gemm) for o in loop.body.ops)
+    if loop.kind == "serial":
+        return here
+    inside = sum(isinstance(o, Gemm) for o in walk(loop.body))
+    return loop.kind == "pipelined" and inside > 1 and not here
 
 
 def is_open(o: Op) -> bool:
@@ -39,13 +60,8 @@ def _may_be_deeper(o: For) -> bool:
     return o.num_stages > 1 and not o.stage and o.body.has(Gemm)
 
 
-def shared_limit(plan: Plan, target: Target) -> int:
-    """Bytes of shared memory that a block may have."""
-    return shared_of(plan.residents, target)
-
-
 def shared_of(blocks: int, target: Target) -> int:
-    """The same where a multiprocessor has so many."""
+    """Bytes of shared memory that a block may have where a multiprocessor has so many."""
     if blocks == 1 or target.residency is None:
         return target.shared_bytes
     each = target.residency.shared_bytes // blocks - target.residency.reserved

@@ -10,8 +10,6 @@ from tilec.ir.clusters import groups_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.types import TensorMapType
 
-_AT_BARRIERS = (ops.MbarrierWait, ops.MbarrierExpect, ops.MbarrierArrive, ops.TmaLoad)
-
 
 class Program:
     """The function, and of its ops those that decide what is done, and what they decide."""

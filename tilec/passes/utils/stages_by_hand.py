@@ -28,8 +28,8 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk, with_boxes
+from tilec.ir.dependence import once
 from tilec.ir.effects import effects_in
-from tilec.ir.memory import stage_bytes
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.target import Target
@@ -122,21 +122,13 @@ class _Staged:
                 return False
             slots.add((o.barrier, slot))
             self.late[o] = late[0]
-        return all(o in self.late for o in self._inside_of(ops.MbarrierWait, self.loop.body))
-
-    def _inside_of(self, kind: type[Op], block: Block) -> Iterator[Op]:
-        """The ops of a kind that an iteration does at most once."""
-        for o in block.ops:
-            if isinstance(o, kind):
-                yield o
-            if isinstance(o, ops.If):
-                for region in o.regions:
-                    yield from self._inside_of(kind, region)
+        waits = (o for o in once(self.loop.body) if isinstance(o, ops.MbarrierWait))
+        return all(o in self.late for o in waits)
 
     def _exchange_tiles_only(self) -> bool:
         """Whether threads have nothing from others but what TMA brings them in an iteration."""
-        once = {*self._inside_of(Op, self.loop.body)}
-        if any(isinstance(o, _AT_BARRIERS) and o not in once for o in self.inside):
+        again = {*self.inside}.difference(once(self.loop.body))
+        if any(isinstance(o, _AT_BARRIERS) for o in again):
             return False
         full = {v: {*self._filled(v)} for v in self.tiles}
         if not all(full.values()):
@@ -187,7 +179,7 @@ class _Staged:
     def _fits(self) -> bool:
         allocs = [o.result for o in self.func.body.every(ops.Alloc)]
         bytes = sum(
-            stage_bytes(v.buffer) * (self.count if v in self.tiles | self.barriers else 1)
+            v.buffer.stage_bytes * (self.count if v in self.tiles | self.barriers else 1)
             for v in allocs
             if v.space in ("shared", "barrier")
         )

@@ -7,7 +7,7 @@ import functools
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.copy_engines import SafeValues
+from tilec.ir.copy_engines import safe_values
 from tilec.ir.core import Func, Region, Value
 from tilec.ir.effects import effects_in, written_tensors
 from tilec.ir.types import next_power_of_2
@@ -26,8 +26,8 @@ class SharedTiles:
         return facts_of(self.func)
 
     @functools.cached_property
-    def safe(self) -> SafeValues:
-        return SafeValues(self.func)
+    def safe(self) -> dict[Value, float]:
+        return safe_values(self.func)
 
     @functools.cached_property
     def written(self) -> set[Value]:
@@ -47,7 +47,7 @@ class SharedTiles:
             if isinstance(o, ops.Copy) and o.dest.buffer is v and o.source.type.space == "global":
                 tensor = o.source.buffer
                 whole = o.dest.is_whole and all(self.facts.constant(i) == 0 for i in o.dest.offsets)
-                if not (whole and self.safe.zero(tensor) and tensor not in self.written):
+                if not (whole and not self.safe.get(tensor) and tensor not in self.written):
                     return False
                 if not ends(o.source, same_dim(o.dest, dim, o.source), self.facts):
                     return False
