@@ -227,6 +227,6 @@ class _Part(LoopRegions):
         body = self.o.body.rewrite(Op, visit, subst)
         b.branch(b.conjunction(conds), body.statements)
         b.emit(Yield)
-        extents, inside = tuple(e for e in shape if e != 1), self.o.inside and not conds
-        made = replace(self.o, extents=extents, body=b.block(args), inside=inside)
+        extents, known = tuple(e for e in shape if e != 1), self.o.inside and not conds
+        made = replace(self.o, extents=extents, body=b.block(args), inside=known)
         return [*self.hoisted, made]
