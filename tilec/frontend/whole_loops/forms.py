@@ -18,6 +18,7 @@ from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
@@ -76,6 +77,9 @@ class WholeLoops(Statements):
         single = one_by_one(nest, named, used)
         local |= assigned_names([*single.body])
         used = used | local
+        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
+        if inner is not None:
+            return inner
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
         product = self._product(node, typed, named, used) if tiles else None
@@ -101,6 +105,40 @@ class WholeLoops(Statements):
             blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
         return made, blocks.names
+
+    def _of_sums(
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str]
+    ) -> Form | None:
+        """A nest with sums of products inside of its loops."""
+
+        def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
+            typed = self._typed(inner, named)
+            product = self._product(node, typed, named, used)
+            if product is None or self._number([e for _, e in product.inner]) < _LEAST:
+                return None
+            product = self._without_bounds(product)
+            tiled = self._tiled(product, typed, named)
+            if tiled is None:
+                return None
+            tensors = (self.names.get(o.tensor.id) for o in product.operands if o.tensor)
+            dtypes = [getattr(x, "dtype", FLOAT32) for x in tensors]
+            dtypes += [self._dtype_of(d) or FLOAT32 for d in tiled.dtypes.values() if d]
+            return product, tiled, max(d.bits for d in dtypes) // 8
+
+        used = self.frame.source.used_names() | local
+
+        def fresh(base: str) -> str:
+            name = nests.fresh_name(base, used | local)
+            local.add(name)
+            return name
+
+        found = without_sums(nest, named, find, fresh)
+        if found is None:
+            return None
+        typed = self._typed(in_two_loops(found[0], named), named)
+        blocks = Blocks(node, typed, used | local, self.threads)
+        made = self._over_tiles(blocks, named, found[1])
+        return None if made is None else (made, blocks.names)
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
         """The nest with the dtypes of its variables, where nothing is a float64."""
@@ -147,8 +185,10 @@ class WholeLoops(Statements):
         sizes = {"BM": side, "BN": side, "BK": 32}
         return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
 
-    def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
-        """A nest whose loops go along rows or columns of tiles."""
+    def _over_tiles(
+        self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = ()
+    ) -> ast.With | None:
+        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have."""
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
@@ -157,7 +197,14 @@ class WholeLoops(Statements):
         if not self.row_lanes:
             return None
         return blocks.tiles(
-            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts, scan_tile
+            named,
+            self._static,
+            self.row_lanes,
+            magnitude,
+            self._dtype_of,
+            combine_parts,
+            scan_tile,
+            inner,
         )
 
     def _about(self, extent: ast.expr) -> tuple[int, int]:

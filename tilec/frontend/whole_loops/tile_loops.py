@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,12 +34,26 @@ class Step(NamedTuple):
     behind: Sequence[str]
 
 
+class Summed(NamedTuple):
+    """Sums of products of a tile: what stands in front of a loop over tiles, what makes one tile's,
+    and the fragments, by the names that stand for their elements; whether loads come ahead of the
+    loop over tiles."""
+
+    before: list[ast.stmt]
+    each: list[ast.stmt]
+    tiles: dict[str, str]
+    ahead: bool
+
+
 @dataclass
 class TileLoops(Scans):
     """`block` and `part`: what stands for the block's number, and for which of those it is that
     share columns; `scan`: for what makes running values. A tile has `outer` iterations, or columns,
     and `inner` elements of each, of `rows` iterations of the loop around it; `o`, `n` and `step`
-    name a place in it, and its number."""
+    name a place in it, and its number. `alone`: it goes along the last index of the iterations
+    alone, not along all of them as one. `totals`: the names that stand for sums of products;
+    `gemms` writes what gives these for tiles, of rows and of a loop's elements that begin at two
+    numbers."""
 
     block: str = ""
     part: str = ""
@@ -53,6 +67,11 @@ class TileLoops(Scans):
     inner: int = 1
     rows: int = 1
     columns: bool = False
+    alone: bool = False
+    totals: frozenset[str] = frozenset()
+    gemms: Callable[[set[str], str, str, tuple[int, int]], Summed] = lambda *given: Summed(
+        [], [], {}, False
+    )
     parts: int = 1
     o: str = ""
     n: str = ""
@@ -110,7 +129,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
     def _numbers(self) -> tuple[str, str, str]:
         """The number of the block among those that go along the iterations it has, the number of
         the others, and how many iterations there are."""
-        if not self.columns:
+        if not self.alone:
             return self.block, "0", " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
         extent = ast.unparse(self.nest.extents[-1])
         across = f"{self.language}.ceildiv({extent}, {self.outer})"
@@ -121,17 +140,25 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         """The indices of an iteration."""
         own, number, _ = self._numbers()
         first = f"{own} * {self.outer} + {self.o}"
+        if not self.alone:
+            return self._apart(self.nest.indices, f"({first})")
         *others, last = self.nest.indices
-        if not self.columns:
-            others, number = [*others, last], f"({first})"
-        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[: len(others)]]
-        rest = unravelled(others, extents, number)
-        return f"{last} = {first}; {rest}" if self.columns else rest
+        rest = "" if self.totals else f"; {self._apart(others, number)}"
+        return f"{last} = {first}{rest}"
+
+    def _apart(self, indices: Sequence[str], number: str) -> str:
+        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[: len(indices)]]
+        return unravelled(indices, extents, number)
+
+    def _of_block(self) -> list[ast.stmt]:
+        """The indices that all iterations of a block share, where sums of products need them."""
+        text = self._apart(self.nest.indices[:-1], self._numbers()[1])
+        return parsed(text, self.nest.body[0]) if self.totals else []
 
     def _inside(self) -> str:
         """Whether there is such an iteration."""
         own, _, total = self._numbers()
-        if self.columns:
+        if self.alone:
             return f"{self.nest.indices[-1]} < {total}"
         return "True" if self.outer == 1 else f"{own} * {self.outer} + {self.o} < {total}"
 
@@ -172,6 +199,12 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         runs = {name: self.fresh(name) for name in sorted(running)}
         asked = {p.best: p for s in loop.body if (p := self._asked_inside(s)) is not None}
         self.asked = {*asked}
+        own, _, _ = self._numbers()
+        starts = f"{own} * {self.outer}", f"{self.step} * {self.inner}"
+        wanted = names_in(*loop.body) & self.totals
+        summed = self.gemms(wanted, *starts, (self.outer, self.inner))
+        before += summed.before
+        self.running |= {x: f"{t}[{self.o}, {self.n}]" for x, t in summed.tiles.items()}
         for name, run in runs.items():
             self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
@@ -238,7 +271,8 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 self.shared.append(kept)
             whole.append(f"{own} = {folded}")
             edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
-        tiles = self._over_tiles(chain, first, [*steps, Step(whole, edge, carried)])
+        steps.append(Step(whole, edge, carried))
+        tiles = self._over_tiles(chain, first, steps, summed)
         return [*before, *tiles, *after], last
 
     def _joined(
@@ -333,9 +367,10 @@ for {o} in {t}.Parallel({self.outer}):
         chain: Sequence[ast.For],
         first: Sequence[str],
         steps: Sequence[Step],
+        summed: Summed,
     ) -> list[ast.stmt]:
-        """The loops over tiles, of which a block has its share: what is done `first`, then in
-        steps."""
+        """The loops over tiles, of which a block has its share: what is `summed`, what is done
+        `first`, then in steps."""
         around, flat, _ = self._levels(chain)
         extents = [self._range(s) for s in flat]
         extent = " * ".join(extents)
@@ -376,8 +411,9 @@ for {o} in {t}.Parallel({self.outer}):
             {body}"""
 
         inside += f" and {self._inside()}"
+        loop = f"Pipelined({turns}, num_stages=2)" if summed.ahead else f"serial({turns})"
         text = f"""
-for {turn} in {self.language}.serial({turns}):
+for {turn} in {self.language}.{loop}:
     {found}
     {over(first).strip()}"""
         for step in steps:
@@ -387,6 +423,7 @@ for {turn} in {self.language}.serial({turns}):
     """
             text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
+        next(every(ast.For, *made)).body[1:1] = summed.each
         for s, (name, times) in [*zip(around, loops.items())][::-1] if self.parts == 1 else ():
             head = f"for {name} in {self.language}.serial({times}):"
             made = [headed(head, made, s)]

@@ -57,12 +57,12 @@ _TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
 
 class Tiled(NamedTuple):
     """A program over tiles: the iterations and the threads that a block has, the blocks that share
-    them, whether iterations are columns, and what a block does."""
+    them, whether they are of the last index alone, and what a block does."""
 
     outer: int
     threads: int
     parts: int
-    columns: bool
+    alone: bool
     body: list[ast.stmt]
 
 
@@ -76,7 +76,7 @@ class Tiles(TileLoops):
             self.nest, self.dtype_of, lambda value: self.dtype(value, ()), self.language
         )
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
-        columns = self._along_columns(loops)
+        columns = False if self.totals else self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
             return None
         chains = [nests.chain_of(s) for s in loops]
@@ -98,6 +98,11 @@ class Tiles(TileLoops):
             tile = outer, _ELEMENTS // outer, _THREADS
             groups = -(-(width or _HUGE) // outer)
             blocks = _AT_EDGES if unit % outer else _BLOCKS
+        elif self.totals:
+            rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
+            tile = self._of_sums(rows, length or _HUGE)
+            others = max(1, (self._iterations() or _HUGE) // rows)
+            groups, blocks = others * -(-rows // tile[0]), _BLOCKS
         else:
             iterations = self._iterations() or _HUGE
             tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
@@ -106,7 +111,7 @@ class Tiles(TileLoops):
         most = min(_MOST_PARTS, blocks // groups)
         if around:
             most = min(most, self._turns(around, size, tile[1]))
-        elif columns or length:
+        elif columns or length or self.totals:
             most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
         else:
             most = max(_LONGEST_PARTS, most)
@@ -118,9 +123,20 @@ class Tiles(TileLoops):
             self.rows = max(1, min(_TOGETHER // self.inner, next_power_of_2(deep)))
             threads = max(threads, min(2 * _THREADS, self.rows * self.inner // 16))
         self.columns, self.parts = columns, parts
+        self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(self.outer, threads, parts, columns, body)
+        return None if body is None else Tiled(self.outer, threads, parts, self.alone, body)
+
+    def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
+        """A tile of sums of products: about as many rows and columns as there are, and no more than
+        a thread's registers hold with all that is folded."""
+        folds = [sum(map(bool, map(self._kind, s.body))) for s in every(ast.For, *self.nest.body)]
+        large = self.lanes == 32  # what has warps of 64 has less shared memory
+        many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
+        outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
+        inner = max(16, min(128 if large and max(folds) < 2 else 64, next_power_of_2(length)))
+        return outer, inner, max(128, min(256, outer * inner // 64))
 
     # --- what form it has -------------------------------------------------------------------------
 
@@ -205,7 +221,7 @@ class Tiles(TileLoops):
     # --- statements -------------------------------------------------------------------------------
 
     def _statements(self) -> list[ast.stmt] | None:
-        made: list[ast.stmt] = []
+        made: list[ast.stmt] = self._of_block()
         behind: list[ast.stmt] | None = None  # what the last block alone does
         for at, s in enumerate(self.nest.body):
             match s:

@@ -1,0 +1,237 @@
+"""Sums of products inside of the loops of whole loops: what goes along rows of them is done over
+tiles of T.gemm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import run
+
+import tilec
+import tilec.language as T
+
+B, H, S, N, K, M = T.dynamic("B, H, S, N, K, M")
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
+
+
+@tilec.kernel
+def weights(
+    Q: T.Tensor((B, H, S, K), f16), W: T.Tensor((B, H, N, K), f16),
+    P: T.Tensor((B, H, S, N), f16), scale: T.float32,
+) -> None:  # fmt: skip
+    for b, h, s in T.Parallel(B, H, S):
+        most = -T.infinity("float32")
+        for t in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.cast(Q[b, h, s, k], f32) * T.cast(W[b, h, t, k], f32)
+            most = T.max(most, acc * scale)
+        total = 0.0
+        for t in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.cast(Q[b, h, s, k], f32) * T.cast(W[b, h, t, k], f32)
+            total += T.exp(acc * scale - most)
+        for t in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.cast(Q[b, h, s, k], f32) * T.cast(W[b, h, t, k], f32)
+            P[b, h, s, t] = T.exp(acc * scale - most) / total
+
+
+@tilec.kernel
+def shared_heads(
+    Q: T.Tensor((S, 4, K), f32), W: T.Tensor((N, 2, K), f32), L: T.Tensor((S, 4), f32)
+) -> None:
+    for s, h in T.Parallel(S, 4):
+        own = h // 2
+        most: T.float32 = -T.infinity("float32")
+        for t in range(N):
+            score: T.float32 = 0
+            for k in range(K):
+                score += Q[s, h, k] * W[t, own, k]
+            most = T.max(most, score)
+        L[s, h] = most
+
+
+@tilec.kernel
+def log_sum(
+    X: T.Tensor((M, K), f16), W: T.Tensor((N, K), f16), V: T.Tensor((N,), f32),
+    L: T.Tensor((M,), f32),
+) -> None:  # fmt: skip
+    for i in T.Parallel(M):
+        most = -T.infinity("float32")
+        total = 0.0
+        for j in range(N):
+            acc: T.float32 = V[j]
+            for k in range(K):
+                acc += T.cast(X[i, k], f32) * T.cast(W[j, k], f32)
+            new = T.max(most, acc)
+            total = total * T.exp(most - new) + T.exp(acc - new)
+            most = new
+        L[i] = most + T.log(total)
+
+
+@tilec.kernel
+def cross_entropy(
+    X: T.Tensor((M, K), f16), W: T.Tensor((K, N), f16), Y: T.Tensor((M,), i32),
+    L: T.Tensor((M,), f32),
+) -> None:  # fmt: skip
+    for i in T.Parallel(M):
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
+        for j in range(N):
+            acc = T.float32(0)
+            for k in range(K):
+                acc += T.cast(X[i, k], f32) * T.cast(W[k, j], f32)
+            most = T.max(most, acc)
+            if j == Y[i]:
+                own += acc
+        for j in range(N):
+            acc = T.float32(0)
+            for k in range(K):
+                acc += T.cast(X[i, k], f32) * T.cast(W[k, j], f32)
+            total += T.exp(acc - most)
+        L[i] = most + T.log(total) - own
+
+
+@tilec.kernel
+def nearest(X: T.Tensor((M, K), i8), C: T.Tensor((N, K), i8), A: T.Tensor((M,), i32)) -> None:
+    for i in T.Parallel(M):
+        best, at = T.int32(-(2**31)), 0
+        for j in range(N):
+            dot: T.int32 = 0
+            for k in range(K):
+                dot += T.int32(X[i, k]) * T.int32(C[j, k])
+            if dot > best:
+                best = dot
+                at = j
+        A[i] = at
+
+
+@tilec.kernel
+def normalised(
+    X: T.Tensor((B, M, K), f16), W: T.Tensor((N, K), f16), G: T.Tensor((N,), f32),
+    Y: T.Tensor((B, M, N), f16),
+) -> None:  # fmt: skip
+    for b, i in T.Parallel(B, M):
+        total, square = 0.0, 0.0
+        for j in range(N):
+            y = 0.0
+            for k in range(K):
+                y += T.cast(X[b, i, k], f32) * T.cast(W[j, k], f32)
+            total += y
+            square += y * y
+        mean = total / N
+        scale = T.rsqrt(square / N - mean * mean + 1e-5)
+        for j in range(N):
+            y = 0.0
+            for k in range(K):
+                y += T.cast(X[b, i, k], f32) * T.cast(W[j, k], f32)
+            Y[b, i, j] = (y - mean) * scale * G[j]
+
+
+@tilec.kernel
+def gated_running(
+    X: T.Tensor((M, K), f16), W: T.Tensor((N, K), f16), V: T.Tensor((N, K), f16),
+    Y: T.Tensor((M, N), f32),
+) -> None:  # fmt: skip
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            gate, up = 0.0, 0.0
+            for k in range(K):
+                x = T.cast(X[i, k], f32)
+                gate += x * T.cast(W[j, k], f32)
+                up += x * T.cast(V[j, k], f32)
+            total += T.max(gate, 0) * up
+            Y[i, j] = total
+
+
+def numbers(dtype: str, *shape: int) -> np.ndarray:
+    random = np.random.default_rng(shape)
+    if dtype == i8:
+        return random.integers(-99, 99, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def log_sums(x: np.ndarray) -> np.ndarray:
+    return np.log(np.exp(x).sum(-1))
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+CHOSEN = np.arange(70, dtype=i32) * 3 % 45
+
+CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str, int]] = {
+    "attention weights": (
+        weights, [numbers(f16, 1, 2, 37, 24), numbers(f16, 1, 2, 70, 24)],
+        lambda q, w: softmax(np.einsum("bhsk,bhtk->bhst", q, w) * 0.25), f16, 3,
+    ),
+    "rows that are not last": (
+        shared_heads, [numbers(f32, 35, 4, 20), numbers(f32, 19, 2, 20)],
+        lambda q, w: np.einsum("shk,thk->sht", q, w.repeat(2, 1)).max(-1), f32, 1,
+    ),
+    "log of sums": (
+        log_sum, [numbers(f16, 37, 300), numbers(f16, 45, 300), numbers(f32, 45)],
+        lambda x, w, v: log_sums(x @ w.T + v), f32, 2,
+    ),
+    "cross entropy": (
+        cross_entropy, [numbers(f16, 70, 24), numbers(f16, 24, 45), CHOSEN],
+        lambda x, w, y: log_sums(x @ w) - (x @ w)[np.arange(70), y.astype(int)], f32, 2,
+    ),
+    "nearest": (
+        nearest, [numbers(i8, 37, 40), numbers(i8, 130, 40)],
+        lambda x, c: (x @ c.T).argmax(-1), i32, 1,
+    ),
+    "layer norm": (
+        normalised, [numbers(f16, 2, 3, 24), numbers(f16, 45, 24), numbers(f32, 45)],
+        lambda x, w, g: norm(x @ w.T) * g, f16, 2,
+    ),
+    "running sum of two": (
+        gated_running, [numbers(f16, 37, 24), numbers(f16, 70, 24), numbers(f16, 70, 24)[::-1]],
+        lambda x, w, v: (np.maximum(x @ w.T, 0) * (x @ v.T)).cumsum(-1), f32, 2,
+    ),
+}  # fmt: skip
+
+
+def check(
+    kernel: Any, operands: list[np.ndarray], want: np.ndarray, dtype: str, products: int
+) -> None:
+    operands = [np.ascontiguousarray(o) for o in operands]
+    more = (0.25,) if kernel is weights else ()
+    for target in TARGETS:
+        c = np.full(want.shape, 77, dtype)
+        if target != "cpu":
+            made = kernel.compile(*operands, c, *more, target=target)
+            assert made.stages["tile"].count("gemm") == products, target
+        run(kernel, target, *operands, c, *more)
+        close = {f16: 1e-2, f32: 1e-2 if operands[0].dtype == f32 else 1e-4, i32: 0}[dtype]
+        np.testing.assert_allclose(c, want, rtol=close, atol=close * np.abs(want).max(initial=0))
+
+
+@pytest.mark.parametrize("kernel, operands, wanted, dtype, products", CASES.values(), ids=CASES)
+def test_rows_of_products_are_tiles(
+    kernel: Any,
+    operands: list[np.ndarray],
+    wanted: Callable[..., np.ndarray],
+    dtype: str,
+    products: int,
+) -> None:
+    wide = [o.astype(np.int64 if o.dtype.kind == "i" else np.float64) for o in operands]
+    check(kernel, operands, wanted(*wide), dtype, products)
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 70, 17), (70, 1, 0), (0, 5, 5)])
+def test_sizes_of_one_and_of_none(m: int, n: int, k: int) -> None:
+    x, w, v = numbers(f16, m, k), numbers(f16, n, k), numbers(f32, n)
+    want = log_sums(x.astype(np.float64) @ w.T.astype(np.float64) + v)
+    check(log_sum, [x, w, v], want, f32, 2)
