@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.whole_loops.nests import (
@@ -36,8 +36,10 @@ from tilec.frontend.whole_loops.nests import (
     fresh_name,
     index_of,
 )
-from tilec.ir.types import BOOL
-from tilec.support.syntax import every, headed, name_nodes, names_in, parsed
+from tilec.ir.types import BOOL, DType
+from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, stored_names
+
+DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
@@ -111,9 +113,10 @@ def _assigned(target: ast.expr) -> str:
     return ""
 
 
-def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
+def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> Nest:
     """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
-    that of an expression, where it is known; `language` stands for `tilec.language`."""
+    that of an expression behind statements, where it is known; `language` stands for
+    `tilec.language`."""
     simple = _Simple(declared(nest), dtype_of, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
@@ -122,7 +125,7 @@ class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes."""
 
     def __init__(
-        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeOf, language: str
+        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeBehind, language: str
     ) -> None:
         self.kept, self.dtype_of, self.dtype, self.language = kept, dtype_of, dtype, language
 
@@ -138,13 +141,43 @@ class _Simple:
 
     def loop(self, s: ast.For) -> ast.For:
         chain = chain_of(s)
-        body = [x for t in chain[-1].body for x in self.parts(t)]
+        body = list[ast.stmt]()
+        for t in chain[-1].body:
+            body += self.chosen(t, body) or self.parts(t)
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
         for c in reversed(chain):
             made = copy.copy(c)
             made.body = body
             body = [made]
+        return made
+
+    def chosen(self, s: ast.stmt, before: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Of a condition that gives other numbers of their dtypes to names of the statements
+        `before` it, or adds to them, each as what is chosen; none for anything else."""
+        made = list[ast.stmt]()
+        if not isinstance(s, ast.If):
+            return made
+        test, named = ast.unparse(s.test), stored_names(*before)
+        for t, taken in ((t, side is s.body) for side in (s.body, s.orelse) for t in side):
+            match t:
+                case ast.AugAssign(ast.Name(name) as target, op, value):
+                    read = ast.copy_location(ast.Name(name, ast.Load()), target)
+                    value = ast.copy_location(ast.BinOp(read, op, value), t)
+                case ast.Assign([ast.Name(name)], value):
+                    pass
+                case _:
+                    return []
+            dtype = self.dtype(value, before)
+            if name in self.kept or name not in named or dtype is None:
+                return []
+            if dtype is not self.dtype(ast.Name(name), before):
+                return []
+            if name in names_in(s.test) and len(s.body + s.orelse) > 1:
+                return []  # which would be asked of the new number
+            sides = [ast.unparse(value), name][:: 1 if taken else -1]
+            choice = f"{self.language}.if_then_else({test}, {', '.join(sides)})"
+            made += parsed(f"{name} = {choice}", t)
         return made
 
     def parts(self, s: ast.stmt, tests: Sequence[ast.expr] = ()) -> list[ast.stmt]:
@@ -220,7 +253,7 @@ class _Simple:
         """Whether it is known to be: the negative of what is cut off is another number."""
         if isinstance(value, ast.Constant):
             return isinstance(value.value, int)
-        found = self.dtype(value)
+        found = self.dtype(value, ())
         return found is not None and found.is_int
 
 

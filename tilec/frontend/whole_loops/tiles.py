@@ -72,9 +72,8 @@ class Tiles(TileLoops):
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
         self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
-        self.nest = in_order(
-            self.nest, self.dtype_of, lambda value: self.dtype(value, ()), self.language
-        )
+        known = replace(self, sums=nests.declared(self.nest))
+        self.nest = in_order(self.nest, self.dtype_of, known.dtype, self.language)
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = False if self.totals else self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
