@@ -198,10 +198,11 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         combine: object,
         scan: object,
         inner: Sequence[Inner] = (),
+        across: str = "",
     ) -> ast.With | None:
         """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
         `combine`: what gives what blocks have together; `scan`: running values; `inner`: the sums
-        of products for which names stand."""
+        of products for which names stand, `across`: the index of columns that these share."""
         ours = "block", "part", "combined", "scan"
         block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
@@ -209,7 +210,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
             self.nest, named, known, lanes, self.language, "", self._fresh,
             magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
             scan=scanned, totals=frozenset(x for i in inner for x in i.names.values()),
-            gemms=Inners(self, inner, lambda e: magnitude(e)[0]).gemms,
+            gemms=Inners(self, inner, lambda e: magnitude(e)[0]).gemms, across=across,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):
@@ -218,7 +219,11 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         *outer, last = range(len(self.nest.indices))
         extents = f"T.ceildiv({_product([*outer, last])}, {found.outer})"
         if found.alone:
-            extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}"
+            counts = [f"T.ceildiv(E{last}, {found.outer})"]
+            for d in outer:
+                wide = self.nest.indices[d] == across
+                counts.append(f"T.ceildiv(E{d}, {found.width})" if wide else f"E{d}")
+            extents = " * ".join(counts)
         names = "BLOCK"
         if found.parts > 1:
             extents, names = f"{extents}, 1, {found.parts}", "(BLOCK, ONE, PART)"

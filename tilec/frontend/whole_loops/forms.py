@@ -136,9 +136,13 @@ class WholeLoops(Statements):
         if found is None:
             return None
         typed = self._typed(in_two_loops(found[0], named), named)
-        blocks = Blocks(node, typed, used | local, self.threads)
-        made = self._over_tiles(blocks, named, found[1])
-        return None if made is None else (made, blocks.names)
+        shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
+        for across in (*(i for i in typed.indices if i not in shared), ""):
+            blocks = Blocks(node, typed, used | local, self.threads)
+            made = self._over_tiles(blocks, named, found[1], across)
+            if made is not None:
+                return made, blocks.names
+        return None
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
         """The nest with the dtypes of its variables, where nothing is a float64."""
@@ -186,9 +190,10 @@ class WholeLoops(Statements):
         return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
 
     def _over_tiles(
-        self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = ()
+        self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = (), across: str = ""
     ) -> ast.With | None:
-        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have."""
+        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have,
+        `across`: the index of columns that share these."""
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
@@ -205,6 +210,7 @@ class WholeLoops(Statements):
             combine_parts,
             scan_tile,
             inner,
+            across,
         )
 
     def _about(self, extent: ast.expr) -> tuple[int, int]:

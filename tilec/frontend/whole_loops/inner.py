@@ -35,7 +35,7 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import is_pure, needed_by
-from tilec.frontend.whole_loops.tile_loops import Summed
+from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.frontend.whole_loops.writing import Line, Writer
 from tilec.ir.types import next_power_of_2
 from tilec.support.syntax import every, name_nodes, names_in, stored_names

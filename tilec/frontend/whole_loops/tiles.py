@@ -57,12 +57,13 @@ _TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
 
 class Tiled(NamedTuple):
     """A program over tiles: the iterations and the threads that a block has, the blocks that share
-    them, whether they are of the last index alone, and what a block does."""
+    them, whether they are of the last index alone, how many columns it has, and what it does."""
 
     outer: int
     threads: int
     parts: int
     alone: bool
+    width: int
     body: list[ast.stmt]
 
 
@@ -74,6 +75,8 @@ class Tiles(TileLoops):
         self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
         known = replace(self, sums=nests.declared(self.nest))
         self.nest = in_order(self.nest, self.dtype_of, known.dtype, self.language)
+        if self.across and not self._go_across(128 if self.lanes == 32 else 64):
+            return None
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
         columns = False if self.totals else self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
@@ -114,7 +117,7 @@ class Tiles(TileLoops):
             most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
         else:
             most = max(_LONGEST_PARTS, most)
-        parts = self._parts(loops, most)
+        parts = 1 if self.across else self._parts(loops, most)
         self.outer, self.inner = tile[:2]
         threads = tile[2]
         if around and self.outer == parts == 1:  # few blocks: each has more on its way
@@ -125,13 +128,17 @@ class Tiles(TileLoops):
         self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(self.outer, threads, parts, self.alone, body)
+        return (
+            None
+            if body is None
+            else Tiled(self.outer, threads, parts, self.alone, self.width, body)
+        )
 
     def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded."""
         folds = [sum(map(bool, map(self._kind, s.body))) for s in every(ast.For, *self.nest.body)]
-        large = self.lanes == 32  # what has warps of 64 has less shared memory
+        large = self.lanes == 32 and not self.across  # what has warps of 64 has less shared memory
         many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
         inner = max(16, min(128 if large and max(folds) < 2 else 64, next_power_of_2(length)))
@@ -228,7 +235,7 @@ class Tiles(TileLoops):
                     if name in self.frozen or not self._is_pure(value):
                         return None
                     new = self._held(name, dtype, s)
-                    new += self._each(f"{self.held[name]}[{self.o}]", value, s)
+                    new += self._each(self._place_of(name), value, s)
                     self.sums[name] = dtype
                     self.outside.add(name)
                 case ast.Assign([ast.Name(name)], value):
@@ -240,7 +247,7 @@ class Tiles(TileLoops):
                             return None
                         self._write_out(name, value)
                         continue
-                    new = self._each(f"{self.held[name]}[{self.o}]", value, s)
+                    new = self._each(self._place_of(name), value, s)
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                     if not self._is_pure(value):
                         return None
