@@ -20,7 +20,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tilec.frontend.whole_loops.folds import given_by
-from tilec.frontend.whole_loops.nests import Nest, Put, changed_by, index_of, unravelled
+from tilec.frontend.whole_loops.nests import (
+    Named,
+    Nest,
+    Put,
+    changed_by,
+    counted,
+    elements_of,
+    index_of,
+    unravelled,
+)
 from tilec.frontend.whole_loops.tile_places import TilePlaces
 from tilec.ir.types import FLOAT32, next_power_of_2
 from tilec.support.syntax import every, names_in, parsed, stored_names
@@ -182,3 +191,21 @@ def _spread(nest: Nest, across: str) -> Nest:
             s = loop
         body.append(s)
     return Nest(nest.indices, nest.extents, tuple(body))
+
+
+def with_columns(nest: Nest, named: Named) -> Nest:
+    """The nest with its last loop's iterations as its own, where that has rows of sums inside of
+    it and nothing else writes: what stands before it is the same for all of them."""
+    *before, last = nest.body
+    rows = [s for s in last.body if isinstance(s, ast.For)] if isinstance(last, ast.For) else []
+    stores = any(isinstance(n.ctx, ast.Store) for n in elements_of(*before))
+    if stores or not any(every(ast.For, *(x for s in rows for x in s.body))):
+        return nest
+    assert isinstance(last, ast.For)
+    extent, own = counted(last.iter, named), {*nest.indices, *stored_names(*nest.body)}
+    if extent is None or last.orelse or not index_of(last) or names_in(extent) & own:
+        return nest
+    if index_of(last) in names_in(*before) or any(every(ast.Expr, *before)):
+        return nest
+    indices, extents = (*nest.indices, index_of(last)), (*nest.extents, extent)
+    return Nest(indices, extents, (*before, *last.body))

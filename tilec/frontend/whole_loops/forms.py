@@ -15,6 +15,7 @@ from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar, is_literal
 from tilec.frontend.whole_loops import nests
+from tilec.frontend.whole_loops.across import with_columns
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.folds import Folds
@@ -132,16 +133,18 @@ class WholeLoops(Statements):
             local.add(name)
             return name
 
-        found = without_sums(nest, named, find, fresh)
-        if found is None:
-            return None
-        typed = self._typed(in_two_loops(found[0], named), named)
-        shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
-        for across in (*(i for i in typed.indices if i not in shared), ""):
-            blocks = Blocks(node, typed, used | local, self.threads)
-            made = self._over_tiles(blocks, named, found[1], across)
-            if made is not None:
-                return made, blocks.names
+        columns = with_columns(nest, named)
+        for rows in (columns, nest) if columns is not nest else (nest,):
+            found = without_sums(rows, named, find, fresh)
+            if found is None:
+                continue
+            typed = self._typed(in_two_loops(found[0], named), named)
+            shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
+            for across in (*(i for i in typed.indices if i not in shared), *[""] * (rows is nest)):
+                blocks = Blocks(node, typed, used | local, self.threads)
+                made = self._over_tiles(blocks, named, found[1], across)
+                if made is not None:
+                    return made, blocks.names
         return None
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:

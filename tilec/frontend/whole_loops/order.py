@@ -31,6 +31,7 @@ from tilec.frontend.whole_loops.nests import (
     Nest,
     Put,
     chain_of,
+    changed_by,
     counted_down,
     declared,
     fresh_name,
@@ -183,6 +184,8 @@ class _Simple:
     def parts(self, s: ast.stmt, tests: Sequence[ast.expr] = ()) -> list[ast.stmt]:
         """A statement; of a condition around folds alone, one around each."""
         if isinstance(s, ast.If):
+            if (both := self._of_both(s)) is not None:
+                return self.parts(both, tests)
             if not all(map(self._folds, ast.walk(s))):
                 return [s]
             other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
@@ -196,6 +199,23 @@ class _Simple:
             return []
         test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
         return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+
+    def _of_both(self, s: ast.If) -> ast.stmt | None:
+        """What either side adds to one float, or multiplies it by, as one of both."""
+        if len(s.body) != 1 or len(s.orelse) != 1:
+            return None
+        match changed_by(s.body[0]), changed_by(s.orelse[0]):
+            case (name, op, one), (other, again, two):
+                dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
+                same = name == other and type(op) is type(again)
+                if same and isinstance(op, ast.Add | ast.Mult) and dtype and dtype.is_float:
+                    sides = ", ".join(map(ast.unparse, (s.test, one, two)))
+                    chosen = f"{self.language}.if_then_else({sides})"
+                    (made,) = parsed(f"{name} += {chosen}", s)
+                    assert isinstance(made, ast.AugAssign)
+                    made.op = op
+                    return made
+        return None
 
     def _folds(self, n: ast.AST) -> bool:
         """Whether a statement, or what is none, is a fold or has some under a condition."""

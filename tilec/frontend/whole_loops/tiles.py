@@ -85,7 +85,8 @@ class Tiles(TileLoops):
         extents = [nests.counted(s.iter, self.named) for chain in chains for s in chain]
         if any(e is None or self.own & names_in(e) for e in extents):
             return None
-        if not columns and any(self._trips(chain) < self.lanes // 2 for chain in chains):
+        short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
+        if short and not columns and not self.totals:
             return None  # a thread reads all of such a row at once
         if columns and max(map(self._trips, chains)) <= _SHORT:
             if (self._iterations() or _HUGE) >= _MANY:
