@@ -115,10 +115,12 @@ class WholeLoops(Statements):
         def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
             typed = self._typed(inner, named)
             product = self._product(node, typed, named, used)
-            if product is None or self._number([e for _, e in product.inner]) < _LEAST:
+            if product is None or inner.indices[-1] not in product.columns:
+                return None
+            if self._number([e for _, e in product.inner]) < _LEAST:
                 return None
             product = self._without_bounds(product)
-            tiled = self._tiled(product, typed, named)
+            tiled = self._tiled(product, typed, named, inner.indices[-1])
             if tiled is None:
                 return None
             tensors = (self.names.get(o.tensor.id) for o in product.operands if o.tensor)
@@ -292,9 +294,12 @@ class WholeLoops(Statements):
         sums = (replace(s, left=bare(s.left), right=bare(s.right)) for s in p.sums)
         return replace(p, sums=tuple(sums))
 
-    def _tiled(self, p: Product, nest: nests.Nest, named: nests.Named) -> Tiling | None:
+    def _tiled(
+        self, p: Product, nest: nests.Nest, named: nests.Named, column: str = ""
+    ) -> Tiling | None:
         """The rows and the columns that tiles go along, and how operands come into these; None
-        where T.gemm does not give what the loop does, or a grid does not count the others."""
+        where T.gemm does not give what the loop does, or a grid does not count the others.
+        `column`: the one to go along, beside one row."""
         extents = dict(zip(nest.indices, nest.extents))
         left, right = (set().union(*(o.names for o in each)) for each in zip(*p.pairs))
         if not {*extents} & (left ^ right) <= {*p.rows, *p.columns}:
@@ -317,11 +322,13 @@ class WholeLoops(Statements):
 
         sides = p.rows, p.columns
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
+        lines[1] = (column,) if column else lines[1]
         if not all(is_copied(o, line) for o, line in p.sided):
             loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
             if min(map(self._number, loops)) < _LEAST:
                 return None
-            lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
+            if not column:
+                lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
         others = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
         if math.prod(n for n in others if n is not None) > _MOST_BLOCKS:
             return None

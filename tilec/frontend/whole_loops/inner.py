@@ -27,8 +27,10 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     Put,
+    chain_of,
     counted,
     elements_of,
+    index_of,
     tensor_of,
     unravelled,
 )
@@ -45,11 +47,11 @@ _STEP = 128  # and what it has of longer ones
 
 
 class Inner(NamedTuple):
-    """The sums of a loop's body, and how their tiles are gone along; the loop's index and extent;
-    the `bytes` of an operand; `names`: what stands for each sum, by what the author calls it."""
+    """The sums of a loop's body, and how their tiles are gone along; the indices and extents of the
+    `loops` in one another; the `bytes` of an operand; `names`: what stands for each sum, by what
+    the author calls it."""
 
-    at: str
-    extent: ast.expr
+    loops: list[tuple[str, ast.expr]]
     product: Product
     tiled: Tiling
     bytes: int
@@ -82,7 +84,7 @@ def without_sums(
             return None
     stored = {tensor_of(e) for e in elements_of(*body) if isinstance(e.ctx, ast.Store)}
     read = {n.id for inner in found for o in inner.product.operands for n in name_nodes(o.value)}
-    loops = {name for i in found for name in (i.at, *(index for index, _ in i.product.inner))}
+    loops = {name for i in found for name, _ in (*i.loops, *i.product.inner)}
     if stored & read or read & {*stored_names(*body)} - loops:
         return None
     order = sorted(range(len(nest.indices)), key=lambda d: nest.indices[d] in rows)
@@ -95,24 +97,25 @@ def without_sums(
 def _inner_of(
     s: ast.stmt, nest: Nest, at: int, named: Named, find: Find, fresh: Fresh
 ) -> Inner | None:
-    match s:
-        case ast.For(ast.Name(index), iterated, body, []) if any(every(ast.For, *body)):
-            extent = counted(iterated, named)
-            if extent is None:
-                return None
-            known = _names_for_places(nest, at, named)
-            indices, extents = (*nest.indices, index), (*nest.extents, extent)
-            found = find(Nest(indices, extents, (*known, *body)))
-            if found is None or found[1].columns != (index,):
-                return None
-            texts = {*map(ast.unparse, known)}
-            before = (t for t in found[0].before if ast.unparse(t) not in texts)
-            product, tiled, size = found
-            totals = dict.fromkeys(ast.unparse(x.total) for x in product.sums)
-            names = {total: fresh("total") for total in totals}
-            product = replace(product, before=tuple(before))
-            return Inner(index, extent, product, tiled, size, names)
-    return None
+    chain = chain_of(s) if isinstance(s, ast.For) else []
+    if chain and not any(every(ast.For, *chain[-1].body)):
+        chain.pop()
+    counts = [(index_of(c), counted(c.iter, named)) for c in chain if not c.orelse]
+    loops = [(index, extent) for index, extent in counts if index and extent is not None]
+    if not loops or len(loops) != len(chain):
+        return None
+    known, (indices, extents) = _names_for_places(nest, at, named), zip(*loops)
+    whole = (*nest.indices, *indices), (*nest.extents, *extents)
+    found = find(Nest(*whole, (*known, *chain[-1].body)))
+    if found is None:
+        return None
+    product, tiled, size = found
+    texts = {*map(ast.unparse, known)}
+    product = replace(
+        product, before=tuple(t for t in product.before if ast.unparse(t) not in texts)
+    )
+    names = {ast.unparse(x.total): "" for x in product.sums}
+    return Inner(loops, product, tiled, size, {total: fresh("total") for total in names})
 
 
 def _names_for_places(nest: Nest, at: int, named: Named) -> list[ast.stmt]:
@@ -156,9 +159,10 @@ def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
         if not hasattr(t, "lineno"):
             ast.copy_location(t, s)
         ast.fix_missing_locations(t)
-    loop = copy.copy(s)
-    loop.body = body
-    return loop
+    for c in reversed(chain_of(s)[: len(inner.loops)]):
+        s = copy.copy(c)
+        s.body, body = body, [s]
+    return s
 
 
 class Inners:
@@ -190,12 +194,14 @@ class Inners:
     def _written(self, i: Inner, row: str, start: str, sizes: tuple[int, int]) -> Summed:
         """With the fragments by what the author calls the sums."""
         p, w, last = i.product, self.writer, len(self.writer.nest.indices)
-        w.given |= {f"I{last}": i.at, f"E{last}": i.extent}
+        *others, (index, extent) = i.loops
+        w.given |= {f"I{last}": index, f"E{last}": extent}
         for d, (index, extent) in enumerate(p.inner):
             w.given |= {f"J{d}": index, f"K{d}": extent}
         *around, k = range(len(p.inner))
         depth = 0 if around else self.depth(p.inner[-1][1])
-        whole = 0 < depth <= _DEEP // i.bytes and len(p.sums) == 1
+        moving = {n for n, _ in others} & {n for s in p.sums for n in s.left.names}
+        whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.sums) == 1
         deep = next_power_of_2(depth) if whole else _STEP // i.bytes // len(p.sums)
         for name, size in zip(("BM", "BN", "BK"), (*sizes, max(16, deep))):
             w.given[name] = ast.Constant(size)

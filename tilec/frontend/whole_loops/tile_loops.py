@@ -313,7 +313,8 @@ for {turn} in {self.language}.{loop}:
     """
             text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
-        next(every(ast.For, *made)).body[1:1] = summed.each
+        behind = len(ast.parse(found).body)
+        next(every(ast.For, *made)).body[behind:behind] = summed.each
         for s, (name, times) in [*zip(around, loops.items())][::-1] if self.parts == 1 else ():
             head = f"for {name} in {self.language}.serial({times}):"
             made = [headed(head, made, s)]

@@ -135,6 +135,12 @@ class Tiles(TileLoops):
             else Tiled(self.outer, threads, parts, self.alone, self.width, body)
         )
 
+    def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
+        """Sums of products are of the elements of one loop."""
+        if self.totals:
+            return [*chain[:-1]], [chain[-1]], self._length(chain[-1])
+        return super()._levels(chain)
+
     def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded."""
