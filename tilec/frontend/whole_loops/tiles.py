@@ -144,12 +144,15 @@ class Tiles(TileLoops):
     def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded."""
-        folds = [sum(map(bool, map(self._kind, s.body))) for s in every(ast.For, *self.nest.body)]
-        large = self.lanes == 32 and not self.across  # what has warps of 64 has less shared memory
+        few = all(  # a place is folded beside what is the most
+            sum(2 * isinstance(x, ast.If) or bool(self._kind(x)) for x in s.body) < 2
+            for s in every(ast.For, *self.nest.body)
+        )
+        large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
         many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
-        inner = max(16, min(128 if large and max(folds) < 2 else 64, next_power_of_2(length)))
-        return outer, inner, max(128, min(256, outer * inner // 64))
+        inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
+        return outer, inner, 256 if outer == 128 else 128
 
     # --- what form it has -------------------------------------------------------------------------
 
