@@ -397,3 +397,109 @@ def test_a_sum_that_is_chosen_keeps_its_dtype() -> None:
     logits = q.astype(np.float64) @ w.T.astype(np.float64)
     want = softmax(np.where(keep != 0, logits, -np.inf))
     check(padded_weights, [q, w, keep], want, f32, 3)
+
+
+@tilec.kernel
+def in_place(Q: T.Tensor((S, K), f16), W: T.Tensor((N, K), f16), P: T.Tensor((S, N), f32)) -> None:
+    for s in T.Parallel(S):
+        most, total = -T.infinity("float32"), 0.0
+        for t in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.cast(Q[s, k], f32) * T.cast(W[t, k], f32)
+            P[s, t] = acc
+            most = T.max(most, acc)
+        for t in range(N):
+            P[s, t] = T.exp(P[s, t] - most)
+            total += P[s, t]
+        for t in range(N):
+            P[s, t] /= total
+
+
+def test_what_is_stored_is_read_again_by_its_own_rows() -> None:
+    q, w = numbers(f16, 70, 24), numbers(f16, 150, 24)
+    want = softmax(q.astype(np.float64) @ w.T.astype(np.float64))
+    check(in_place, [q, w], want, f32, 1)
+
+
+@tilec.kernel
+def rows_inside(
+    X: T.Tensor((B, M, K), f16), Y: T.Tensor((B, N, K), f16), Z: T.Tensor((M, N), f16),
+    S: T.Tensor((B,), f32),
+) -> None:  # fmt: skip
+    for b in T.Parallel(B):
+        total = 0.0
+        for i in range(M):
+            for j in range(N):
+                acc = 0.0
+                for k in range(K):
+                    acc += T.cast(X[b, i, k], f32) * T.cast(Y[b, j, k], f32)
+                total += acc * T.cast(Z[i, j], f32)
+        S[b] = total
+
+
+def test_sums_none_of_whose_rows_are_iterations_are_loops() -> None:
+    x, y, z = numbers(f16, 3, 18, 20), numbers(f16, 3, 33, 20), numbers(f16, 18, 33)
+    want = np.einsum("bik,bjk,ij->b", *(a.astype(np.float64) for a in (x, y, z)))
+    check(rows_inside, [x, y, z], want, f32, 0)
+
+
+@tilec.kernel
+def chosen_gradient(
+    X: T.Tensor((M, N), f32), Y: T.Tensor((M,), i32), G: T.Tensor((M, N), f32)
+) -> None:
+    for i in T.Parallel(M):
+        most, total = -T.infinity("float32"), 0.0
+        for j in range(N):
+            most = T.max(most, X[i, j])
+        for j in range(N):
+            total += T.exp(X[i, j] - most)
+        for j in range(N):
+            p = T.exp(X[i, j] - most) / total
+            if j == Y[i]:
+                p -= 1.0
+            G[i, j] = p / M
+
+
+@tilec.kernel
+def huber(X: T.Tensor((M, N), f32), Y: T.Tensor((M, N), f32), L: T.Tensor((M,), f32)) -> None:
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            d = T.abs(X[i, j] - Y[i, j])
+            if d < 1:
+                total += 0.5 * d * d
+            else:
+                total += d - 0.5
+        L[i] = total
+
+
+@tilec.kernel
+def ridge(X: T.Tensor((K, N), f32), G: T.Tensor((N, N), f32)) -> None:
+    for i, j in T.Parallel(N, N):
+        acc = 0.0
+        for k in range(K):
+            acc += X[k, i] * X[k, j]
+        if i == j:
+            acc += 0.5
+        G[i, j] = acc
+
+
+def test_what_a_condition_chooses_or_adds_is_done_over_tiles() -> None:
+    x, y, chosen = numbers(f32, 12, 70), numbers(f32, 12, 70)[::-1].copy(), CHOSEN[:12].copy()
+    wide, other = x.astype(np.float64), y.astype(np.float64)
+    gradient = (softmax(wide) - np.eye(70)[chosen]) / 12
+    d = np.abs(wide - other)
+    losses = np.where(d < 1, 0.5 * d * d, d - 0.5).sum(-1)
+    gram = wide.T @ wide + 0.5 * np.eye(70)
+    for kernel, operands, want, form in (
+        (chosen_gradient, (x, chosen), gradient, "reduce"),
+        (huber, (x, y), losses, "reduce"),
+        (ridge, (x,), gram, "gemm"),
+    ):
+        for target in TARGETS:
+            c = np.full(want.shape, 77, f32)
+            run(kernel, target, *operands, c)
+            np.testing.assert_allclose(c, want, rtol=1e-2, atol=1e-2 * np.abs(want).max())
+            if target != "cpu":
+                assert form in kernel.compile(*operands, c, target=target).stages["tile"], target

@@ -76,7 +76,7 @@ def without_sums(
         body.append(s)
     rows = {i for inner in found for i in inner.tiled.rows}
     lines = [line for inner in found for line in (inner.tiled.rows, inner.tiled.columns)]
-    if len(rows) != 1 or any(len(line) > 1 for line in lines):
+    if len(rows) != 1 or not rows <= {*nest.indices} or any(len(line) > 1 for line in lines):
         return None
     for at, (old, new) in enumerate(zip(nest.body, body)):
         lost = {*stored_names(old)} - {*stored_names(new)}
@@ -200,6 +200,8 @@ class Inners:
             w.given |= {f"J{d}": index, f"K{d}": extent}
         *around, k = range(len(p.inner))
         depth = 0 if around else self.depth(p.inner[-1][1])
+        if isinstance(p.inner[-1][1], ast.BinOp):
+            depth = 0  # which may be a little more than that
         moving = {n for n, _ in others} & {n for s in p.sums for n in s.left.names}
         whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.sums) == 1
         deep = next_power_of_2(depth) if whole else _STEP // i.bytes // len(p.sums)

@@ -138,6 +138,10 @@ class _Simple:
                 own = ast.copy_location(ast.Subscript(place.value, place.slice, ast.Load()), place)
                 made = ast.copy_location(ast.BinOp(own, op, value), s)
                 return ast.copy_location(ast.Assign([place], made), s)
+            case ast.AugAssign(ast.Name(name) as target, op, value) if name not in self.kept:
+                read = ast.copy_location(ast.Name(name, ast.Load()), target)
+                made = ast.copy_location(ast.BinOp(read, op, value), s)
+                return ast.copy_location(ast.Assign([target], made), s)
         return s
 
     def loop(self, s: ast.For) -> ast.For:
@@ -161,10 +165,7 @@ class _Simple:
             return made
         test, named = ast.unparse(s.test), stored_names(*before)
         for t, taken in ((t, side is s.body) for side in (s.body, s.orelse) for t in side):
-            match t:
-                case ast.AugAssign(ast.Name(name) as target, op, value):
-                    read = ast.copy_location(ast.Name(name, ast.Load()), target)
-                    value = ast.copy_location(ast.BinOp(read, op, value), t)
+            match self.statement(t):
                 case ast.Assign([ast.Name(name)], value):
                     pass
                 case _:
@@ -191,7 +192,7 @@ class _Simple:
             other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
             sides = ((s.test, s.body), (other, s.orelse))
             return [x for test, body in sides for t in body for x in self.parts(t, [*tests, test])]
-        s = self._sum(s)
+        s = self._sum(self.statement(s))
         s, tests = self._truth(s, tests)
         if not tests:
             return [s]

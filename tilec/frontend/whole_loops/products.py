@@ -194,9 +194,14 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
-        inner, reader = _counts(chain_of(loop), named), _Reader(named, lambda test: True)
+        chain = chain_of(loop)
+        inner, reader = _counts(chain, named), _Reader(named, lambda test: True)
         if inner is None:
             continue
+        indices, extents = zip(*inner)
+        row = Nest((*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body))
+        if (missed := missed_product(row, named)) is not None:
+            return missed._replace(why="the loops around it are not done over tiles of such sums")
         within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
         under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}
         found, others = dict[ast.stmt, list[Operand]](), False

@@ -204,7 +204,18 @@ class Tiles(TileLoops):
                 places = {ast.unparse(e) for e in own if nests.tensor_of(e) == name}
                 if len(places) == 1 and not isinstance(s, ast.For):
                     both.discard(name)
-        return bool(both)
+        return any(not (self.totals and self._is_own(name)) for name in both)
+
+    def _is_own(self, tensor: str) -> bool:
+        """Whether all elements of a tensor that iterations name are their own, one in each loop:
+        other threads of their block may have written them, behind which it meets."""
+        found = [e for e in nests.elements_of(*self.nest.body) if nests.tensor_of(e) == tensor]
+        texts = [[*map(ast.unparse, nests.indices_of(e))] for e in found]
+        for i in self.nest.indices:
+            if not set.intersection(*({d for d, x in enumerate(t) if x == i} for t in texts)):
+                return False
+        inside = ([e for e in found if e in nests.elements_of(s)] for s in self.nest.body)
+        return all(len({*map(ast.unparse, own)}) <= 1 for own in inside)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
         """How many blocks share iterations, of `most`: where one loop folds all that there is."""
