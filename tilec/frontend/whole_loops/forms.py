@@ -78,9 +78,6 @@ class WholeLoops(Statements):
         single = one_by_one(nest, named, used)
         local |= assigned_names([*single.body])
         used = used | local
-        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
-        if inner is not None:
-            return inner
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
         product = self._product(node, typed, named, used) if tiles else None
@@ -94,6 +91,9 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
+        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
+        if inner is not None:
+            return inner
         self._tell_missed(typed, named)
         made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
         if made is None and self.row_lanes:

@@ -129,11 +129,9 @@ class Tiles(TileLoops):
         self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return (
-            None
-            if body is None
-            else Tiled(self.outer, threads, parts, self.alone, self.width, body)
-        )
+        if body is None:
+            return None
+        return Tiled(self.outer, threads, parts, self.alone, self.width, body)
 
     def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
         """Sums of products are of the elements of one loop."""
