@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 import ast
-import copy
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from tilec import language as T
 from tilec.frontend.whole_loops.folds import Magnitude
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, Put, fresh_name, unravelled
-from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
+from tilec.frontend.whole_loops.inner import Inner, Inners
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, unravelled
+from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
 from tilec.frontend.whole_loops.tiles import Tiles
+from tilec.frontend.whole_loops.writing import Line, OperandTile, Writer
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
-from tilec.support.syntax import names_in, parsed, placed
 
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
 
-Given = str | ast.expr | list[ast.stmt]
 
-
-class _Tile(NamedTuple):
-    """A shared tile of an operand: the statements that make and fill it, and whether it goes down
-    its columns along the sum."""
-
-    name: str
-    made: str
-    filled: str
-    k_first: bool
-
-
-class _Line(NamedTuple):
-    """Indices that a tile goes along as one, by their numbers, where it begins, and how many it
-    has; of the sum what its index, `turn`, and its extent are called."""
-
-    indices: list[int]
-    begin: str
-    size: str
-    turn: str = ""
-    extent: str = ""
-
-
-class Blocks:
-    """Writes the program with a grid that the loop at `node` becomes. `used` are the names that it
-    must not take; it asks for tilec's builtins as attributes of `language`. `asked`: how many
-    threads the decorator or the launch asks for. `names`: what names of its own stand for."""
+class Blocks(Writer):
+    """Writes the program with a grid. `asked`: how many threads the decorator or the launch asks
+    for."""
 
     def __init__(self, node: ast.stmt, nest: Nest, used: set[str], asked: int | None) -> None:
-        self.node, self.nest, self.used, self.asked = node, nest, used, asked
-        self.language = fresh_name("T", used)
-        self.names: dict[str, object] = {self.language: T}
-        self.given: dict[str, Given] = {}
-        for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
-            self.given |= {f"I{d}": index, f"E{d}": extent}
+        super().__init__(node, nest, used)
+        self.asked = asked
 
     def product(self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool) -> ast.With:
         """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
@@ -73,26 +43,13 @@ class Blocks:
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
         if around:
             step, turn = f"(step % {steps})", f"(step // {steps})"
-        rows, columns = _Line(m, "by * BM", "BM"), _Line(n, "bx * BN", "BN")
-        turns = _Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}")
-        tiles: dict[str, _Tile] = {}
-        sums: dict[str, str] = {}
-        gemms = []
-        for s in p.sums:
-            total = sums.setdefault(ast.unparse(s.total), _numbered("sums", len(sums)))
-            self.given[f"DTYPE_{total}"] = s.dtype
-            for name, operand, line in (("a_tile", s.left, rows), ("b_tile", s.right, columns)):
-                same = sum(t.name.startswith(name) for t in tiles.values())
-                if operand.text not in tiles:
-                    tile = self._operand(_numbered(name, same), operand, line, turns, tiled)
-                    tiles[operand.text] = tile
-            a, b = tiles[s.left.text], tiles[s.right.text]
-            turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
-            gemms.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
-        made = [t.made for t in tiles.values()]
-        made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
-        made += [f"T.clear({x})" for x in sums.values()]
-        filled = "\n".join([*(t.filled for t in tiles.values()), *gemms])
+        lines = (
+            Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
+            Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
+        )  # fmt: skip
+        g = self.gemms(p, tiled, lines, _numbered)
+        made = [*g.made, *(f"T.clear({x})" for x in g.sums.values())]
+        filled = "\n".join([*(t.filled for t in g.tiles.values()), *g.added])
         grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
         text = f"""
 with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
@@ -107,81 +64,7 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
         {f"if I{m[0]} < E{m[0]} and I{n[0]} < E{n[0]}: BODY" if edges else "BODY"}
 """
         self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
-        return self._written(text, sums)
-
-    def _operand(self, name: str, o: Operand, line: _Line, k: _Line, tiled: Tiling) -> _Tile:
-        """A tile of an operand along its rows or columns, and along the sum."""
-        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
-        begins = {turn: (k.begin, k.size)}
-        if len(own) == 1:
-            begins[own[0]] = line.begin, line.size
-        if o.text in tiled.copied:
-            return self._tile(name, o, begins)
-        k_first = not o.ends_with(turn) and any(map(o.ends_with, own))
-        at, step = self._own("at"), self._own("turn")
-        parts, puts = list[_Tile](), dict[str, ast.expr]()
-        for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
-            parts.append(self._tile(self._own("part"), e, begins))
-            place = self._place(parts[-1], at, step)
-            puts[e.text] = ast.parse(place, mode="eval").body
-        value, dtype = self._put(Put(puts).visit(copy.deepcopy(o.value))), tiled.dtypes[o.text]
-        if dtype is None:
-            assert o.tensor is not None
-            kind = f"{self._put(o.tensor)}.dtype"
-        else:
-            kind = self._put(dtype)
-            for d in (o.dtype, dtype):
-                value = value if d is None else f"T.cast({value}, {self._put(d)})"
-        tests = [self._put(t) for t in o.tests]
-        tests += [f"{k.turn} < {k.extent}"] * (o.text not in tiled.ended)
-        if tests:
-            value = f"T.if_then_else({' and '.join(tests)}, {value}, T.cast(0, {kind}))"
-        (first, rows), (last, columns) = [(at, line.size), (step, k.size)][:: -1 if k_first else 1]
-        filled = f"""
-for {first}, {last} in T.Parallel({rows}, {columns}):
-    {self._apart(f"{line.begin} + {at}", line.indices)}
-    {k.turn} = {k.begin} + {step}
-    {name}[{first}, {last}] = {value}
-"""
-        made = [*(t.made for t in parts), f"{name} = T.alloc_shared(({rows}, {columns}), {kind})"]
-        return _Tile(
-            name, "; ".join(made), "\n".join([*(t.filled for t in parts), filled]), k_first
-        )
-
-    def _own(self, base: str) -> str:
-        """A name for one of this module's, which the author's syntax may be given."""
-        name = f"OWN{len(self.given)}"
-        self.given[name] = self._fresh(base)
-        return name
-
-    def _place(self, tile: _Tile, at: str, turn: str) -> str:
-        """The text of a tile's element, by names that may stand in the author's syntax."""
-        name, *place = (str(self.given[x]) for x in (tile.name, at, turn))
-        return f"{name}[{', '.join(reversed(place) if tile.k_first else place)}]"
-
-    def _tile(self, name: str, o: Operand, begins: Mapping[str, tuple[str, str]]) -> _Tile:
-        """A tile of elements; `begins`: of the indices that they go by, where it begins, and how
-        many it has."""
-        assert o.tensor is not None
-        tensor, shape, at = self._put(o.tensor), list[str](), list[str]()
-        last_two = {o.where(i) for i in begins} == {len(o.indices) - 2, len(o.indices) - 1}
-        for d, index in enumerate(o.indices):
-            by = next((i for i in begins if o.where(i) == d), "")
-            place = " + ".join(self._put(x) for x in beside(index, by))
-            if by:
-                start, size = begins[by]
-                shape.append(size)
-                place = f"{place} + {start}" if place else start
-                place += "" if last_two else f":{place} + {size}"
-            at.append(place)
-        made = f"{name} = T.alloc_shared(({', '.join(shape)}), {tensor}.dtype)"
-        return _Tile(name, made, f"T.copy({tensor}[{', '.join(at)}], {name})", shape[0] == "BK")
-
-    def _put(self, node: ast.expr) -> str:
-        """A name for the author's syntax."""
-        name = f"GIVEN{len(self.given)}"
-        self.given[name] = node
-        return name
+        return self._written(text, g.sums)
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of
@@ -195,17 +78,17 @@ for {first}, {last} in T.Parallel({rows}, {columns}):
         extents = [f"K{d}" for d in range(k)]
         of = {p.row: ("by * BM", "BM"), p.column: ("bx * BN", "BN")}
         turns = {p.inner[-1][0]: (f"(step % {steps}) * BK", "BK")}
-        row, column, turn = map(self._own, ("row", "column", "turn"))
-        tiles, elements = list[_Tile](), dict[str, str]()
+        row, column, turn = map(self.own, ("row", "column", "turn"))
+        tiles, elements = list[OperandTile](), dict[str, str]()
         for e in p.tiles:
             line = p.row if p.row in e.names else p.column
-            tiles.append(self._tile(self._own("tile"), e, {line: of[line], **turns}))
+            tiles.append(self._tile(self.own("tile"), e, {line: of[line], **turns}))
             elements[e.text] = self._place(tiles[-1], row if line == p.row else column, turn)
         made = [t.made for t in tiles]
         for name, dtype in p.kept.items():
-            kept = self._own(name)
+            kept = self.own(name)
             elements[name] = f"{self.given[kept]}[{self.given[row]}, {self.given[column]}]"
-            made.append(f"{kept} = T.alloc_fragment((BM, BN), {self._put(dtype)})")
+            made.append(f"{kept} = T.alloc_fragment((BM, BN), {self.put(dtype)})")
         each = f"""for {row}, {column} in T.Parallel(BM, BN):
     I{m} = by * BM + {row}
     I{n} = bx * BN + {column}
@@ -314,16 +197,20 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         dtype_of: DtypeOf,
         combine: object,
         scan: object,
+        inner: Sequence[Inner] = (),
+        across: str = "",
     ) -> ast.With | None:
         """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
-        `combine`: what gives what blocks have together; `scan`: running values."""
+        `combine`: what gives what blocks have together; `scan`: running values; `inner`: the sums
+        of products for which names stand, `across`: the index of columns that these share."""
         ours = "block", "part", "combined", "scan"
         block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
         writer = Tiles(
             self.nest, named, known, lanes, self.language, "", self._fresh,
             magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
-            scan=scanned,
+            scan=scanned, totals=frozenset(x for i in inner for x in i.names.values()),
+            gemms=Inners(self, inner, lambda e: magnitude(e)[0]).gemms, across=across,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):
@@ -331,8 +218,12 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
             return None
         *outer, last = range(len(self.nest.indices))
         extents = f"T.ceildiv({_product([*outer, last])}, {found.outer})"
-        if found.columns:
-            extents = f"T.ceildiv(E{last}, {found.outer}) * {_product(outer)}"
+        if found.alone:
+            counts = [f"T.ceildiv(E{last}, {found.outer})"]
+            for d in outer:
+                wide = self.nest.indices[d] == across
+                counts.append(f"T.ceildiv(E{d}, {found.width})" if wide else f"E{d}")
+            extents = " * ".join(counts)
         names = "BLOCK"
         if found.parts > 1:
             extents, names = f"{extents}, 1, {found.parts}", "(BLOCK, ONE, PART)"
@@ -344,36 +235,6 @@ with T.Kernel({extents}, threads={found.threads}) as {names}:
         self.given["ONE"] = self._fresh("one")
         self.names |= {combined: combine, scanned: scan}
         return self._written(text)
-
-    def _fresh(self, base: str) -> str:
-        name = fresh_name(base, self.used)
-        self.used = self.used | {name}
-        return name
-
-    def _apart(self, number: str, indices: list[int]) -> str:
-        """Statements that take the indices out of a row-major number."""
-        return unravelled([f"I{d}" for d in indices], [f"E{d}" for d in indices], number)
-
-    def _written(
-        self,
-        text: str,
-        totals: Mapping[str, str] | None = None,
-        own: Mapping[str, str] | None = None,
-    ) -> ast.With:
-        """The syntax of `text`, at the loop's place but for what is the author's; `totals`: which
-        fragment holds what the author calls so; `own`: which element."""
-        (made,) = parsed(text, self.node)
-        ours = names_in(made) - {*self.given, "T"}
-        suffix = ""
-        while self.used & {n + suffix for n in ours}:
-            suffix += "_"
-        names = {n: n + suffix for n in ours} | {"T": self.language}
-        place = f"[{names.get('row')}, {names.get('column')}]"
-        elements = {total: names[x] + place for total, x in (totals or {}).items()}
-        elements |= own or {}
-        made = _Fill(self.given, names, elements).visit(made)
-        assert isinstance(made, ast.With)
-        return made
 
 
 def tile_of(about: Sequence[int], unit: int) -> list[int]:
@@ -415,46 +276,3 @@ def _numbered(name: str, number: int) -> str:
 
 def _product(extents: list[int]) -> str:
     return " * ".join(f"E{d}" for d in extents) or "1"
-
-
-class _Fill(ast.NodeTransformer):
-    """Puts the author's syntax in the place of names, and gives other names those of `names`. In
-    the author's own statements what is written as in `elements` becomes one of these."""
-
-    def __init__(
-        self,
-        given: Mapping[str, Given],
-        names: Mapping[str, str],
-        elements: Mapping[str, str],
-    ) -> None:
-        self.given, self.names, self.elements = given, names, elements
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        found = self.given.get(node.id)
-        if isinstance(found, ast.AST):
-            return found
-        name = found if isinstance(found, str) else self.names.get(node.id, node.id)
-        return ast.copy_location(ast.Name(name, node.ctx), node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
-        found = self.given.get(node.value.id) if isinstance(node.value, ast.Name) else None
-        if not isinstance(found, list):
-            return self.generic_visit(node)
-        return [self._own(s) for s in found] or [ast.copy_location(ast.Pass(), node)]
-
-    def _own(self, node: ast.AST) -> ast.AST:
-        """A copy of the author's syntax."""
-        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in self.elements:
-            made = ast.parse(self.elements[ast.unparse(node)], mode="eval").body
-            assert isinstance(made, ast.Subscript)
-            made.ctx = node.ctx
-            return placed(made, node)
-        fields = {
-            name: [self._own(x) if isinstance(x, ast.AST) else x for x in value]
-            if isinstance(value, list)
-            else self._own(value)
-            if isinstance(value, ast.AST)
-            else value
-            for name, value in ast.iter_fields(node)
-        }
-        return ast.copy_location(type(node)(**fields), node)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.values import as_syntax
-from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.folds import ENDS, Folds
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Named,
@@ -35,7 +35,6 @@ from tilec.support.syntax import assigned_names, every, name_nodes, names_in, st
 
 _WIDER = ("float64", "double")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
-_ENDS = (T.infinity, T.max_value, T.min_value)
 
 
 def with_dtypes(
@@ -138,7 +137,7 @@ class _Folded:
         """Whether loops fold into it, bools into one that begins as such, and all else that it is
         given is where it begins again, or arithmetic on it: no other name for another number."""
         folds = {s for s, v, _ in self._folds(behind) if _is_bool(v) == (dtype is BOOL)}
-        given = {s for s in behind if self._keeps(s, dtype)}
+        given = {s for outer in behind for s in _sides(outer) if self._keeps(s, dtype)}
         for s in behind:
             match s:
                 case ast.Assign([ast.Name(name)], value) if name == self.name and begins(value):
@@ -150,8 +149,10 @@ class _Folded:
         int that is divided, or to which a float is added, is one."""
         if dtype is FLOAT32:  # nothing is wider
             new = self._chosen(s)
-            if new is not None and self.name in names_in(new) and _is_arithmetic(new):
-                return True
+            if new is not None and self.name in names_in(new):
+                known = replace(self._reads(), sums={self.name: _text(FLOAT32, new)})
+                if _is_arithmetic(new) or known.dtype(new, ()) is FLOAT32:
+                    return True
         value = self._changed(s, *[ast.Div] * dtype.is_float)
         if value is None or dtype is FLOAT32:
             return value is not None
@@ -215,7 +216,7 @@ class _Folded:
         """The dtype whose largest or smallest number a word is, which is a number as any other."""
         match value:
             case ast.Call(func, args, []):
-                if any(self.named(func) is word for word in _ENDS):
+                if any(self.named(func) is word for word in ENDS):
                     if not args:
                         return FLOAT32
                     return None if self.dtype_of is None else self.dtype_of(args[0])

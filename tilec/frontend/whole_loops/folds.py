@@ -45,6 +45,9 @@ _OF_TWO = (T.max, T.min, max, min)
 _OF_FLOATS = (
     T.exp, T.exp2, T.log, T.log2, T.sqrt, T.rsqrt, T.sin, T.cos, T.tanh, T.sigmoid, T.erf,
 )  # fmt: skip
+ENDS = (T.infinity, T.max_value, T.min_value)
+"""Numbers of the dtype that they are given."""
+
 _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
@@ -233,6 +236,8 @@ class Folds(Rows):
                 found = self.named(func)
                 if isinstance(found, DType):
                     return found
+                if any(found is word for word in ENDS):
+                    return self.dtype_of(given)
                 if (found is T.cast or found is T.Cast) and len(others) == 1:
                     return self.dtype_of(others[0] if found is T.cast else given)
                 if any(found is word for word in (T.if_then_else, T.where)):

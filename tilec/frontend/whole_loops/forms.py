@@ -15,9 +15,11 @@ from tilec.frontend.recovery import Form
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, Scalar, is_literal
 from tilec.frontend.whole_loops import nests
+from tilec.frontend.whole_loops.across import with_columns
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
@@ -95,6 +97,9 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
+        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
+        if inner is not None:
+            return inner
         self._tell_missed(typed, named)
         made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
@@ -107,6 +112,48 @@ class WholeLoops(Statements):
             blocks = Blocks(node, nest, used, self.threads)
             made = blocks.threads()
         return made, blocks.names
+
+    def _of_sums(
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str]
+    ) -> Form | None:
+        """A nest with sums of products inside of its loops."""
+
+        def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
+            typed = self._typed(inner, named)
+            product = self._product(node, typed, named, used)
+            if product is None or inner.indices[-1] not in product.columns:
+                return None
+            if self._number([e for _, e in product.inner]) < _LEAST:
+                return None
+            product = self._without_bounds(product)
+            tiled = self._tiled(product, typed, named, inner.indices[-1])
+            if tiled is None:
+                return None
+            tensors = (self.names.get(o.tensor.id) for o in product.operands if o.tensor)
+            dtypes = [getattr(x, "dtype", FLOAT32) for x in tensors]
+            dtypes += [self._dtype_of(d) or FLOAT32 for d in tiled.dtypes.values() if d]
+            return product, tiled, max(d.bits for d in dtypes) // 8
+
+        used = self.frame.source.used_names() | local
+
+        def fresh(base: str) -> str:
+            name = nests.fresh_name(base, used | local)
+            local.add(name)
+            return name
+
+        columns = with_columns(nest, named)
+        for rows in (columns, nest) if columns is not nest else (nest,):
+            found = without_sums(rows, named, find, fresh)
+            if found is None:
+                continue
+            typed = self._typed(in_two_loops(found[0], named), named)
+            shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
+            for across in (*(i for i in typed.indices if i not in shared), *[""] * (rows is nest)):
+                blocks = Blocks(node, typed, used | local, self.threads)
+                made = self._over_tiles(blocks, named, found[1], across)
+                if made is not None:
+                    return made, blocks.names
+        return None
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
         """The nest with the dtypes of its variables, where nothing is a float64."""
@@ -153,8 +200,11 @@ class WholeLoops(Statements):
         sizes = {"BM": side, "BN": side, "BK": 32}
         return blocks.pairs(found, {x: ast.Constant(n) for x, n in sizes.items()})
 
-    def _over_tiles(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
-        """A nest whose loops go along rows or columns of tiles."""
+    def _over_tiles(
+        self, blocks: Blocks, named: nests.Named, inner: Sequence[Inner] = (), across: str = ""
+    ) -> ast.With | None:
+        """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have,
+        `across`: the index of columns that share these."""
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
@@ -163,7 +213,15 @@ class WholeLoops(Statements):
         if not self.row_lanes:
             return None
         return blocks.tiles(
-            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts, scan_tile
+            named,
+            self._static,
+            self.row_lanes,
+            magnitude,
+            self._dtype_of,
+            combine_parts,
+            scan_tile,
+            inner,
+            across,
         )
 
     def _about(self, extent: ast.expr) -> tuple[int, int]:
@@ -250,9 +308,12 @@ class WholeLoops(Statements):
         sums = (replace(s, left=bare(s.left), right=bare(s.right)) for s in p.sums)
         return replace(p, sums=tuple(sums))
 
-    def _tiled(self, p: Product, nest: nests.Nest, named: nests.Named) -> Tiling | None:
+    def _tiled(
+        self, p: Product, nest: nests.Nest, named: nests.Named, column: str = ""
+    ) -> Tiling | None:
         """The rows and the columns that tiles go along, and how operands come into these; None
-        where T.gemm does not give what the loop does, or a grid does not count the others."""
+        where T.gemm does not give what the loop does, or a grid does not count the others.
+        `column`: the one to go along, beside one row."""
         extents = dict(zip(nest.indices, nest.extents))
         left, right = (set().union(*(o.names for o in each)) for each in zip(*p.pairs))
         if not {*extents} & (left ^ right) <= {*p.rows, *p.columns}:
@@ -275,11 +336,13 @@ class WholeLoops(Statements):
 
         sides = p.rows, p.columns
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
+        lines[1] = (column,) if column else lines[1]
         if not all(is_copied(o, line) for o, line in p.sided):
             loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
             if min(map(self._number, loops)) < _LEAST:
                 return None
-            lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
+            if not column:
+                lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
         others = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
         if math.prod(n for n in others if n is not None) > _MOST_BLOCKS:
             return None

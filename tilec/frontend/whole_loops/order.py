@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.whole_loops.nests import (
@@ -31,13 +31,16 @@ from tilec.frontend.whole_loops.nests import (
     Nest,
     Put,
     chain_of,
+    changed_by,
     counted_down,
     declared,
     fresh_name,
     index_of,
 )
-from tilec.ir.types import BOOL
-from tilec.support.syntax import every, headed, name_nodes, names_in, parsed
+from tilec.ir.types import BOOL, DType
+from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, stored_names
+
+DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
     ast.Or: "max", ast.BitOr: "max", ast.And: "min", ast.BitAnd: "min",
@@ -111,9 +114,10 @@ def _assigned(target: ast.expr) -> str:
     return ""
 
 
-def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeOf, language: str) -> Nest:
+def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> Nest:
     """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
-    that of an expression, where it is known; `language` stands for `tilec.language`."""
+    that of an expression behind statements, where it is known; `language` stands for
+    `tilec.language`."""
     simple = _Simple(declared(nest), dtype_of, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
@@ -122,7 +126,7 @@ class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes."""
 
     def __init__(
-        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeOf, language: str
+        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeBehind, language: str
     ) -> None:
         self.kept, self.dtype_of, self.dtype, self.language = kept, dtype_of, dtype, language
 
@@ -134,11 +138,17 @@ class _Simple:
                 own = ast.copy_location(ast.Subscript(place.value, place.slice, ast.Load()), place)
                 made = ast.copy_location(ast.BinOp(own, op, value), s)
                 return ast.copy_location(ast.Assign([place], made), s)
+            case ast.AugAssign(ast.Name(name) as target, op, value) if name not in self.kept:
+                read = ast.copy_location(ast.Name(name, ast.Load()), target)
+                made = ast.copy_location(ast.BinOp(read, op, value), s)
+                return ast.copy_location(ast.Assign([target], made), s)
         return s
 
     def loop(self, s: ast.For) -> ast.For:
         chain = chain_of(s)
-        body = [x for t in chain[-1].body for x in self.parts(t)]
+        body = list[ast.stmt]()
+        for t in chain[-1].body:
+            body += self.chosen(t, body) or self.parts(t)
         if not any(c.orelse for c in chain):
             chain = _as_in_memory(chain)
         for c in reversed(chain):
@@ -147,15 +157,42 @@ class _Simple:
             body = [made]
         return made
 
+    def chosen(self, s: ast.stmt, before: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Of a condition that gives other numbers of their dtypes to names of the statements
+        `before` it, or adds to them, each as what is chosen; none for anything else."""
+        made = list[ast.stmt]()
+        if not isinstance(s, ast.If):
+            return made
+        test, named = ast.unparse(s.test), stored_names(*before)
+        for t, taken in ((t, side is s.body) for side in (s.body, s.orelse) for t in side):
+            match self.statement(t):
+                case ast.Assign([ast.Name(name)], value):
+                    pass
+                case _:
+                    return []
+            dtype = self.dtype(value, before)
+            if name in self.kept or name not in named or dtype is None:
+                return []
+            if dtype is not self.dtype(ast.Name(name), before):
+                return []
+            if name in names_in(s.test) and len(s.body + s.orelse) > 1:
+                return []  # which would be asked of the new number
+            sides = [ast.unparse(value), name][:: 1 if taken else -1]
+            choice = f"{self.language}.if_then_else({test}, {', '.join(sides)})"
+            made += parsed(f"{name} = {choice}", t)
+        return made
+
     def parts(self, s: ast.stmt, tests: Sequence[ast.expr] = ()) -> list[ast.stmt]:
         """A statement; of a condition around folds alone, one around each."""
         if isinstance(s, ast.If):
+            if (both := self._of_both(s)) is not None:
+                return self.parts(both, tests)
             if not all(map(self._folds, ast.walk(s))):
                 return [s]
             other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
             sides = ((s.test, s.body), (other, s.orelse))
             return [x for test, body in sides for t in body for x in self.parts(t, [*tests, test])]
-        s = self._sum(s)
+        s = self._sum(self.statement(s))
         s, tests = self._truth(s, tests)
         if not tests:
             return [s]
@@ -163,6 +200,23 @@ class _Simple:
             return []
         test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
         return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+
+    def _of_both(self, s: ast.If) -> ast.stmt | None:
+        """What either side adds to one float, or multiplies it by, as one of both."""
+        if len(s.body) != 1 or len(s.orelse) != 1:
+            return None
+        match changed_by(s.body[0]), changed_by(s.orelse[0]):
+            case (name, op, one), (other, again, two):
+                dtype = self.dtype_of(self.kept[name]) if name in self.kept else None
+                same = name == other and type(op) is type(again)
+                if same and isinstance(op, ast.Add | ast.Mult) and dtype and dtype.is_float:
+                    sides = ", ".join(map(ast.unparse, (s.test, one, two)))
+                    chosen = f"{self.language}.if_then_else({sides})"
+                    (made,) = parsed(f"{name} += {chosen}", s)
+                    assert isinstance(made, ast.AugAssign)
+                    made.op = op
+                    return made
+        return None
 
     def _folds(self, n: ast.AST) -> bool:
         """Whether a statement, or what is none, is a fold or has some under a condition."""
@@ -220,7 +274,7 @@ class _Simple:
         """Whether it is known to be: the negative of what is cut off is another number."""
         if isinstance(value, ast.Constant):
             return isinstance(value.value, int)
-        found = self.dtype(value)
+        found = self.dtype(value, ())
         return found is not None and found.is_int
 
 

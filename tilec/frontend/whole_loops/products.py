@@ -33,6 +33,7 @@ from tilec.frontend.whole_loops.nests import (
     Put,
     called,
     chain_of,
+    changed_by,
     counted,
     elements_of,
     index_of,
@@ -114,11 +115,12 @@ def find_product(
 def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
     a condition before the kernel runs."""
-    at = next((n for n, s in enumerate(nest.body) if isinstance(s, ast.For)), len(nest.body))
-    before, epilogue = nest.body[:at], nest.body[at + 1 :]
-    if at == len(nest.body) or any(every(ast.For | ast.While | ast.With | ast.Return, *epilogue)):
+    body = _as_one_loop(nest.body)
+    at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
+    before, epilogue = body[:at], body[at + 1 :]
+    if at == len(body) or any(every(ast.For | ast.While | ast.With | ast.Return, *epilogue)):
         return None
-    loop = nest.body[at]
+    loop = body[at]
     assert isinstance(loop, ast.For)
     loops, between, within, tests = _levels(loop)
     inner, reader = _counts(loops, named), _Reader(named, decided)
@@ -153,6 +155,30 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     return found if sums and inner and rows and columns else None
 
 
+def _as_one_loop(body: Sequence[ast.stmt]) -> tuple[ast.stmt, ...]:
+    """Loops over the same numbers as one, where none reads what one before it adds up."""
+    loops = [s for s in body if isinstance(s, ast.For)]
+    if len({f"{ast.unparse(s.target)} in {ast.unparse(s.iter)}" for s in loops}) != 1:
+        return tuple(body)
+    at, end = body.index(loops[0]), body.index(loops[-1])
+    inside, between, changed = list[ast.stmt](), list[ast.stmt](), set[str]()
+    for s in body[at : end + 1]:
+        if changed & names_in(s) or any(x.orelse for x in loops):
+            return tuple(body)
+        if not isinstance(s, ast.For):
+            between.append(s)
+            if {*stored_names(s)} & names_in(*inside):
+                return tuple(body)
+            continue
+        known = {*map(ast.unparse, inside)}  # names that each loop makes anew
+        more = [x for x in s.body if isinstance(x, ast.AugAssign) or ast.unparse(x) not in known]
+        inside += more
+        changed |= {n for x in more if (found := changed_by(x)) for n in found[:1]}
+    loop = copy.copy(loops[0])
+    loop.body = inside
+    return (*body[:at], *between, loop, *body[end + 1 :])
+
+
 class Missed(NamedTuple):
     """A statement that adds up products of elements of rows and columns, which are those of
     `tensors`; `inner` are extents of its loops that do not follow from the
@@ -168,9 +194,14 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
-        inner, reader = _counts(chain_of(loop), named), _Reader(named, lambda test: True)
+        chain = chain_of(loop)
+        inner, reader = _counts(chain, named), _Reader(named, lambda test: True)
         if inner is None:
             continue
+        indices, extents = zip(*inner)
+        row = Nest((*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body))
+        if (missed := missed_product(row, named)) is not None:
+            return missed._replace(why="the loops around it are not done over tiles of such sums")
         within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
         under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}
         found, others = dict[ast.stmt, list[Operand]](), False

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from tilec.frontend.whole_loops.across import Across, Fold
 from tilec.frontend.whole_loops.folds import Pick
 from tilec.frontend.whole_loops.nests import (
     Put,
@@ -18,7 +19,8 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
     unravelled,
 )
-from tilec.frontend.whole_loops.scans import PAD, Scans, makers
+from tilec.frontend.whole_loops.scans import PAD, makers
+from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import every, headed, names_in, parsed
 
@@ -35,110 +37,8 @@ class Step(NamedTuple):
 
 
 @dataclass
-class TileLoops(Scans):
-    """`block` and `part`: what stands for the block's number, and for which of those it is that
-    share columns; `scan`: for what makes running values. A tile has `outer` iterations, or columns,
-    and `inner` elements of each, of `rows` iterations of the loop around it; `o`, `n` and `step`
-    name a place in it, and its number."""
-
-    block: str = ""
-    part: str = ""
-    combined: str = ""
-    scan: str = ""
-    held: dict[str, str] = field(default_factory=dict)  # variables, and the fragments they are in
-    written_out: dict[str, ast.expr] = field(default_factory=dict)  # names, for what they stand
-    frozen: set[str] = field(default_factory=set)  # variables that these need as they are
-    running: dict[str, str] = field(default_factory=dict)  # variables, and places of tiles
-    outer: int = 1
-    inner: int = 1
-    rows: int = 1
-    columns: bool = False
-    parts: int = 1
-    o: str = ""
-    n: str = ""
-    step: str = ""
-
-    def _held(self, name: str, dtype: ast.expr, at: ast.stmt) -> list[ast.stmt]:
-        """The fragment of a variable."""
-        if name in self.held:
-            return []
-        self.held[name] = self.fresh(name)
-        return self._fragment(self.held[name], (self.outer,), dtype, at)
-
-    def _fragment(
-        self, name: str, shape: tuple[int, ...], dtype: ast.expr, at: ast.stmt
-    ) -> list[ast.stmt]:
-        made = f"{name} = {self.language}.alloc_fragment({shape}, {ast.unparse(dtype)})"
-        return parsed(made, at)
-
-    def _write_out(self, name: str, value: ast.expr) -> None:
-        """Let `name`, whose dtype nobody has written, stand for what it is."""
-        self.frozen |= names_in(value) & self.held.keys()
-        self.written_out[name] = self._put(value)
-
-    def _names(self) -> Put:
-        """Elements of fragments for variables; written out names before them."""
-        places = {name: f"{tile}[{self.o}]" for name, tile in self.held.items()} | self.running
-        held = {name: ast.parse(place, mode="eval").body for name, place in places.items()}
-        return Put({**held, **self.written_out})
-
-    def _put(self, node: ast.expr) -> ast.expr:
-        """The author's expression, with elements of fragments for variables."""
-        found = self._names().visit(copy.deepcopy(node))
-        assert isinstance(found, ast.expr)
-        return found
-
-    def _each(
-        self, target: str, value: ast.expr, at: ast.stmt, guarded: bool = False
-    ) -> list[ast.stmt]:
-        """An assignment for each of the block's iterations; of a variable, for those beyond the
-        last one, too, which have tiles' elements."""
-        guard = f"if {self._inside()}: " * (guarded and self.outer > 1)
-        text = f"""
-for {self.o} in {self.language}.Parallel({self.outer}):
-    {self._places()}
-    {guard}{target} = {ast.unparse(self._put(value))}
-"""
-        return parsed(text, at)
-
-    def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
-        """A statement for each of the block's iterations that there are."""
-        guarded = headed(f"if {self._inside()}:", [self._names().visit(copy.deepcopy(s))], s)
-        head = f"for {self.o} in {self.language}.Parallel({self.outer}):"
-        return [headed(head, [*parsed(self._places(), s), guarded], s)]
-
-    def _numbers(self) -> tuple[str, str, str]:
-        """The number of the block among those that go along the iterations it has, the number of
-        the others, and how many iterations there are."""
-        if not self.columns:
-            return self.block, "0", " * ".join(f"({ast.unparse(e)})" for e in self.nest.extents)
-        extent = ast.unparse(self.nest.extents[-1])
-        across = f"{self.language}.ceildiv({extent}, {self.outer})"
-        own = self.block if len(self.nest.indices) == 1 else f"{self.block} % {across}"
-        return own, f"({self.block} // {across})", f"({extent})"
-
-    def _places(self) -> str:
-        """The indices of an iteration."""
-        own, number, _ = self._numbers()
-        first = f"{own} * {self.outer} + {self.o}"
-        *others, last = self.nest.indices
-        if not self.columns:
-            others, number = [*others, last], f"({first})"
-        extents = [f"({ast.unparse(e)})" for e in self.nest.extents[: len(others)]]
-        rest = unravelled(others, extents, number)
-        return f"{last} = {first}; {rest}" if self.columns else rest
-
-    def _inside(self) -> str:
-        """Whether there is such an iteration."""
-        own, _, total = self._numbers()
-        if self.columns:
-            return f"{self.nest.indices[-1]} < {total}"
-        return "True" if self.outer == 1 else f"{own} * {self.outer} + {self.o} < {total}"
-
-    def _is_whole(self) -> str:
-        """Whether all iterations of the block are there."""
-        own, _, total = self._numbers()
-        return "True" if self.outer == 1 else f"({own} + 1) * {self.outer} <= {total}"
+class TileLoops(Across):
+    """Writes what a loop folds."""
 
     def _folding(
         self, loop: ast.For, behind: Sequence[ast.stmt]
@@ -172,13 +72,18 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         runs = {name: self.fresh(name) for name in sorted(running)}
         asked = {p.best: p for s in loop.body if (p := self._asked_inside(s)) is not None}
         self.asked = {*asked}
+        own, _, _ = self._numbers()
+        starts = f"{own} * {self.outer}", f"{self.step} * {self.inner}"
+        wanted = names_in(*loop.body) & self.totals
+        summed = self.gemms(wanted, *starts, (self.outer, self.inner))
+        before += summed.before
+        self.running |= {x: f"{t}[{self.o}, {self.n}]" for x, t in summed.tiles.items()}
         for name, run in runs.items():
             self.running[name] = self._at(name, f"{run}[{self.o}, {self.n} + {PAD - 1}]")
         self.wanted = self.fresh("wanted")
         self.shared: list[str] = []
         self.kinds: list[str] = []
         shape, place = self._tile()
-        dim = int(not self.columns)
         first = list[str]()
         for s in loop.body:
             if (pick := self._pick(s, chain)) is not None:
@@ -214,32 +119,51 @@ for {self.o} in {self.language}.Parallel({self.outer}):
                 steps.append(step)
                 carried.append(carry)
                 continue
-            tile, kept = self.fresh("parts"), self.held[name]
-            before += self._fragment(tile, shape, self.sums[name], s)
-            own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
-            symbol = _OPERATORS.get(word, "")
-            self.kinds.append(COMBINED.get(word, word))
-            start = self._neutral(word, self.sums[name])
-            if start is None:
+            if name in self.wide:
+                made_of = self._added_across(name, word, value, loop)
+            else:
+                made_of = self._in_parts(name, word, value, asked.get(name), s)
+            if made_of is None:
                 return None
-            before += parsed(f"{self.language}.fill({tile}, {start})", s)
-            folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
-            if symbol or name in asked:
-                got = self.fresh("sums")
-                before += self._fragment(got, (self.outer,), self.sums[name], s)
-                after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
-                if name not in asked:
-                    folded = f"{own} {symbol} ({text})"
-                last += self._joined(kept, got, symbol, asked.get(name), s)
-                self.shared.append(got)
-            else:  # of blocks that share it each has what it began with
-                reduced = f"{tile}, {kept}, dim={dim}, clear=False"
-                after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
-                self.shared.append(kept)
-            whole.append(f"{own} = {folded}")
-            edge.append(f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})")
-        tiles = self._over_tiles(chain, first, [*steps, Step(whole, edge, carried)])
+            before += made_of.before
+            after += made_of.after
+            last += made_of.last
+            whole.append(made_of.whole)
+            edge.append(made_of.edge)
+            carried += made_of.behind
+        steps.append(Step(whole, edge, carried))
+        tiles = self._over_tiles(chain, first, steps, summed)
         return [*before, *tiles, *after], last
+
+    def _in_parts(
+        self, name: str, word: str, value: ast.expr, asked: Pick | None, s: ast.stmt
+    ) -> Fold | None:
+        """A fold of each element of tiles by itself, and of these behind the loop."""
+        shape, place = self._tile()
+        dim, tile, kept = int(not self.columns), self.fresh("parts"), self.held[name]
+        own, text = f"{tile}[{place}]", ast.unparse(self._put(value))
+        symbol, start = _OPERATORS.get(word, ""), self._neutral(word, self.sums[name])
+        self.kinds.append(COMBINED.get(word, word))
+        if start is None:
+            return None
+        before = self._fragment(tile, shape, self.sums[name], s)
+        before += parsed(f"{self.language}.fill({tile}, {start})", s)
+        after, last = list[ast.stmt](), list[ast.stmt]()
+        folded = f"{self.language}.{word}({own}, {text})"  # no part begins as what is no number
+        if symbol or asked is not None:
+            got = self.fresh("sums")
+            before += self._fragment(got, (self.outer,), self.sums[name], s)
+            after += parsed(f"{self.language}.reduce_{word}({tile}, {got}, dim={dim})", s)
+            if asked is None:
+                folded = f"{own} {symbol} ({text})"
+            last += self._joined(kept, got, symbol, asked, s)
+            self.shared.append(got)
+        else:  # of blocks that share it each has what it began with
+            reduced = f"{tile}, {kept}, dim={dim}, clear=False"
+            after += parsed(f"{self.language}.reduce_{word}({reduced})", s)
+            self.shared.append(kept)
+        edge = f"{own} = {self.language}.if_then_else({self.wanted}, {folded}, {own})"
+        return Fold(before, f"{own} = {folded}", edge, [], after, last)
 
     def _joined(
         self, kept: str, got: str, symbol: str, asked: Pick | None, at: ast.stmt
@@ -333,9 +257,10 @@ for {o} in {t}.Parallel({self.outer}):
         chain: Sequence[ast.For],
         first: Sequence[str],
         steps: Sequence[Step],
+        summed: Summed,
     ) -> list[ast.stmt]:
-        """The loops over tiles, of which a block has its share: what is done `first`, then in
-        steps."""
+        """The loops over tiles, of which a block has its share: what is `summed`, what is done
+        `first`, then in steps."""
         around, flat, _ = self._levels(chain)
         extents = [self._range(s) for s in flat]
         extent = " * ".join(extents)
@@ -376,8 +301,9 @@ for {o} in {t}.Parallel({self.outer}):
             {body}"""
 
         inside += f" and {self._inside()}"
+        loop = f"Pipelined({turns}, num_stages=2)" if summed.ahead else f"serial({turns})"
         text = f"""
-for {turn} in {self.language}.serial({turns}):
+for {turn} in {self.language}.{loop}:
     {found}
     {over(first).strip()}"""
         for step in steps:
@@ -387,19 +313,12 @@ for {turn} in {self.language}.serial({turns}):
     """
             text += "\n".join(step.behind).replace("\n", "\n    ")
         made = parsed(text, chain[-1])
+        behind = len(ast.parse(found).body)
+        next(every(ast.For, *made)).body[behind:behind] = summed.each
         for s, (name, times) in [*zip(around, loops.items())][::-1] if self.parts == 1 else ():
             head = f"for {name} in {self.language}.serial({times}):"
             made = [headed(head, made, s)]
         return made
-
-    def _range(self, s: ast.For) -> str:
-        return f"({ast.unparse(self._extent(s))})"
-
-    def _tile(self) -> tuple[tuple[int, int], str]:
-        """A tile's shape, and the place in it of a block's iteration and a loop's."""
-        if self.columns:
-            return (self.inner, self.outer), f"{self.n}, {self.o}"
-        return (self.outer, self.inner), f"{self.o}, {self.n}"
 
     def _ahead(
         self, s: ast.stmt, shape: tuple[int, ...], place: str, loop: ast.For

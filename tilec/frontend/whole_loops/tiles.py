@@ -57,12 +57,13 @@ _TOGETHER = 8192  # elements of a tile of short rows, where there are few blocks
 
 class Tiled(NamedTuple):
     """A program over tiles: the iterations and the threads that a block has, the blocks that share
-    them, whether iterations are columns, and what a block does."""
+    them, whether they are of the last index alone, how many columns it has, and what it does."""
 
     outer: int
     threads: int
     parts: int
-    columns: bool
+    alone: bool
+    width: int
     body: list[ast.stmt]
 
 
@@ -72,18 +73,20 @@ class Tiles(TileLoops):
     def tiled(self) -> Tiled | None:
         """None where the loops are of another form, or short."""
         self.nest = in_variables(self.nest, self.named, self.dtype_of, self.language, self.fresh)
-        self.nest = in_order(
-            self.nest, self.dtype_of, lambda value: self.dtype(value, ()), self.language
-        )
+        known = replace(self, sums=nests.declared(self.nest))
+        self.nest = in_order(self.nest, self.dtype_of, known.dtype, self.language)
+        if self.across and not self._go_across(128 if self.lanes == 32 else 64):
+            return None
         loops = [s for s in self.nest.body if isinstance(s, ast.For)]
-        columns = self._along_columns(loops)
+        columns = False if self.totals else self._along_columns(loops)
         if columns is None or not loops or self._reads_what_it_writes():
             return None
         chains = [nests.chain_of(s) for s in loops]
         extents = [nests.counted(s.iter, self.named) for chain in chains for s in chain]
         if any(e is None or self.own & names_in(e) for e in extents):
             return None
-        if not columns and any(self._trips(chain) < self.lanes // 2 for chain in chains):
+        short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
+        if short and not columns and not self.totals:
             return None  # a thread reads all of such a row at once
         if columns and max(map(self._trips, chains)) <= _SHORT:
             if (self._iterations() or _HUGE) >= _MANY:
@@ -98,6 +101,11 @@ class Tiles(TileLoops):
             tile = outer, _ELEMENTS // outer, _THREADS
             groups = -(-(width or _HUGE) // outer)
             blocks = _AT_EDGES if unit % outer else _BLOCKS
+        elif self.totals:
+            rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
+            tile = self._of_sums(rows, length or _HUGE)
+            others = max(1, (self._iterations() or _HUGE) // rows)
+            groups, blocks = others * -(-rows // tile[0]), _BLOCKS
         else:
             iterations = self._iterations() or _HUGE
             tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
@@ -106,11 +114,11 @@ class Tiles(TileLoops):
         most = min(_MOST_PARTS, blocks // groups)
         if around:
             most = min(most, self._turns(around, size, tile[1]))
-        elif columns or length:
+        elif columns or length or self.totals:
             most = min(most, (size or _HUGE) // (tile[1] * _STEPS))
         else:
             most = max(_LONGEST_PARTS, most)
-        parts = self._parts(loops, most)
+        parts = 1 if self.across else self._parts(loops, most)
         self.outer, self.inner = tile[:2]
         threads = tile[2]
         if around and self.outer == parts == 1:  # few blocks: each has more on its way
@@ -118,9 +126,31 @@ class Tiles(TileLoops):
             self.rows = max(1, min(_TOGETHER // self.inner, next_power_of_2(deep)))
             threads = max(threads, min(2 * _THREADS, self.rows * self.inner // 16))
         self.columns, self.parts = columns, parts
+        self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
         body = self._statements()
-        return None if body is None else Tiled(self.outer, threads, parts, columns, body)
+        if body is None:
+            return None
+        return Tiled(self.outer, threads, parts, self.alone, self.width, body)
+
+    def _levels(self, chain: Sequence[ast.For]) -> tuple[list[ast.For], list[ast.For], int]:
+        """Sums of products are of the elements of one loop."""
+        if self.totals:
+            return [*chain[:-1]], [chain[-1]], self._length(chain[-1])
+        return super()._levels(chain)
+
+    def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
+        """A tile of sums of products: about as many rows and columns as there are, and no more than
+        a thread's registers hold with all that is folded."""
+        few = all(  # a place is folded beside what is the most
+            sum(2 * isinstance(x, ast.If) or bool(self._kind(x)) for x in s.body) < 2
+            for s in every(ast.For, *self.nest.body)
+        )
+        large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
+        many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
+        outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
+        inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
+        return outer, inner, 256 if outer == 128 else 128
 
     # --- what form it has -------------------------------------------------------------------------
 
@@ -172,7 +202,18 @@ class Tiles(TileLoops):
                 places = {ast.unparse(e) for e in own if nests.tensor_of(e) == name}
                 if len(places) == 1 and not isinstance(s, ast.For):
                     both.discard(name)
-        return bool(both)
+        return any(not (self.totals and self._is_own(name)) for name in both)
+
+    def _is_own(self, tensor: str) -> bool:
+        """Whether all elements of a tensor that iterations name are their own, one in each loop:
+        other threads of their block may have written them, behind which it meets."""
+        found = [e for e in nests.elements_of(*self.nest.body) if nests.tensor_of(e) == tensor]
+        texts = [[*map(ast.unparse, nests.indices_of(e))] for e in found]
+        for i in self.nest.indices:
+            if not set.intersection(*({d for d, x in enumerate(t) if x == i} for t in texts)):
+                return False
+        inside = ([e for e in found if e in nests.elements_of(s)] for s in self.nest.body)
+        return all(len({*map(ast.unparse, own)}) <= 1 for own in inside)
 
     def _parts(self, loops: Sequence[ast.For], most: int) -> int:
         """How many blocks share iterations, of `most`: where one loop folds all that there is."""
@@ -205,7 +246,7 @@ class Tiles(TileLoops):
     # --- statements -------------------------------------------------------------------------------
 
     def _statements(self) -> list[ast.stmt] | None:
-        made: list[ast.stmt] = []
+        made: list[ast.stmt] = self._of_block()
         behind: list[ast.stmt] | None = None  # what the last block alone does
         for at, s in enumerate(self.nest.body):
             match s:
@@ -213,7 +254,7 @@ class Tiles(TileLoops):
                     if name in self.frozen or not self._is_pure(value):
                         return None
                     new = self._held(name, dtype, s)
-                    new += self._each(f"{self.held[name]}[{self.o}]", value, s)
+                    new += self._each(self._place_of(name), value, s)
                     self.sums[name] = dtype
                     self.outside.add(name)
                 case ast.Assign([ast.Name(name)], value):
@@ -225,7 +266,7 @@ class Tiles(TileLoops):
                             return None
                         self._write_out(name, value)
                         continue
-                    new = self._each(f"{self.held[name]}[{self.o}]", value, s)
+                    new = self._each(self._place_of(name), value, s)
                 case ast.Assign([ast.Subscript(ast.Name()) as place], value):
                     if not self._is_pure(value):
                         return None

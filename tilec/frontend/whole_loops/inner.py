@@ -1,0 +1,230 @@
+"""Sums of products inside of the loops of a whole loop, as T.gemm gives them for its tiles.
+
+    for i in T.Parallel(M):                     for step in …:  # over tiles of 64 rows
+        for j in range(N):                          T.clear(sums)
+            acc = 0.0                               for …: T.gemm(x_tile, w_tile, sums)
+            for k in range(K):           ->         for o, n in T.Parallel(64, 128):
+                acc += X[i, k] * W[j, k]                acc = sums[o, n]
+            most = T.max(most, acc)                     parts[o, n] = T.max(parts[o, n], acc)
+        L[i] = most                             …
+
+The loop over `k` goes, and `acc` is a name for one more element of the tile that those over `j`
+read (`tile_loops`). What several loops add up anew is added up anew for each of their tiles, by
+tensor cores: there is no tensor of all the sums.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tilec.frontend.whole_loops.nests import (
+    Fresh,
+    Named,
+    Nest,
+    Put,
+    chain_of,
+    counted,
+    elements_of,
+    index_of,
+    tensor_of,
+    unravelled,
+)
+from tilec.frontend.whole_loops.operands import Tiling
+from tilec.frontend.whole_loops.products import Product
+from tilec.frontend.whole_loops.rows import is_pure, needed_by
+from tilec.frontend.whole_loops.tile_places import Summed
+from tilec.frontend.whole_loops.writing import Line, Writer
+from tilec.ir.types import next_power_of_2
+from tilec.support.syntax import every, name_nodes, names_in, stored_names
+
+_DEEP = 256  # bytes of a row, of which a tile has all;
+_STEP = 128  # and what it has of longer ones
+
+
+class Inner(NamedTuple):
+    """The sums of a loop's body, and how their tiles are gone along; the indices and extents of the
+    `loops` in one another; the `bytes` of an operand; `names`: what stands for each sum, by what
+    the author calls it."""
+
+    loops: list[tuple[str, ast.expr]]
+    product: Product
+    tiled: Tiling
+    bytes: int
+    names: dict[str, str]
+
+
+Find = Callable[[Nest], tuple[Product, Tiling, int] | None]
+
+
+def without_sums(
+    nest: Nest, named: Named, find: Find, fresh: Fresh
+) -> tuple[Nest, list[Inner]] | None:
+    """The nest with names for such sums, its last index the one that the rows of all go along; None
+    where it has none, or their rows differ. `find` says what a nest is whose last index is that of
+    a loop."""
+    body, found = list[ast.stmt](), list[Inner]()
+    for at, s in enumerate(nest.body):
+        inner = _inner_of(s, nest, at, named, find, fresh)
+        if inner is not None:
+            found.append(inner)
+            s = _without(s, inner, fresh)
+        body.append(s)
+    rows = {i for inner in found for i in inner.tiled.rows}
+    lines = [line for inner in found for line in (inner.tiled.rows, inner.tiled.columns)]
+    if len(rows) != 1 or not rows <= {*nest.indices} or any(len(line) > 1 for line in lines):
+        return None
+    for at, (old, new) in enumerate(zip(nest.body, body)):
+        lost = {*stored_names(old)} - {*stored_names(new)}
+        if any(lost & needed_by(s) for s in body[at + 1 :]):
+            return None
+    stored = {tensor_of(e) for e in elements_of(*body) if isinstance(e.ctx, ast.Store)}
+    read = {n.id for inner in found for o in inner.product.operands for n in name_nodes(o.value)}
+    loops = {name for i in found for name, _ in (*i.loops, *i.product.inner)}
+    if stored & read or read & {*stored_names(*body)} - loops:
+        return None
+    order = sorted(range(len(nest.indices)), key=lambda d: nest.indices[d] in rows)
+    made = Nest(
+        tuple(nest.indices[d] for d in order), tuple(nest.extents[d] for d in order), tuple(body)
+    )
+    return made, found
+
+
+def _inner_of(
+    s: ast.stmt, nest: Nest, at: int, named: Named, find: Find, fresh: Fresh
+) -> Inner | None:
+    chain = chain_of(s) if isinstance(s, ast.For) else []
+    if chain and not any(every(ast.For, *chain[-1].body)):
+        chain.pop()
+    counts = [(index_of(c), counted(c.iter, named)) for c in chain if not c.orelse]
+    loops = [(index, extent) for index, extent in counts if index and extent is not None]
+    if not loops or len(loops) != len(chain):
+        return None
+    known, (indices, extents) = _names_for_places(nest, at, named), zip(*loops)
+    whole = (*nest.indices, *indices), (*nest.extents, *extents)
+    found = find(Nest(*whole, (*known, *chain[-1].body)))
+    if found is None:
+        return None
+    product, tiled, size = found
+    texts = {*map(ast.unparse, known)}
+    product = replace(
+        product, before=tuple(t for t in product.before if ast.unparse(t) not in texts)
+    )
+    names = {ast.unparse(x.total): "" for x in product.sums}
+    return Inner(loops, product, tiled, size, {total: fresh("total") for total in names})
+
+
+def _names_for_places(nest: Nest, at: int, named: Named) -> list[ast.stmt]:
+    """What names before a loop stand for, as far as that follows from the indices alone."""
+    found, stored = list[ast.stmt](), stored_names(*nest.body)
+    own = {*stored}
+    for s in nest.body[:at]:
+        match s:
+            case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
+                if own.isdisjoint(names_in(value)) and not elements_of(s) and is_pure(value, named):
+                    found.append(s)
+                    own.remove(name)
+    return found
+
+
+def _without(s: ast.stmt, inner: Inner, fresh: Fresh) -> ast.stmt:
+    """The loop, each of whose sums is a name's."""
+    body, own = list[ast.stmt](), dict[str, str]()
+    for x in inner.product.sums:
+        total = ast.unparse(x.total)
+        if total not in own:
+            own[total] = fresh("acc")
+            made = ast.Name(inner.names[total], ast.Load())
+            body.append(ast.AnnAssign(ast.Name(own[total], ast.Store()), x.dtype, made, simple=1))
+    put = Put({total: ast.Name(name, ast.Load()) for total, name in own.items()})
+    for t in (*inner.product.before, *inner.product.epilogue):
+        t = put.visit(copy.deepcopy(t))
+        match t:
+            case ast.AugAssign(ast.Name(name), op, value) if name in own.values():
+                match value:
+                    case ast.Call(ast.Constant(), [start, dtype], []):  # what the sum begins with
+                        value = ast.Name(begun := fresh("begun"), ast.Load())
+                        target = ast.Name(begun, ast.Store())
+                        body.append(ast.AnnAssign(target, dtype, start, simple=1))
+                read = ast.Name(name, ast.Load())
+                sum_of_both = ast.BinOp(read, op, value)
+                t = ast.copy_location(ast.Assign([t.target], sum_of_both), t)
+        body.append(t)
+    assert isinstance(s, ast.For)
+    for t in body:
+        if not hasattr(t, "lineno"):
+            ast.copy_location(t, s)
+        ast.fix_missing_locations(t)
+    for c in reversed(chain_of(s)[: len(inner.loops)]):
+        s = copy.copy(c)
+        s.body, body = body, [s]
+    return s
+
+
+class Inners:
+    """Writes the T.gemms of such sums of the writer's nest. `depth`: about how long a loop is; 0,
+    longer than any known length."""
+
+    def __init__(
+        self, writer: Writer, inner: Sequence[Inner], depth: Callable[[ast.expr], int]
+    ) -> None:
+        self.writer, self.inner, self.depth = writer, inner, depth
+        self.made: dict[tuple[object, ...], Summed] = {}
+
+    def gemms(self, names: set[str], row: str, start: str, sizes: tuple[int, int]) -> Summed:
+        """`row` and `start`: where a tile of `sizes` begins. Loops that add up the same have one
+        fragment for it, and where a tile's rows have all of the sum, these come once."""
+        found = next((i for i in self.inner if names & {*i.names.values()}), None)
+        if found is None:
+            return Summed([], [], {}, False)
+        p = found.product
+        texts = (*(o.text for o in p.operands), *(ast.unparse(e) for _, e in p.inner))
+        key, before = (texts, start, sizes), list[ast.stmt]()
+        if key not in self.made:
+            self.made[key] = self._written(found, row, start, sizes)
+            before = self.made[key].before
+        made = self.made[key]
+        tiles = {found.names[total]: tile for total, tile in made.tiles.items()}
+        return Summed(before, copy.deepcopy(made.each), tiles, made.ahead)
+
+    def _written(self, i: Inner, row: str, start: str, sizes: tuple[int, int]) -> Summed:
+        """With the fragments by what the author calls the sums."""
+        p, w, last = i.product, self.writer, len(self.writer.nest.indices)
+        *others, (index, extent) = i.loops
+        w.given |= {f"I{last}": index, f"E{last}": extent}
+        for d, (index, extent) in enumerate(p.inner):
+            w.given |= {f"J{d}": index, f"K{d}": extent}
+        *around, k = range(len(p.inner))
+        depth = 0 if around else self.depth(p.inner[-1][1])
+        if isinstance(p.inner[-1][1], ast.BinOp):
+            depth = 0  # which may be a little more than that
+        moving = {n for n, _ in others} & {n for s in p.sums for n in s.left.names}
+        whole = not moving and 0 < depth <= _DEEP // i.bytes and len(p.sums) == 1
+        deep = next_power_of_2(depth) if whole else _STEP // i.bytes // len(p.sums)
+        for name, size in zip(("BM", "BN", "BK"), (*sizes, max(16, deep))):
+            w.given[name] = ast.Constant(size)
+        step, steps = w.own("step"), f"T.ceildiv(K{k}, BK)"
+        number, turn = (f"({step} % {steps})", f"({step} // {steps})") if around else (step, "")
+        lines = (
+            Line([last - 1], w.put(row), "BM"), Line([last], w.put(start), "BN"),
+            Line([k], "0" if whole else f"{number} * BK", "BK", f"J{k}", f"K{k}"),
+        )  # fmt: skip
+        g = w.gemms(p, i.tiled, lines, lambda base, same: w.own(base))
+        clear = [f"T.clear({x})" for x in g.sums.values()]
+        left = [t.filled for text, t in g.tiles.items() if text in g.left]
+        right = [t.filled for text, t in g.tiles.items() if text not in g.left]
+        made, each = g.made, [*clear, *right, *g.added]
+        if whole:
+            made = [*made, *left]
+        else:
+            names, extents = [f"J{d}" for d in around], [f"K{d}" for d in around]
+            loop = f"for {step} in T.Pipelined({' * '.join([*extents, steps])}, num_stages=2):"
+            body = [unravelled(names, extents, turn), *left, *right, *g.added]
+            each = [*clear, loop, textwrap.indent("\n".join(body), "    ")]
+        fragments = {total: str(w.given[x]) for total, x in g.sums.items()}
+        before, again = (w.filled("\n".join(x)) for x in (made, each))
+        return Summed(before, again, fragments, whole)

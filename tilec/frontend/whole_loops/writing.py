@@ -1,0 +1,246 @@
+"""Writes programs as syntax, in which the author's stands in the place of names."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tilec import language as T
+from tilec.frontend.whole_loops.nests import Nest, Put, fresh_name, unravelled
+from tilec.frontend.whole_loops.operands import Operand, Tiling, beside
+from tilec.frontend.whole_loops.products import Product
+from tilec.support.syntax import names_in, parsed, placed
+
+Given = str | ast.expr | list[ast.stmt]
+
+
+class OperandTile(NamedTuple):
+    """A shared tile of an operand: the statements that make and fill it, and whether it goes down
+    its columns along the sum."""
+
+    name: str
+    made: str
+    filled: str
+    k_first: bool
+
+
+class Line(NamedTuple):
+    """Indices that a tile goes along as one, by their numbers, where it begins, and how many it
+    has; of the sum what its index, `turn`, and its extent are called."""
+
+    indices: list[int]
+    begin: str
+    size: str
+    turn: str = ""
+    extent: str = ""
+
+
+class Gemms(NamedTuple):
+    """T.gemm for each sum of a product: the tiles of its operands by their texts, `left`: those of
+    rows, the fragments by what the author calls the sums, and the statements that make both, and
+    that add up."""
+
+    tiles: dict[str, OperandTile]
+    left: set[str]
+    sums: dict[str, str]
+    made: list[str]
+    added: list[str]
+
+
+class Writer:
+    """Writes what the loop at `node` becomes. `used` are the names that it must not take; it asks
+    for tilec's builtins as attributes of `language`. `names`: what names of its own stand for."""
+
+    def __init__(self, node: ast.stmt, nest: Nest, used: set[str]) -> None:
+        self.node, self.nest, self.used = node, nest, used
+        self.language = fresh_name("T", used)
+        self.names: dict[str, object] = {self.language: T}
+        self.given: dict[str, Given] = {}
+        for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
+            self.given |= {f"I{d}": index, f"E{d}": extent}
+
+    def gemms(
+        self, p: Product, tiled: Tiling, lines: tuple[Line, Line, Line], name: Callable[..., str]
+    ) -> Gemms:
+        """`lines`: of rows, of columns, and of the sum; `name` makes names of a base, of which
+        there are so many."""
+        rows, columns, turns = lines
+        tiles, left = dict[str, OperandTile](), set[str]()
+        sums: dict[str, str] = {}
+        added = []
+        for s in p.sums:
+            total = sums.setdefault(ast.unparse(s.total), name("sums", len(sums)))
+            self.given[f"DTYPE_{total}"] = s.dtype
+            for operand, line in ((s.left, rows), (s.right, columns)):
+                if operand.text not in tiles:
+                    base, same = "a_tile", len(left)
+                    if line is columns:
+                        base, same = "b_tile", len(tiles) - len(left)
+                    own = name(base, same)
+                    tiles[operand.text] = self._operand(own, operand, line, turns, tiled)
+                    left |= {operand.text} if line is rows else set()
+            a, b = tiles[s.left.text], tiles[s.right.text]
+            turned = f"transpose_A={a.k_first}, transpose_B={not b.k_first}"
+            added.append(f"T.gemm({a.name}, {b.name}, {total}, {turned})")
+        made = [t.made for t in tiles.values()]
+        made += [f"{x} = T.alloc_fragment((BM, BN), DTYPE_{x})" for x in sums.values()]
+        return Gemms(tiles, left, sums, made, added)
+
+    def _operand(self, name: str, o: Operand, line: Line, k: Line, tiled: Tiling) -> OperandTile:
+        """A tile of an operand along its rows or columns, and along the sum."""
+        turn, *own = (str(self.given[x]) for x in (k.turn, *(f"I{d}" for d in line.indices)))
+        begins = {turn: (k.begin, k.size)}
+        if len(own) == 1:
+            begins[own[0]] = line.begin, line.size
+        if o.text in tiled.copied:
+            return self._tile(name, o, begins)
+        k_first = not o.ends_with(turn) and any(map(o.ends_with, own))
+        at, step = self.own("at"), self.own("turn")
+        parts, puts = list[OperandTile](), dict[str, ast.expr]()
+        for e in {e.text: e for e in o.elements() if e.text in tiled.parts}.values():
+            parts.append(self._tile(self.own("part"), e, begins))
+            place = self._place(parts[-1], at, step)
+            puts[e.text] = ast.parse(place, mode="eval").body
+        value, dtype = self.put(Put(puts).visit(copy.deepcopy(o.value))), tiled.dtypes[o.text]
+        if dtype is None:
+            assert o.tensor is not None
+            kind = f"{self.put(o.tensor)}.dtype"
+        else:
+            kind = self.put(dtype)
+            for d in (o.dtype, dtype):
+                value = value if d is None else f"T.cast({value}, {self.put(d)})"
+        tests = [self.put(t) for t in o.tests]
+        tests += [f"{k.turn} < {k.extent}"] * (o.text not in tiled.ended)
+        if tests:
+            value = f"T.if_then_else({' and '.join(tests)}, {value}, T.cast(0, {kind}))"
+        (first, rows), (last, columns) = [(at, line.size), (step, k.size)][:: -1 if k_first else 1]
+        filled = f"""
+for {first}, {last} in T.Parallel({rows}, {columns}):
+    {self._apart(f"{line.begin} + {at}", line.indices)}
+    {k.turn} = {k.begin} + {step}
+    {name}[{first}, {last}] = {value}
+"""
+        made = [*(t.made for t in parts), f"{name} = T.alloc_shared(({rows}, {columns}), {kind})"]
+        return OperandTile(
+            name, "; ".join(made), "\n".join([*(t.filled for t in parts), filled]), k_first
+        )
+
+    def own(self, base: str) -> str:
+        """A name for one of this module's, which the author's syntax may be given."""
+        name = f"OWN{len(self.given)}"
+        self.given[name] = self._fresh(base)
+        return name
+
+    def _place(self, tile: OperandTile, at: str, turn: str) -> str:
+        """The text of a tile's element, by names that may stand in the author's syntax."""
+        name, *place = (str(self.given[x]) for x in (tile.name, at, turn))
+        return f"{name}[{', '.join(reversed(place) if tile.k_first else place)}]"
+
+    def _tile(self, name: str, o: Operand, begins: Mapping[str, tuple[str, str]]) -> OperandTile:
+        """A tile of elements; `begins`: of the indices that they go by, where it begins, and how
+        many it has."""
+        assert o.tensor is not None
+        tensor, shape, at = self.put(o.tensor), list[str](), list[str]()
+        last_two = {o.where(i) for i in begins} == {len(o.indices) - 2, len(o.indices) - 1}
+        for d, index in enumerate(o.indices):
+            by = next((i for i in begins if o.where(i) == d), "")
+            place = " + ".join(self.put(x) for x in beside(index, by))
+            if by:
+                start, size = begins[by]
+                shape.append(size)
+                place = f"{place} + {start}" if place else start
+                place += "" if last_two else f":{place} + {size}"
+            at.append(place)
+        made = f"{name} = T.alloc_shared(({', '.join(shape)}), {tensor}.dtype)"
+        filled = f"T.copy({tensor}[{', '.join(at)}], {name})"
+        return OperandTile(name, made, filled, shape[0] == "BK")
+
+    def put(self, node: ast.expr | str) -> str:
+        """A name for the author's syntax, or for a text of names that are used."""
+        name = f"GIVEN{len(self.given)}"
+        self.given[name] = ast.parse(node, mode="eval").body if isinstance(node, str) else node
+        return name
+
+    def _fresh(self, base: str) -> str:
+        name = fresh_name(base, self.used)
+        self.used = self.used | {name}
+        return name
+
+    def _apart(self, number: str, indices: list[int]) -> str:
+        """Statements that take the indices out of a row-major number."""
+        return unravelled([f"I{d}" for d in indices], [f"E{d}" for d in indices], number)
+
+    def _written(
+        self,
+        text: str,
+        totals: Mapping[str, str] | None = None,
+        own: Mapping[str, str] | None = None,
+    ) -> ast.With:
+        """The syntax of `text`, at the loop's place but for what is the author's; `totals`: which
+        fragment holds what the author calls so; `own`: which element."""
+        (made,) = self.filled(text, totals, own)
+        assert isinstance(made, ast.With)
+        return made
+
+    def filled(
+        self,
+        text: str,
+        totals: Mapping[str, str] | None = None,
+        own: Mapping[str, str] | None = None,
+    ) -> list[ast.stmt]:
+        made = parsed(text, self.node)
+        ours = names_in(*made) - {*self.given, "T"}
+        suffix = ""
+        while self.used & {n + suffix for n in ours}:
+            suffix += "_"
+        names = {n: n + suffix for n in ours} | {"T": self.language}
+        place = f"[{names.get('row')}, {names.get('column')}]"
+        elements = {total: names[x] + place for total, x in (totals or {}).items()}
+        elements |= own or {}
+        fill = _Fill(self.given, names, elements)
+        return [fill.visit(s) for s in made]
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts the author's syntax in the place of names, and gives other names those of `names`. In
+    the author's own statements what is written as in `elements` becomes one of these."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Given],
+        names: Mapping[str, str],
+        elements: Mapping[str, str],
+    ) -> None:
+        self.given, self.names, self.elements = given, names, elements
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        found = self.given.get(node.id)
+        if isinstance(found, ast.AST):
+            return found
+        name = found if isinstance(found, str) else self.names.get(node.id, node.id)
+        return ast.copy_location(ast.Name(name, node.ctx), node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
+        found = self.given.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if not isinstance(found, list):
+            return self.generic_visit(node)
+        return [self._own(s) for s in found] or [ast.copy_location(ast.Pass(), node)]
+
+    def _own(self, node: ast.AST) -> ast.AST:
+        """A copy of the author's syntax."""
+        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) in self.elements:
+            made = ast.parse(self.elements[ast.unparse(node)], mode="eval").body
+            assert isinstance(made, ast.Subscript)
+            made.ctx = node.ctx
+            return placed(made, node)
+        fields = {
+            name: [self._own(x) if isinstance(x, ast.AST) else x for x in value]
+            if isinstance(value, list)
+            else self._own(value)
+            if isinstance(value, ast.AST)
+            else value
+            for name, value in ast.iter_fields(node)
+        }
+        return ast.copy_location(type(node)(**fields), node)
