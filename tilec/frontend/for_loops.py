@@ -334,7 +334,7 @@ class ForLoops(Loops):
         if not isinstance(node.iter, ast.Constant) and wanted is None:  # no tile of one
             if rest := too_many_shares(self, scope):
                 raise InTiles(node.iter, rest)
-        race = find_race(made, self.indices)
+        race = find_race(made, self.indices, self.shown)
         if race is not None:
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:

@@ -199,7 +199,8 @@ class _Body:
         within = {a for i in unknown for a in args if a in self.behind(i)}
         if not known:  # too many iterations
             return within == set(args)
-        found = rows_of([*within, *(i for i in clear if known.get(i))], known, self.count)
+        indices = [*within, *(i for i in clear if known.get(i))]
+        found = rows_of(indices, known, self.count, self.forms)
         return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
 
 
