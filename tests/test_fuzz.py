@@ -193,6 +193,13 @@ def test_tiles_in_loops_exchanges_and_few_elements_are_written() -> None:
     assert {0, 1} <= extents and "few_elements" in {w for p in programs for w in p.words}
 
 
+def test_one_tile_in_several_roles_is_written() -> None:
+    text = "".join(generate(3, number).source for number in range(100))
+    assert len(re.findall(r"T\.gemm\((\w+), \1, ", text)) > 5
+    assert re.search(r"T\.gemm\((\w+), \w+, \1\b", text)
+    assert len(re.findall(r"(f\d+)\[.*\].*\b\1\[", text)) > 20
+
+
 def test_programs_are_the_same_in_every_process() -> None:
     script = (
         "from tilec.fuzz.generate import generate\n"

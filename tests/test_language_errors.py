@@ -499,6 +499,32 @@ CASES: dict[str, tuple[str, str, str]] = {
         "iteration i = 0 of T.Parallel reads an element of S that iteration i = 1 writes (line 21)",
         "another buffer",
     ),
+    "race with a fixed column": (
+        "for i, j in T.Parallel(8, 4):\n    S[i, j] = S[i, 0] * 2  #!",
+        "reads an element of S that iteration i = 0, j = 0 writes",
+        "another buffer",
+    ),
+    "race through a view": (
+        "V = T.reshape(S, (32,))\nfor i in T.Parallel(3):\n    S[1, i] = V[i + 5]  #!",
+        "iteration i = 0 of T.Parallel reads an element of S that iteration i = 1 writes",
+        "another buffer",
+    ),
+    "race through two views": (
+        "V = T.reshape(S, (32,))\nW = T.reshape(V, (4, 8))\n"
+        "for i, j in T.Parallel(8, 4):\n    S[i, j] = W[j, i]  #!",
+        "reads an element of S that iteration",
+        "another buffer",
+    ),
+    "copy onto itself through a view": (
+        "V = T.reshape(S, (32,))\nT.copy(V[3:7], S[1, :])  #!",
+        "T.copy of a (4) tile of S",
+        "another buffer",
+    ),
+    "running sums onto a part of their source": (
+        "T.cumsum(S[0:4, :], S[1:5, :], dim=1)  #!",
+        "onto a part of itself",
+        "another buffer",
+    ),
     "write race": (
         "for i in T.Parallel(16):\n    S[i // 2, 0] = X[i]  #!",
         "iterations i = 0 and i = 1 of T.Parallel write the same element of S",

@@ -156,7 +156,8 @@ class Context:
     `asynchronous`: an async_scope stands around it. `read_early`: buffers whose elements are read
     where they are named, as a loop behind that place reads and writes them. `narrow_tiles`: shared
     tiles of elements that are narrower in memory, with what asks for them; `whole_writes`: the ops
-    that write these by whole bytes of tensors, or fill them.
+    that write these by whole bytes of tensors, or fill them. `shown`: of each view the buffer that
+    it shows.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -206,6 +207,7 @@ class Context:
         self.read_early: set[Value] = set()
         self.narrow_tiles: dict[Value, ast.expr] = {}
         self.whole_writes: set[Op] = set()
+        self.shown: dict[Value, Value] = {}
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -324,7 +324,7 @@ class ForLoops(Loops):
             if rest := too_many_shares(self, scope):
                 self.left_out.in_tiles[node.iter] = tuple(rest)
                 raise Again
-        if race := find_race(made, self.indices):
+        if race := find_race(made, self.indices, self.shown):
             hint = "read from another buffer, or split the loop in two"
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"

@@ -20,6 +20,7 @@ from tilec.ir.effects import effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Cast, Parallel
 from tilec.ir.semantics import array
+from tilec.ir.types import contiguous_strides
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
@@ -46,23 +47,28 @@ class _Index:
     bases: dict[Value, int]
 
 
-def find_race(loop: Parallel, forms: Forms) -> Race | None:
-    """The first race that is certain to happen in `loop`; `forms`: what all integers are."""
+def find_race(loop: Parallel, forms: Forms, shown: Mapping[Value, Value]) -> Race | None:
+    """The first race that is certain to happen in `loop`; `forms`: what all integers are; `shown`:
+    of each view the buffer that it shows."""
     count = math.prod(looked_at(loop))
     ops, varying = loop.body.ops, _varying(loop)
     own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
     same = _same_values(ops)
     # One access for each place that is read, and for each value that is written to a place.
-    reads_of: dict[Value, dict[tuple[Value, ...], _Access]] = {}
+    reads_of: dict[Value, dict[object, _Access]] = {}
     writes: dict[object, _Access] = {}
+
+    def memory(a: _Access) -> Value:
+        return shown.get(a.buffer, a.buffer)
+
     for a in _accesses(ops, varying):
         at = tuple(same.get(i, i) for i in a.indices)
         if not a.writes:
-            reads_of.setdefault(a.buffer, {}).setdefault(at, a)
+            reads_of.setdefault(memory(a), {}).setdefault((a.buffer, at), a)
         elif a.buffer not in own:
             writes.setdefault((a.buffer, at, a.varies), a)
     suspects = [
-        (w, [r for r in reads_of.get(w.buffer, {}).values() if r.indices != w.indices])
+        (w, [r for r in reads_of.get(memory(w), {}).values() if r.place != w.place])
         for w in writes.values()
     ]
     widened = {o.result: o.operand for o in ops if isinstance(o, Cast)}
@@ -74,11 +80,11 @@ def find_race(loop: Parallel, forms: Forms) -> Race | None:
         return None
     known = evaluate(loop, forms)
     for write, reads in suspects:
-        target = rows_of(write.indices, known, count)
+        target = rows_of(write.indices, known, count, forms)
         if target is None:
             continue
         for read in reads:
-            source = rows_of(read.indices, known, count)
+            source = rows_of(read.indices, known, count, forms)
             race = None if source is None else _read_race(write, read, target, source, loop)
             if race is not None:
                 return race
@@ -102,7 +108,8 @@ def find_shared_update(loop: Parallel, places: Container[Loc], forms: Forms) -> 
         return None
     known = evaluate(loop, forms)
     for place, indices in suspects:
-        found = None if _tell_apart(indices, loop, forms) else rows_of(indices, known, count)
+        apart = _tell_apart(indices, loop, forms)
+        found = None if apart else rows_of(indices, known, count, forms)
         if found is not None and len(np.unique(row_keys(found.rows)[0])) < count:
             return place
     return None
@@ -117,6 +124,10 @@ class _Access:
     writes: bool
     varies: bool
     loc: Loc
+
+    @property
+    def place(self) -> tuple[Value, ...]:
+        return self.buffer, *self.indices
 
 
 def _accesses(ops: Sequence[Op], varying: Container[Value]) -> Iterator[_Access]:
@@ -228,9 +239,9 @@ class _Elements:
 
 
 def rows_of(
-    indices: Sequence[Value], known: dict[Value, _Index | None], count: int
+    indices: Sequence[Value], known: dict[Value, _Index | None], count: int, forms: Forms
 ) -> _Elements | None:
-    found = [_total(Affine.of(i), known) for i in indices]
+    found = [_total(forms.form(i), known) for i in indices]
     if not found or any(f is None for f in found):
         return None
     rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
@@ -247,6 +258,11 @@ def row_keys(*rows: Any) -> list[Any]:
 def _read_race(
     write: _Access, read: _Access, target: _Elements, source: _Elements, loop: Parallel
 ) -> Race | None:
+    if read.buffer is not write.buffer:
+        one, other = _numbered(target, write.buffer), _numbered(source, read.buffer)
+        if one is None or other is None or read.buffer.dtype.bits != write.buffer.dtype.bits:
+            return None
+        target, source = one, other
     if source.bases != target.bases:
         return None
     written, wanted = row_keys(target.rows, source.rows)
@@ -263,6 +279,16 @@ def _read_race(
         f"writes (line {write.loc.line}); they run in any order"
     )
     return Race(message, read.loc)
+
+
+def _numbered(found: _Elements, buffer: Value) -> _Elements | None:
+    """The elements by their row-major numbers, which those of all views are; None where some may
+    not exist."""
+    t = buffer.buffer
+    known = all(isinstance(e, int) for e in t.shape) and not any(found.bases)
+    if not known or not np.all((found.rows >= 0) & (found.rows < t.shape)):
+        return None
+    return _Elements(found.rows @ np.array(contiguous_strides(t.static_shape))[:, None], ({},))
 
 
 def _write_race(write: _Access, target: _Elements, loop: Parallel) -> Race | None:

@@ -201,7 +201,8 @@ class _Body:
         within = {a for i in unknown for a in args if a in self.behind(i)}
         if not known:  # too many iterations
             return within == set(args)
-        found = rows_of([*within, *(i for i in clear if known.get(i))], known, self.count)
+        indices = [*within, *(i for i in clear if known.get(i))]
+        found = rows_of(indices, known, self.count, self.forms)
         return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
 
     def are_always_apart(self, store: Store) -> bool:
@@ -215,7 +216,7 @@ class _Body:
             return False
         for numbers in itertools.product(*told):
             known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)))
-            found = rows_of(store.indices, known, self.count)
+            found = rows_of(store.indices, known, self.count, self.forms)
             if found is None or len(np.unique(row_keys(found.rows)[0])) < self.count:
                 return False
         return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,10 @@ import tilec.fuzz.lanes
 import tilec.fuzz.products
 import tilec.fuzz.reductions  # noqa: F401  (their statements enter the tables)
 from tilec.fuzz.expressions import value
+from tilec.fuzz.products import product_of_one
 from tilec.fuzz.program import SIZES, Array, Launch, Program
 from tilec.fuzz.schedules import annotate_schedule, forced, made_in_loops
-from tilec.fuzz.tiles import filled
+from tilec.fuzz.tiles import filled, parallel_again
 from tilec.fuzz.writer import DTYPES, OUTER, STATEMENTS, THREADS, Buffer, Writer
 
 
@@ -52,8 +54,22 @@ def generate(seed: int, number: int) -> Program:
             show(w, tile)
     for output in [o for o in w.outputs if o.part == (w.bm, w.bn)]:
         finish(w, output)
+    several_roles(w, np.random.default_rng([seed, number, 2]))
     made_in_loops(w, more)
     return assemble(w, frame)
+
+
+def several_roles(w: Writer, own: np.random.Generator) -> None:
+    """Maybe statements in which one tile is read in several ways, by chances of their own."""
+    others, w.rng = w.rng, own
+    before = len(w.tiles)
+    for _ in range(w.one_of((0, 0, 1, 2))):
+        loop = w.chance(0.3)
+        with w.block(f"for _ in {w.loop(2)}(2):") if loop else nullcontext():
+            w.statement((parallel_again, parallel_again, product_of_one))
+    for tile in w.tiles[before:]:
+        show(w, tile)
+    w.rng = others
 
 
 def _input(w: Writer) -> None:

@@ -120,6 +120,24 @@ def product(w: Writer) -> None:
         result(w, s, c)
 
 
+@statement(weight=0, deepest=3)
+def product_of_one(w: Writer) -> None:
+    """A tile by itself; maybe what comes of it by itself or another, in its own place."""
+    first, side = new_product(w), w.one_of((16, 16, 32, w.size(24)))
+    dtypes = first.dtypes[0], first.dtypes[0], first.dtypes[2]
+    s = Shape(side, side, w.one_of((side, 16, 32)), dtypes, first.left, not first.left)
+    a, c = operand(w, s.a, dtypes[0]), w.tile((side, side), dtypes[2], "fragment")
+    call(w, s, a.name, a.name, c.name, True)
+    if dtypes[0] == dtypes[2] and w.chance(0.7):
+        square = Shape(side, side, side, dtypes, w.chance(0.4), w.chance(0.4))
+        b = operand(w, square.b, dtypes[0])
+        left, right = w.one_of(((c, b), (b, c), (c, c)))
+        call(w, square, left.name, right.name, c.name, w.chance(0.4))
+    w.tiles += [c] if dtypes[0] == "tfloat32" else [c, a]
+    if w.depth == 2:
+        result(w, s, c)
+
+
 @statement(deepest=3)
 def product_of_parts(w: Writer) -> None:
     """One product whose operands are parts of larger tiles: a plane of one, rows of the other."""

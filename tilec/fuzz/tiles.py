@@ -233,6 +233,36 @@ def parallel_moved(w: Writer) -> None:
     w.tiles.append(tile)
 
 
+@statement(weight=0)
+def parallel_again(w: Writer) -> None:
+    """Elements that are read from several places of one tile."""
+    sources = [t for t in w.tiles if t.counts and t.space == "fragment"]
+    side = w.one_of((8, 16, 32))
+    source = w.one_of(sources) if sources and w.chance(0.5) else filled(w, (side, side))
+    if w.chance(0.2) and len(source.shape) == 2:  # what others read none of them writes
+        with w.elements(source.shape, source) as s:
+            with w.block(f"if {s.names[0]} < {s.names[1]}:"):
+                turned = source.element([f"{n} % {e}" for n, e in zip(s.names[::-1], source.shape)])
+                w.emit(f"{s.own} = {s.own} - {turned}")
+        return
+    shape = tuple(w.one_of(source.shape) for _ in range(w.between(1, 2 + (side == 8))))
+    tile = w.tile(shape, w.one_of((source.dtype, "float32")))
+    with w.elements(shape) as s:
+        reads = [source.element([_anywhere(w, s, e) for e in source.shape]) for _ in range(3)]
+        items = (converted(w, x, tile.dtype) for x in reads[w.below(2) :])
+        w.emit(f"{tile.element(s.names)} = " + f" {w.one_of('+-')} ".join(items))
+    w.tiles.append(tile)
+
+
+def _anywhere(w: Writer, s: Scope, extent: int) -> str:
+    """An index within its bounds, mostly one of the loop's or that turned over or shifted."""
+    name, mine = w.one_of(s.index)
+    if mine > extent:
+        return f"{name} % {extent}"
+    forms = (name, name, name, f"{extent - 1} - {name}", f"({name} + {w.below(extent)}) % {extent}")
+    return w.one_of((*forms, f"{name} // 2", str(w.below(extent))))
+
+
 @statement()
 def parallel_out(w: Writer) -> None:
     """This block's part of an output, element by element, maybe turned over."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Region, Value, squeeze
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import changing_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import AnnotateSafeValue, Copy, Gather, constants
@@ -148,7 +148,7 @@ class CopyEngines:
     @cached_property
     def written(self) -> set[Value]:
         """The tensors that the kernel writes."""
-        return written_tensors(self.func.body)
+        return changing_tensors(self.func)
 
     def narrow(self, copies: Collection[Copy], specialise: bool) -> Narrow:
         """What threads take to bring the tiles of `copies` where alignment keeps their accesses

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, squeeze, walk
+from tilec.ir.core import Block, Effect, Effects, Func, Op, Region, Value, squeeze, walk
+from tilec.ir.types import BufferType
 
 ORDER: Effects = (Effect("order"),)
 DESCRIBE: Effects = (Effect("describe"),)
@@ -56,6 +57,16 @@ def buffers_written(effects: Iterable[Effect], whole: bool = False) -> list[Valu
 def written_tensors(block: Block) -> set[Value]:
     """Global tensors that a program writes."""
     return {v for v in buffers_written(e for _, e in effects_in(block)) if v.space == "global"}
+
+
+def changing_tensors(func: Func) -> set[Value]:
+    """Global tensors that may change while a kernel runs: those that it writes; all, if it writes
+    one, where tensors may overlap."""
+    written = written_tensors(func.body)
+    if not written or not func.attrs.get("may_alias"):
+        return written
+    values = (p.value for p in func.params)
+    return {v for v in values if isinstance(v.type, BufferType) and v.space == "global"}
 
 
 def is_seen(o: Op) -> bool:

@@ -84,6 +84,8 @@ def trace_variant(
     func = kept.get(about)
     if func is None:
         func = trace(signature, known)
+        if key.may_alias:
+            func = func.with_attrs(may_alias=True)
         with told_as_internal("preparing this kernel", signature.loc):
             func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
     if target.has("tma") and (ragged := _ragged(func, key)):
@@ -94,8 +96,6 @@ def trace_variant(
         func = func.with_attrs(multiples=multiples)
     if key.packed:
         func = func.with_attrs(packed=key.packed)
-    if key.may_alias:
-        func = func.with_attrs(may_alias=True)
     if _leaves_sizes(signature):
         return func  # which are chosen for what lines of memory take, and for these threads
     if more := _more_threads(func, target):
@@ -123,7 +123,7 @@ def _hashable(key: SpecialisationKey, known: Specialisation) -> Hashable:
     """What `known` says under `key`, whose texts tell the constants apart."""
     facts = (getattr(known, f.name) for f in fields(known) if f.name != "constants")
     told = (tuple(fact.items()) if isinstance(fact, dict) else fact for fact in facts)
-    return key.source, key.constants, *told
+    return key.source, key.constants, key.may_alias, *told
 
 
 def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:

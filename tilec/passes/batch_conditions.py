@@ -29,7 +29,7 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Substitution, Value, makers, upstream, walk
-from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.effects import changing_tensors, is_clonable
 from tilec.ir.types import UINT32
 from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 from tilec.passes.utils.building import or_zero, or_zeros, under
@@ -58,7 +58,7 @@ def batch_conditions(func: Func, target: Target) -> Func:
 
 class _Loops:
     def __init__(self, func: Func) -> None:
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
         self.numbers = ops.constants(func.body)
         self.uniformity: Uniformity | None = None
         self.func = func

@@ -22,7 +22,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import TMA_ALIGN, safe_values, tensor_map_fits
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in
 from tilec.ir.types import BufferType
 from tilec.passes.plan_pipeline import BARRIER_BYTES, has_stages, staging_bytes
 from tilec.passes.utils.regions import LoopRegions
@@ -33,7 +33,7 @@ def bring_tiles(func: Func, target: Target) -> Func:
     if not target.has("tma") or func.attrs.get("may_alias") or ops.is_by_hand(func.body):
         return func
     facts, safe = facts_of(func), safe_values(func)
-    kept = written_tensors(func.body)
+    kept = changing_tensors(func)
     kept |= {p.value for p in func.params if p.role == "tensor" and safe.get(p.value)}
 
     def visit(o: ops.For) -> ops.For | None:

@@ -20,7 +20,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, walk
-from tilec.ir.effects import buffers_read, buffers_written, effects_in, is_seen, written_tensors
+from tilec.ir.effects import buffers_read, buffers_written, changing_tensors, effects_in, is_seen
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.passes.utils.accesses import covered
@@ -54,7 +54,7 @@ class _Sharer:
         self.func = func
         self.split, self.parts = split, parts
         self.zeros = {v for v, n in ops.constants(func.body).items() if n == 0}
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
 
     def refuse(self, why: str) -> ResourceError:
         return ResourceError(

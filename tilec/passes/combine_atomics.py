@@ -35,7 +35,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, fresh, made_in, rewritten, upstream
-from tilec.ir.effects import acts_beyond_buffers, effects_in, is_clonable, written_tensors
+from tilec.ir.effects import acts_beyond_buffers, changing_tensors, effects_in, is_clonable
 from tilec.ir.ops.tile import COMBINED
 from tilec.ir.semantics import neutral
 from tilec.ir.types import FLOAT32, INT32, UINT32, BufferType, DType
@@ -106,7 +106,7 @@ class _Scopes:
         self.target = target
         self.uniform, self.masks = uniformity_of(func), ThreadMasks(func)
         self.made, self.users = func.body.defs, func.body.users
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
         ordered = func.body.has(
             ops.DeviceFence, ops.AsmEffect
         )  # a lane's own writes, with its own atomics

@@ -10,7 +10,7 @@ taken while the products run."""
 from __future__ import annotations
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import changing_tensors
 from tilec.ir.ops import For, Load, Parallel
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
@@ -42,7 +42,7 @@ class _Found:
     same element as one of these, and the other's value."""
 
     def __init__(self, func: Func) -> None:
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
         self.uniformity = uniformity_of(func)
         self.moved: dict[Value, list[Load]] = {}
         self.instead: Substitution = {}

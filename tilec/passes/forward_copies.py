@@ -23,7 +23,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, upstream, walk
 from tilec.ir.dependence import LiveRange, live_ranges
-from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in
 from tilec.ir.element_loops import element_indices
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
@@ -45,7 +45,7 @@ def forward_copies(func: Func, target: Target) -> Func:
     in_shared = {*demoted(func)} if target.kind != "cpu" else set()
     if not loads and not staged and not in_shared:
         return func
-    written = written_tensors(func.body)
+    written = changing_tensors(func)
     sources: dict[ops.Load, Region] = {}
     for v, ranges in live_ranges(func.body, {o.source for o in loads} | staged | in_shared).items():
         for r in ranges if isinstance(ranges, list) else ():
@@ -84,7 +84,7 @@ def _without_repeated(func: Func) -> Func:
     by_number = any(o.order or o.stage for o in func.body.every(ops.For))
     if not twice or by_number or ops.is_by_hand(func.body):
         return func
-    facts, written = facts_of(func), written_tensors(func.body)
+    facts, written = facts_of(func), changing_tensors(func)
 
     def same(a: Region, b: Region) -> bool:
         apart = [facts.form(x) - facts.form(y) for x, y in zip(a.offsets, b.offsets)]

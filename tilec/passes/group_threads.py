@@ -19,7 +19,7 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import changing_tensors
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.types import FLOAT32, INT32, BufferType, ScalarType
@@ -222,7 +222,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     loops = (o for o in func.body.every(ops.Parallel))
     whole = set(_own_loops(func.body, facts))
     inside = {x for o in (*loops, *whole) for r in o.regions for x in walk(r)}
-    written = written_tensors(func.body)
+    written = changing_tensors(func)
 
     own = (o.result for o in walk(func.body) if _is_threads_own(o, facts))
     threads_own = varying(func.body, own, allocs=False)

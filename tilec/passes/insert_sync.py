@@ -33,7 +33,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
-from tilec.ir.effects import buffers_read, effects_in, written_tensors
+from tilec.ir.effects import buffers_read, changing_tensors, effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
@@ -131,8 +131,10 @@ class _Placer:
             if isinstance(o, ops.ClusterCopy) and o.engine == "tma":
                 self.refilled.add(o.dest.buffer)
                 self.sent.add(o.dest.buffer)
-        tensors = written_tensors(func.body) & read
-        self.spans |= {v: (v, 0, 1) for v in tensors}
+        tensors, overlapping = changing_tensors(func), bool(func.attrs.get("may_alias"))
+        if not overlapping:
+            tensors &= read
+        self.spans |= {v: ("tensors" if overlapping else v, 0, 1) for v in tensors}
         self.conditions = [*func.body.every(ops.Compare)] if func.attrs.get("tilelang") else []
         self.in_loops = {o for p in func.body.every(ops.Parallel) for o in walk(p.body)}
         alike = Counter(self.spans[v] for v in self.spans if v not in self.root)

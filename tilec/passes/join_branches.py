@@ -26,7 +26,7 @@ from dataclasses import replace
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value
-from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.effects import changing_tensors, is_clonable
 from tilec.ir.ops import Copy, For, If, Load, Parallel, Select, Store, constants, yielded
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.values import Region
@@ -62,7 +62,7 @@ def join_stores(func: Func, target: Target) -> Func:
     ):
         return func
     numbers = constants(func.body)
-    made, written = func.body.defs, written_tensors(func.body)
+    made, written = func.body.defs, changing_tensors(func)
     known = MemoryFacts(func)
 
     def joined(p: Parallel) -> Op | None:

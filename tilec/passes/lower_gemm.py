@@ -39,7 +39,9 @@ BESIDE = 32  # registers of a thread for addresses and the like
 
 
 def lower_gemm(func: Func, target: Target) -> Func:
-    packs: dict[Value, int] = {}
+    products = [o.swap_operands() for o in func.body.every(ops.Gemm)]
+    matrices = [o for o in products if not o.instr.startswith("simt")]
+    packs = {o.c: find_instruction(o.instr).packs[2] for o in matrices}
     facts, room = facts_of(func), registers_left(func, target)
 
     def visit(o: ops.Gemm) -> list[Op]:
@@ -68,6 +70,17 @@ def _clear(b: Builder, c: Value) -> None:
         inner.emit(ops.RegWrite, c, r, inner.zero(c.dtype))
 
 
+def _in_packs(b: Builder, v: Value, pack: int, packs: dict[Value, int]) -> Value:
+    """An operand's fragment, or a copy of it where a product that it is the result of, or one in
+    front, has other packs of it."""
+    if packs.setdefault(v, pack) == pack:
+        return v
+    made = b.value(ops.Alloc, v.buffer, packed=pack, name=v.name)
+    with b.counted(v.buffer.laid_out.size("reg"), "r", "unroll") as (r, inner):
+        inner.emit(ops.RegWrite, made, r, inner.value(ops.RegRead, v, r))
+    return made
+
+
 # --- wgmma ---
 
 
@@ -75,7 +88,6 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
     instr = find_instruction(o.instr)
     if (o.a.dtype, o.b.dtype) != (instr.a_dtype, instr.b_dtype):
         raise InternalError(f"{instr.name} of {o.a.buffer.type} and {o.b.buffer.type}", o.loc)
-    packs[o.c] = instr.packs[2]
     m, n, k = o.shape
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
     m_blocks = m // groups_m // instr.m
@@ -84,11 +96,10 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
     at_m = b.fold("mod", group, groups_m) if groups_n > 1 else group
     at_n = b.fold("floordiv", group, groups_m)
     in_registers = o.a.type.space == "fragment"
+    a_registers = _in_packs(b, o.a.buffer, instr.packs[0], packs) if in_registers else o.a.buffer
     a_offset, a_fields, a_transposed = b.const(0), 0, False
     a_steps: tuple[int, ...] = ()
-    if in_registers:
-        packs[o.a.buffer] = instr.packs[0]
-    else:
+    if not in_registers:
         a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
         a_offset, a_fields = a.offset(b, at_m, groups_m), a.fields
         a_steps = tuple(
@@ -102,13 +113,13 @@ def _wgmma(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts) -> No
         described = metadata.load_all(b, len(steps)), metadata.served
         # The stage of the metadata is freed for TMA once the product has ended, by one thread.
         b.emit(ops.ProxyFence)
-    places = o.a.buffer, a_offset, o.b.buffer, bb.offset(b, at_n, groups_n)
+    places = a_registers, a_offset, o.b.buffer, bb.offset(b, at_n, groups_n)
     pieces = a_fields, bb.fields, a_steps, tuple(bb.units(0, s) for s in steps)
     transposed = a_transposed, bb.operand.mn_major
     adds = b.const(False, BOOL) if o.clear else o.accumulate
     b.emit(ops.Wgmma, o.instr, o.c, *places, m_blocks, *pieces, *transposed, adds, *described)
     if not o.asynchronous:
-        registers = (o.c, o.a.buffer if in_registers else None, described[0])
+        registers = (o.c, a_registers if in_registers else None, described[0])
         b.emit(ops.WgmmaWait, 0, tuple(v for v in registers if v is not None))
 
 
@@ -155,9 +166,11 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
     place = Place(b)
     _ = place.lane, place.warp
     steps = k // instr.k
-    packs[o.c] = instr.packs[2]
-    held = [x.buffer for x in (o.a, o.b) if x.type.space == "fragment"]
-    packs.update((x, pack) for x, pack in zip((o.a.buffer, o.b.buffer), instr.packs) if x in held)
+    held = {
+        which: _in_packs(b, x.buffer, pack, packs)
+        for which, x, pack in zip("ab", (o.a, o.b), instr.packs)
+        if x.type.space == "fragment"
+    }
     # Conversions to another width need registers of their own: written out, they would all be under
     # way at once. What lies in registers for all of K is numbered, which takes a loop that is
     # written out.
@@ -171,15 +184,14 @@ def _matrix(b: Builder, o: ops.Gemm, packs: dict[Value, int], facts: Facts, targ
         inner: Builder, step: Value, words: Value | None = None, selector: int = 0
     ) -> None:
         a, bb = (
-            x.buffer if x.buffer in held else _Step(o, which, place, facts).load(b, inner, step)
-            for which, x in (("a", o.a), ("b", o.b))
+            held.get(which) or _Step(o, which, place, facts).load(b, inner, step) for which in "ab"
         )
         with inner.counted(m_atoms, "i") as (i, rows), rows.counted(n_atoms, "j") as (j, columns):
-            a_index = columns.fold("mul", i, a_size * (steps if a in held else 1))
-            if a in held:
+            a_index = columns.fold("mul", i, a_size * (steps if "a" in held else 1))
+            if "a" in held:
                 a_index = columns.fold("add", a_index, columns.fold("mul", step, a_size))
             b_index = columns.fold("mul", j, b_size)
-            if bb in held:
+            if "b" in held:
                 b_index = columns.fold("add", b_index, columns.fold("mul", step, n_atoms * b_size))
             first = columns.fold("mul", i, n_atoms * c_size)
             c_index = columns.fold("add", first, columns.fold("mul", j, c_size))

@@ -37,7 +37,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Op, Region, Value, walk
-from tilec.ir.effects import buffers_written, effects_in, is_clonable, written_tensors
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_clonable
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
@@ -229,7 +229,7 @@ class _Padding:
         self.func = func
         self.pads = pads
         self.deep = deep
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
         self.facts = facts_of(func)
         self.shapes = dict[Value, tuple[int, ...]](shapes)
         self.products = set[Value]()

@@ -22,7 +22,7 @@ from math import prod
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, upstream
-from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in
 from tilec.ir.types import BufferType
 from tilec.passes.utils.addressing import clone_expression
 from tilec.target import Target
@@ -34,7 +34,7 @@ SHARED = 16  # elements of a tile, at least
 def read_ahead(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias") or ops.is_by_hand(func.body):
         return func
-    written = written_tensors(func.body)
+    written = changing_tensors(func)
 
     def visit(o: ops.For) -> None | list[Op]:
         return _rewritten(o, written) if o.kind == "pipelined" and not o.inits else None

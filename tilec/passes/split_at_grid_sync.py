@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Value, made_in, walk
 from tilec.ir.dependence import exposed
-from tilec.ir.effects import buffers_read, buffers_written, is_clonable, written_tensors
+from tilec.ir.effects import buffers_read, buffers_written, changing_tensors, is_clonable
 from tilec.ir.ops import GridSync, Yield, constants
 from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import covered
@@ -54,7 +54,7 @@ def _segment(func: Func, marks: list[int], segment: int) -> Block | None:
     *ops, end = func.body.ops
     bounds = [-1, *marks, len(ops)]
     own = ops[bounds[segment] + 1 : bounds[segment + 1]]
-    written = written_tensors(func.body)
+    written = changing_tensors(func)
     again: list[Op] = []
     lost: set[Value] = set()  # results of what is left out, and what it has written
     for o in ops[: bounds[segment] + 1]:

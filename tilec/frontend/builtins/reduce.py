@@ -13,6 +13,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.scalar import index_of_thread
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.overlaps import check_overlap
 from tilec.frontend.values import (
     AttrHeader,
     Buffer,
@@ -108,6 +109,7 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
 
     rest = [range(e) for d, e in enumerate(source.extents) if d != o.dim]
     places = itertools.product(*map(range, dest.extents))
+    results = []  # `dest` may be a part of `source`
     for outer, to in zip(itertools.product(*rest), places, strict=True):
         values = [
             number(source, (*outer[: o.dim], k, *outer[o.dim :]))
@@ -117,7 +119,9 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
             values = [t.unary("abs", x) for x in values]
         if not o.clear:
             values.insert(0, number(dest, to))
-        t.store(element(dest, to), functools.reduce(both, values))
+        results.append((element(dest, to), functools.reduce(both, values)))
+    for place, value in results:
+        t.store(place, value)
 
 
 # --- between blocks ---
@@ -169,6 +173,7 @@ def _scan(t: Expressions, c: Call, kind: str) -> None:
         if tile.buffer.type.dtype is BOOL:
             hint = "copy it to a tile of int32 first"
             raise t.error(f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}", hint)
+    check_overlap(t, f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
     reverse = c.flag("reverse")
     t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse)
 

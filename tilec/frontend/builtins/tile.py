@@ -9,11 +9,12 @@ from typing import Any
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
-from tilec.frontend.arithmetic import affine_of, static_int
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
+from tilec.frontend.overlaps import check_overlap, same_memory
 from tilec.frontend.placements import copy_elements, fill_elements, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
@@ -141,12 +142,7 @@ def copy(t: Expressions, c: Call) -> None:
         copy_open(t, c, *closed(t, c))
         return
     source, dest = c.tiles()
-    if _overlap(source, dest):
-        raise t.error(
-            f"T.copy of {t.tile_text(source)} onto a part of itself: elements would be read after "
-            "they are written",
-            "copy it to another buffer, and from there",
-        )
+    check_overlap(t, f"T.copy of {t.tile_text(source)}", source, dest)
     if is_placed(t, source, dest):
         copy_elements(t, source, dest)
         return
@@ -167,15 +163,6 @@ def copy(t: Expressions, c: Call) -> None:
         disable_tma=plain or by in ("cp_async", "sync"),
         eviction_policy=policy,
     )
-
-
-def _overlap(a: Tile, b: Tile) -> bool:
-    """Whether two tiles certainly share elements, and are not the same."""
-    if a.buffer.value is not b.buffer.value or a.steps or b.steps:
-        return False
-    apart = [(affine_of(x) - affine_of(y)).constant for x, y in zip(a.offsets, b.offsets)]
-    inside = (n is not None and -m < n < k for n, k, m in zip(apart, b.extents, a.extents))
-    return any(apart) and all(inside)
 
 
 @builtin(T.fill)
@@ -263,11 +250,23 @@ def multiply(
     if not isinstance(policy, T.GemmWarpPolicy):
         hint = "write T.GemmWarpPolicy.Square, .FullRow or .FullCol"
         raise c.wrong("policy", f"is {describe(policy)}", hint)
+    a, b = (_beside(t, x, t.tile(acc, "C")) for x in (a, b))
     how["clear"] = _clears_first(t, c, acc)
     # As TileLang multiplies float32 numbers.
     tf32 = c.flag("allow_tf32") or (t.options.tilelang and a.buffer.type.dtype == FLOAT32)
     boxes, metadata = (t.box(a), t.box(b)), None if e is None else t.box(e)
     t.emit(Gemm, *boxes, acc.value, metadata=metadata, policy=policy.value, allow_tf32=tf32, **how)
+
+
+def _beside(t: Expressions, operand: Tile, acc: Tile) -> Tile:
+    """An operand of a product, as it is before the product changes it: a copy, where it is C."""
+    if not same_memory(t, operand, acc):
+        return operand
+    copy = t.allocated(operand.extents[-2:], operand.buffer.dtype, "fragment")
+    copy.value.name = operand.buffer.name
+    tile = t.tile(copy, "the copy")
+    t.emit(Copy, t.box(operand), t.box(tile))
+    return tile
 
 
 def _clears_first(t: Expressions, c: Call, acc: Buffer) -> bool:

@@ -13,6 +13,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins.table import Call, builtin
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.narrow import on_chip
+from tilec.frontend.overlaps import same_memory
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import Buffer, Region, Scalar, Tile, describe
 from tilec.ir.ops import View
@@ -71,6 +72,7 @@ def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     made = BufferType(tuple(e for e, _ in stored), own, source.type.space)
     value = t.emit(View, source.value, made).result
     value.name = source.value.name
+    t.shown[value] = t.shown.get(source.value, source.value)
     shape, held = (tuple(v for _, v in x) for x in (extents, stored))
     return Buffer(value, shape, t.loc, packed=packed, stored=held if in_bytes else None)
 
@@ -163,7 +165,7 @@ def transpose(t: Expressions, c: Call) -> None:
                 "loop over its elements: for i, j in T.grid(m, n): y[j, i] = x[i, j]",
                 c.place(name),
             )
-    if source.buffer.value is dest.buffer.value:
+    if same_memory(t, source, dest):
         raise t.error(
             f"T.transpose of {describe(dest.buffer)} onto itself: elements would be read after "
             "they are written",

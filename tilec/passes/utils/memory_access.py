@@ -14,7 +14,7 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Func, Op, Substitution, Value, walk
-from tilec.ir.effects import written_tensors
+from tilec.ir.effects import changing_tensors
 from tilec.ir.instr.memory import RED_WIDTHS
 from tilec.ir.intervals import low_bit
 from tilec.ir.layout import has_runs
@@ -66,7 +66,7 @@ class MemoryFacts:
     @functools.cached_property
     def written(self) -> set[Value]:
         """The tensors that the kernel writes."""
-        return written_tensors(self.func.body)
+        return changing_tensors(self.func)
 
     def adds_vectors(self, o: ops.Atomic) -> bool:
         """Whether one instruction may do what `o` does for neighbours."""

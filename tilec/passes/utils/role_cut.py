@@ -12,7 +12,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.dependence import modref
-from tilec.ir.effects import acting, is_clonable, written_tensors
+from tilec.ir.effects import acting, changing_tensors, is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
@@ -36,7 +36,7 @@ class Cut:
 
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
-        self.written = written_tensors(func.body)
+        self.written = changing_tensors(func)
         loops = pipelined(func.body)
         if len(loops) != 1 or loops[0] not in func.body.ops or func.attrs.get("by_hand"):
             raise self.refuse("it is not one T.Pipelined that stands at the top of the kernel")

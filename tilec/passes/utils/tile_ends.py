@@ -9,7 +9,7 @@ from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.copy_engines import safe_values
 from tilec.ir.core import Func, Region, Value
-from tilec.ir.effects import effects_in, written_tensors
+from tilec.ir.effects import changing_tensors, effects_in
 from tilec.ir.types import next_power_of_2
 
 ATOM = 16  # rows and columns of every matrix instruction divide it
@@ -31,7 +31,7 @@ class SharedTiles:
 
     @functools.cached_property
     def written(self) -> set[Value]:
-        return written_tensors(self.func.body)
+        return changing_tensors(self.func)
 
     def may_grow(self, x: Region, dim: int) -> bool:
         """Whether a shared operand may have zeros behind its end along `dim`: it is filled by
