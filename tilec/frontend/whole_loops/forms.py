@@ -79,8 +79,7 @@ class WholeLoops(Statements):
         if any(isinstance(named(n.value), list | tuple) for n in items):  # no tensors' elements
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
-            blocks = Blocks(node, nest, used, self.threads)
-            return blocks.threads(), blocks.names
+            return self._by_threads(node, nest, named)
         single = one_by_one(nest, named, used)
         local |= assigned_names([*single.body])
         used = used | local
@@ -104,14 +103,18 @@ class WholeLoops(Statements):
         made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
-        if made is None:
-            cast = with_casts(single, self._typed(single, named))
-            straight = nests.written_out(cast, named, self._static)
-            if straight is not None and not changes_literals(cast, named):
-                return self._elements(node, straight)
-            blocks = Blocks(node, nest, used, self.threads)
-            made = blocks.threads()
-        return made, blocks.names
+        return self._by_threads(node, nest, named) if made is None else (made, blocks.names)
+
+    def _by_threads(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form:
+        """A nest of which a thread does whole iterations: several, where its loops are short."""
+        used = self.frame.source.used_names()
+        single = one_by_one(nest, named, used)
+        cast = with_casts(single, self._typed(single, named))
+        straight = nests.written_out(cast, named, self._static)
+        if straight is not None and not changes_literals(cast, named):
+            return self._elements(node, straight)
+        blocks = Blocks(node, nest, used, self.threads)
+        return blocks.threads(), blocks.names
 
     def _of_sums(
         self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str]
