@@ -341,7 +341,7 @@ body {
 
 def test_a_tile_that_fits_an_instruction_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     func = parse_func(TILES)
-    for name in ("facts_of", "safe_values", "written_tensors"):
+    for name in ("facts_of", "safe_values", "changing_tensors"):
         monkeypatch.setattr(sys.modules["tilec.passes.utils.tile_ends"], name, None)
     assert deepen(func, SM90) is func
 

@@ -61,9 +61,10 @@ def written_tensors(block: Block) -> set[Value]:
 
 def changing_tensors(func: Func) -> set[Value]:
     """Global tensors that may change while a kernel runs: those that it writes; all, if it writes
-    one, where tensors may overlap."""
+    one, where an array is passed twice. (Of what tables of addresses name, authors say that it is
+    apart, as products by groups are.)"""
     written = written_tensors(func.body)
-    if not written or not func.attrs.get("may_alias"):
+    if not written or not func.attrs.get("passed_twice"):
         return written
     values = (p.value for p in func.params)
     return {v for v in values if isinstance(v.type, BufferType) and v.space == "global"}

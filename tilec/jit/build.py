@@ -85,7 +85,7 @@ def trace_variant(
     if func is None:
         func = trace(signature, known)
         if key.may_alias:
-            func = func.with_attrs(may_alias=True)
+            func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
             func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
     if target.has("tma") and (ragged := _ragged(func, key)):

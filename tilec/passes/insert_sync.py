@@ -131,7 +131,7 @@ class _Placer:
             if isinstance(o, ops.ClusterCopy) and o.engine == "tma":
                 self.refilled.add(o.dest.buffer)
                 self.sent.add(o.dest.buffer)
-        tensors, overlapping = changing_tensors(func), bool(func.attrs.get("may_alias"))
+        tensors, overlapping = changing_tensors(func), bool(func.attrs.get("passed_twice"))
         if not overlapping:
             tensors &= read
         self.spans |= {v: ("tensors" if overlapping else v, 0, 1) for v in tensors}
