@@ -256,10 +256,10 @@ def attention(
             most = T.max(most, acc * 0.25)
         total, out = 0.0, 0.0
         for t in range(N):
-            acc = 0.0
+            score = 0.0  # another name for the same
             for k in range(K):
-                acc += T.cast(Q[b, s, k], f32) * T.cast(W[b, t, k], f32)
-            p = T.exp(acc * 0.25 - most)
+                score += T.cast(Q[b, s, k], f32) * T.cast(W[b, t, k], f32)
+            p = T.exp(score * 0.25 - most)
             v = T.cast(V[b, t, e], f32)
             total += p
             out += p * v

@@ -181,14 +181,15 @@ class Inners:
         found = next((i for i in self.inner if names & {*i.names.values()}), None)
         if found is None:
             return Summed([], [], {}, False)
-        p = found.product
+        p, totals = found.product, [*found.names]
+        sums = [(totals.index(ast.unparse(s.total)), ast.unparse(s.dtype)) for s in p.sums]
         texts = (*(o.text for o in p.operands), *(ast.unparse(e) for _, e in p.inner))
-        key, before = (texts, start, sizes), list[ast.stmt]()
+        key, before = (texts, *sums, start, sizes), list[ast.stmt]()
         if key not in self.made:
             self.made[key] = self._written(found, row, start, sizes)
             before = self.made[key].before
         made = self.made[key]
-        tiles = {found.names[total]: tile for total, tile in made.tiles.items()}
+        tiles = dict(zip(found.names.values(), made.tiles.values(), strict=True))
         return Summed(before, copy.deepcopy(made.each), tiles, made.ahead)
 
     def _written(self, i: Inner, row: str, start: str, sizes: tuple[int, int]) -> Summed:
