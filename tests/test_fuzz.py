@@ -1,4 +1,4 @@
-"""The fuzzer: programs of a fixed seed and of a fresh one on all targets, and that it finds,
+"""The fuzzer: programs of a fixed seed and of this version's own on all targets, and that it finds,
 shrinks and writes down faults that are planted."""
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class CopyEngines:
 
     @cached_property
     def written(self) -> set[Value]:
-        """The tensors that the kernel writes."""
+        """The tensors that may change while the kernel runs."""
         return changing_tensors(self.func)
 
     def narrow(self, copies: Collection[Copy], specialise: bool) -> Narrow:

@@ -8,7 +8,8 @@ it is with what fills a fragment in a pipelined loop by a choice of numbers, or 
 place of some of its elements, as a causal mask does: most iterations lie wholly on one side of it,
 and of those that keep all elements there is nothing to do. Only conditions that are linear in the
 indices, and made of what all threads know before the loop, are split. A test that says the same in
-all iterations may have two sides; one whose sides do the same is left out."""
+all iterations may have two sides; one whose sides do the same is left out. Where the condition is
+that elements lie inside of their tensors, the loops say whether theirs do: nobody asks again."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class _Guarded:
             orelse = self.without(replace(guard, then=guard.orelse), of=guard)
         elif all(self.asks_inside(c, guard) for c in conds):
             orelse = Block((), (replace(self.o, outside=True), Yield(loc=self.o.loc)))
-        self.b.emit(If, cond, self.without(guard, inside=self.lies_inside(guard, conds)), orelse)
+        inside = isinstance(guard, If) and self.lies_inside(conds)
+        self.b.emit(If, cond, self.without(guard, inside=inside), orelse)
         return self.b.ops
 
     def asks_inside(self, cond: Value, guard: If) -> bool:
@@ -98,7 +100,7 @@ class _Guarded:
         accesses = guard.then.every(ElementAccess)
         return any(asks_inside(self.made.get(cond), x, self.known.memory) for x in accesses)
 
-    def lies_inside(self, guard: If | Select, conds: list[Value]) -> bool:
+    def lies_inside(self, conds: list[Value]) -> bool:
         """Whether all that the loop touches lies in its tensors where all conditions hold."""
         made, memory = self.made, self.known.memory
         for x in self.o.body.every(ElementAccess):
@@ -108,7 +110,7 @@ class _Guarded:
             for d, low, high in memory.checks(x, x.buffer.buffer):
                 if (low and (d, True) not in asked) or (high and (d, False) not in asked):
                     return False
-        return isinstance(guard, If)
+        return True
 
     def by_one_bound(self, guard: Select, conds: list[Value]) -> Block:
         """The loop as it is, but where two conditions bound the same number from above, one of them

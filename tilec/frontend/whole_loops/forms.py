@@ -278,7 +278,7 @@ class WholeLoops(Statements):
             if cast is not None and len(narrow) == len({*dtypes}):
                 names = " or ".join(sorted(d.name for d in narrow))
                 why = f"each is made {names} before it is added"
-                hint = f"let the sum be {wide}, and write {ast.unparse(cast)}"
+                hint = f"let the sum be {wide}, and write {cast}"
             message = f"threads add up these products one by one, no T.gemm does: {why}"
             with self.at(found.statement):
                 warn(PerformanceWarning, message, self.loc, hint)

@@ -333,14 +333,38 @@ def _word(call: ast.Call, named: Named) -> object:
     return found if ours and callable(found) else T.const
 
 
+def as_one_loop(body: Sequence[ast.stmt]) -> tuple[ast.stmt, ...]:
+    """Loops over the same numbers as one, where none reads what one before it adds up."""
+    loops = [s for s in body if isinstance(s, ast.For)]
+    if len({f"{ast.unparse(s.target)} in {ast.unparse(s.iter)}" for s in loops}) != 1:
+        return tuple(body)
+    at, end = body.index(loops[0]), body.index(loops[-1])
+    inside, between, changed = list[ast.stmt](), list[ast.stmt](), set[str]()
+    for s in body[at : end + 1]:
+        if changed & names_in(s) or any(x.orelse for x in loops):
+            return tuple(body)
+        if not isinstance(s, ast.For):
+            between.append(s)
+            if {*stored_names(s)} & names_in(*inside):
+                return tuple(body)
+            continue
+        known = {*map(ast.unparse, inside)}  # names that each loop makes anew
+        more = [x for x in s.body if isinstance(x, ast.AugAssign) or ast.unparse(x) not in known]
+        inside += more
+        changed |= {n for x in more if (found := changed_by(x)) for n in found[:1]}
+    loop = copy.copy(loops[0])
+    loop.body = inside
+    return (*body[:at], *between, loop, *body[end + 1 :])
+
+
 def called(func: ast.expr, named: Named) -> object:
     """What is called, which may be a word that `as_syntax` has put there."""
     return func.value if isinstance(func, ast.Constant) else named(func)
 
 
-def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> ast.stmt | None:
-    """A statement with factors of `dtype` in its products of two elements of `tensors`; None if
-    there are none."""
+def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> str | None:
+    """The text of a statement with factors of `dtype` in its products of two elements of `tensors`;
+    None if there are none."""
     found = copy.deepcopy(s)
     products = [
         n
@@ -351,7 +375,7 @@ def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> ast.s
         n.left, n.right = (
             ast.Call(ast.Name("T.cast"), [x, ast.Constant(dtype)], []) for x in (n.left, n.right)
         )
-    return found if products else None
+    return ast.unparse(found) if products else None
 
 
 def _is_element(e: ast.expr, tensors: Container[str]) -> bool:

@@ -31,9 +31,9 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Nest,
     Put,
+    as_one_loop,
     called,
     chain_of,
-    changed_by,
     counted,
     elements_of,
     index_of,
@@ -115,7 +115,7 @@ def find_product(
 def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
     a condition before the kernel runs."""
-    body = _as_one_loop(nest.body)
+    body = as_one_loop(nest.body)
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
     if at == len(body) or any(every(ast.For | ast.While | ast.With | ast.Return, *epilogue)):
@@ -153,30 +153,6 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     begun = tuple(reader.begun)
     found = Product(nest.indices, rows, columns, inner, tuple(sums), begun, epilogue)
     return found if sums and inner and rows and columns else None
-
-
-def _as_one_loop(body: Sequence[ast.stmt]) -> tuple[ast.stmt, ...]:
-    """Loops over the same numbers as one, where none reads what one before it adds up."""
-    loops = [s for s in body if isinstance(s, ast.For)]
-    if len({f"{ast.unparse(s.target)} in {ast.unparse(s.iter)}" for s in loops}) != 1:
-        return tuple(body)
-    at, end = body.index(loops[0]), body.index(loops[-1])
-    inside, between, changed = list[ast.stmt](), list[ast.stmt](), set[str]()
-    for s in body[at : end + 1]:
-        if changed & names_in(s) or any(x.orelse for x in loops):
-            return tuple(body)
-        if not isinstance(s, ast.For):
-            between.append(s)
-            if {*stored_names(s)} & names_in(*inside):
-                return tuple(body)
-            continue
-        known = {*map(ast.unparse, inside)}  # names that each loop makes anew
-        more = [x for x in s.body if isinstance(x, ast.AugAssign) or ast.unparse(x) not in known]
-        inside += more
-        changed |= {n for x in more if (found := changed_by(x)) for n in found[:1]}
-    loop = copy.copy(loops[0])
-    loop.body = inside
-    return (*body[:at], *between, loop, *body[end + 1 :])
 
 
 class Missed(NamedTuple):

@@ -65,7 +65,7 @@ class MemoryFacts:
 
     @functools.cached_property
     def written(self) -> set[Value]:
-        """The tensors that the kernel writes."""
+        """The tensors that may change while the kernel runs."""
         return changing_tensors(self.func)
 
     def adds_vectors(self, o: ops.Atomic) -> bool:
