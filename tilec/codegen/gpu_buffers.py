@@ -10,7 +10,7 @@ offset.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -285,6 +285,11 @@ class Buffers(BaseEmitter):
 
         def made() -> Val:
             other = functools.partial(self._other, o, kind)
+            if guard.literal is None and constant and o.other is None and self._computed_with(o):
+                size = o.lanes * dtype.bits // 8
+                found = self.load_if(size, at, guard) if align >= size else None
+                if found is not None:
+                    return f.cast("bitcast", found, kind) if found.type != kind else found
             return self.value_if(guard, lambda: f.load(kind, at, align, tail=tail), other, "load")
 
         # What is behind a branch LLVM loads for each element again.
@@ -367,6 +372,20 @@ class Buffers(BaseEmitter):
     def _align(known: int, dtype: DType) -> int:
         """Elements are aligned to themselves in every buffer."""
         return max(known, dtype.bits // 8)
+
+    def load_if(self, size: int, at: Val, guard: Val) -> Val | None:
+        """The bytes at a place of global memory that nothing changes, where `guard` holds, else
+        zeros, by one instruction without a branch; None where there is none."""
+        return None
+
+    @functools.cached_property
+    def _users(self) -> Mapping[Value, Sequence[Op]]:
+        return self.func.body.users
+
+    def _computed_with(self, o: ops.MemLoad) -> bool:
+        """Whether an iteration computes with what it loads. LLVM takes what it does so to a load's
+        branch, where the assembler lets it wait for this load before it asks for the next one."""
+        return any(x.pure for x in self._users.get(o.result, ()))
 
     def _other(self, o: ops.MemLoad, kind: str) -> Val:
         """What a load gives where its guard is false."""

@@ -150,6 +150,14 @@ class NvptxEmitter(PrintingEmitter):
             )
         return self.f.asm(a, args, instr)
 
+    def load_if(self, size: int, at: Val, guard: Val) -> Val | None:
+        f = self.f
+        address = f.cast("ptrtoint", at, "i64")
+        words = self.execute(moves.load_if(size), address, f.cast("zext", guard, "i32"))
+        if size == 1:
+            return f.cast("trunc", words[0], "i8")
+        return words[0] if len(words) == 1 else f.pack(words)
+
     # --- ids ---
 
     def emit_grid_size(self, o: ops.GridSize) -> None:

@@ -178,6 +178,22 @@ class BlockMemory:
                         across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before
 
+    def load_if(self, active: Threads, address: Any, cond: Any, size: int) -> tuple[Any, ...]:
+        """See `Machine.load_if`."""
+        at = np.ascontiguousarray(active.full(address), np.int64)
+        on = active.full(cond) != 0
+        data = np.zeros((len(at), size), np.uint8)
+        if on.any():
+            some = Threads(active.block, active.lanes[on])
+            some.inst, where = active.inst, at[on]
+            self._count(some, "global", where, size, write=False)
+            regions = self.globals.regions(some, where)
+            words = size >= 4
+            data[on] = self._read(regions, self._threads(some), where, size, size, words=words)
+        if size == 1:
+            return (data[:, 0].astype(np.int16),)
+        return tuple(np.ascontiguousarray(data.view(np.int16 if size == 2 else np.int32).T))
+
     def red_add(self, active: Threads, address: Any, values: Sequence[Any], dtype: DType) -> None:
         """See `Machine.red_add`."""
         at = np.ascontiguousarray(active.full(address), np.int64)

@@ -268,6 +268,7 @@ class ThreadState(Threads):
     stmatrix = _of("memory", matrices.stmatrix)
     mma = mma_sp = _of("memory", matrices.mma)
     count_up = _of("memory", BlockMemory.count_up)
+    load_if = _of("memory", BlockMemory.load_if)
     red_add = _of("memory", BlockMemory.red_add)
 
     def proxy_fence(self) -> None:

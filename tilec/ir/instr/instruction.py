@@ -59,7 +59,7 @@ PTX_TYPES = {
 }  # fmt: skip
 """PTX's names of the dtypes that matrix instructions take."""
 
-LLVM_TYPES = {"f": "float", "d": "double", "r": "i32", "l": "i64", "p": "ptr"}
+LLVM_TYPES = {"h": "i16", "f": "float", "d": "double", "r": "i32", "l": "i64", "p": "ptr"}
 """Register classes of PTX asm constraints, and `p`: a generic pointer, which goes to a 64-bit
 register."""
 

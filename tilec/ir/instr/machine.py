@@ -111,6 +111,10 @@ class Machine(Protocol):
         """`atom.relaxed.gpu.global.inc.u32`: add one to the word at `address`, or set it to 0 where
         it is `last`; gives what it was."""
 
+    def load_if(self, address: Word, cond: Word, bytes: int) -> tuple[Word, ...]:
+        """`ld.global` of `bytes` of the threads whose `cond` is not 0, in words of 32 bits, or one
+        of 16; the others get zeros, and touch no memory."""
+
     def red_add(self, address: Word, values: Sequence[Word], dtype: DType) -> None:
         """`red.relaxed.gpu.global.add` of float32 or halves, pairs of which are in words: each of
         `values` is added, atomically, to the next element from `address` on, a multiple of their

@@ -112,6 +112,34 @@ def _named(policy: str) -> str:
     return f".{policy}" if policy else ""
 
 
+# --- loads on a condition ---
+
+LOAD_BYTES = (1, 2, 4, 8, 16)
+
+
+@functools.cache
+def load_if(bytes: int) -> Instruction:
+    """Arguments: address (i64), condition (i32); results: the `bytes` there where it is not 0, else
+    zeros, in words, a word of 16 bits or less. From global memory that nothing changes while the
+    kernel runs."""
+    words = max(1, bytes // 4)
+    outs = [f"${n}" for n in range(words)]
+    at, cond = f"${words}", f"${words + 1}"
+    kind = "h" if bytes < 4 else "r"
+    width = 16 if bytes < 4 else 32
+    vector = f".v{words}" if words > 1 else ""
+    values = f"{{{', '.join(outs)}}}" if words > 1 else outs[0]
+    zeros = " ".join(f"mov.b{width} {o}, 0;" for o in outs)
+    load = f"@p ld.global.nc{vector}.b{min(bytes * 8, 32)} {values}, [{at}];"
+    text = f"{{ .reg .pred p; setp.ne.b32 p, {cond}, 0; {zeros} {load} }}"
+    x = Operands()
+    x.outputs(kind, words, early=True)
+    x.input("l")
+    x.input("r")
+    asm = x.asm(text, lambda m, at, cond: m.load_if(at, cond, bytes), memory=False, effects=False)
+    return Instruction(f"ld.if.{bytes}", "", asm)
+
+
 # --- sums in global memory: PTX ISA 8.1, section "red" ---
 
 RED_WIDTHS = {FLOAT32: (2, 4), FLOAT16: (2, 4, 8), BFLOAT16: (2, 4, 8)}
