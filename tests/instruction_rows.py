@@ -31,6 +31,7 @@ MEMORY_INSTRUCTIONS: tuple[Instruction, ...] = (
         for k in memory.TMA_REDUCTIONS
         for guarded in (False, True)
     ),
+    *(memory.load_if(n) for n in memory.LOAD_BYTES),
     memory.TMA_STORE_COMMIT,
     memory.TMA_PREFETCH,
 )

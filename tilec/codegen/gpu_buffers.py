@@ -10,7 +10,7 @@ offset.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from tilec.codegen.emitter import BaseEmitter
 from tilec.codegen.lanes import from_memory, to_memory
 from tilec.codegen.registers import RegisterPlan
 from tilec.ir import ops
-from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.core import Func, Op, Value, walk, within
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import Val, int_val, shaped
 from tilec.ir.types import INT32, BufferType, DType, TensorMapType
@@ -28,6 +28,8 @@ from tilec.target import Target
 INVARIANT = ", !invariant.load !2"
 STREAMED = ", !nontemporal !3"
 GUARDED = "guarded load"
+COMPUTED = (ops.Cast, ops.Unary, ops.Binary, ops.Fma)
+LEAST_TOGETHER = 4  # loads on conditions in a block
 _TOUCHED = ("dest", "source", "a", "b", "barrier")
 SHARED = Val("ptr addrspace(3)", "@smem")
 _touching: dict[type[Op], tuple[str, ...]] = {}  # which of these words its operands have
@@ -283,17 +285,19 @@ class Buffers(BaseEmitter):
         at, guard = self.pointer(o.source, self.get(o.offset)), self.guard(o.guard)
         align = self._align(o.align, dtype)
 
+        size = o.lanes * dtype.bits // 8
+        plain = constant and guard.literal is None and o.other is None
+
         def made() -> Val:
-            other = functools.partial(self._other, o, kind)
-            if guard.literal is None and constant and o.other is None and self._computed_with(o):
-                size = o.lanes * dtype.bits // 8
-                found = self.load_if(size, at, guard) if align >= size else None
+            if plain and align >= size and o.result in self._asked_together:
+                found = self.load_if(size, at, guard)
                 if found is not None:
-                    return f.cast("bitcast", found, kind) if found.type != kind else found
+                    return found if found.type == kind else f.cast("bitcast", found, kind)
+            other = functools.partial(self._other, o, kind)
             return self.value_if(guard, lambda: f.load(kind, at, align, tail=tail), other, "load")
 
         # What is behind a branch LLVM loads for each element again.
-        shared = self.unrolling and constant and guard.literal is None and o.other is None
+        shared = plain and self.unrolling
         name = f"{GUARDED} {kind} {at.ref} {guard.ref} {align}{tail}"
         got = f.once(name, made) if shared else made()
         self.env[o.result] = from_memory(f, got, dtype)
@@ -379,13 +383,24 @@ class Buffers(BaseEmitter):
         return None
 
     @functools.cached_property
-    def _users(self) -> Mapping[Value, Sequence[Op]]:
-        return self.func.body.users
-
-    def _computed_with(self, o: ops.MemLoad) -> bool:
-        """Whether an iteration computes with what it loads. LLVM takes what it does so to a load's
-        branch, where the assembler lets it wait for this load before it asks for the next one."""
-        return any(x.pure for x in self._users.get(o.result, ()))
+    def _asked_together(self) -> set[Value]:
+        """What is loaded on a condition and computed with at once, several times in straight-line
+        code. LLVM takes that computation to the branch of its load, where the assembler lets it
+        wait for this load before it asks for the next one."""
+        users = self.func.body.users
+        found: set[Value] = set()
+        beside: dict[Op | None, list[Value]] = {}
+        for o, around in within(self.func.body):
+            if isinstance(o, ops.MemLoad) and o.guard is not None:
+                written_out = any(x in self.plan.unrolled for x in around)
+                kinds = (*COMPUTED, ops.Extract) if written_out else COMPUTED
+                if not any(isinstance(x, kinds) for x in users.get(o.result, ())):
+                    continue
+                if written_out:
+                    found.add(o.result)
+                else:
+                    beside.setdefault(around[-1] if around else None, []).append(o.result)
+        return found.union(*(loads for loads in beside.values() if len(loads) >= LEAST_TOGETHER))
 
     def _other(self, o: ops.MemLoad, kind: str) -> Val:
         """What a load gives where its guard is false."""
