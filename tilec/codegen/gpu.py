@@ -159,6 +159,7 @@ class Emitter(Buffers):
             body,
             f"attributes #0 = {{ {self.attributes()} }}",
             "attributes #1 = { convergent nounwind }",
+            "attributes #2 = { nounwind memory(none) }",
             "!0 = distinct !{!0, !1}",
             '!1 = !{!"llvm.loop.unroll.disable"}',
             "!2 = !{}",

@@ -29,7 +29,7 @@ INVARIANT = ", !invariant.load !2"
 STREAMED = ", !nontemporal !3"
 GUARDED = "guarded load"
 COMPUTED = (ops.Cast, ops.Unary, ops.Binary, ops.Fma)
-LEAST_TOGETHER = 4  # loads on conditions in a block
+LEAST_TOGETHER = 2  # loads on conditions in a block
 _TOUCHED = ("dest", "source", "a", "b", "barrier")
 SHARED = Val("ptr addrspace(3)", "@smem")
 _touching: dict[type[Op], tuple[str, ...]] = {}  # which of these words its operands have
@@ -394,11 +394,12 @@ class Buffers(BaseEmitter):
             if isinstance(o, ops.MemLoad) and o.guard is not None:
                 written_out = any(x in self.plan.unrolled for x in around)
                 kinds = (*COMPUTED, ops.Extract) if written_out else COMPUTED
+                dtype = o.source.dtype
                 if not any(isinstance(x, kinds) for x in users.get(o.result, ())):
                     continue
                 if written_out:
                     found.add(o.result)
-                else:
+                elif dtype.is_float or dtype.bits < 32:  # others are places, mostly
                     beside.setdefault(around[-1] if around else None, []).append(o.result)
         return found.union(*(loads for loads in beside.values() if len(loads) >= LEAST_TOGETHER))
 

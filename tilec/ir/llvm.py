@@ -368,7 +368,8 @@ class Function:
         words = "asm sideeffect" if a.effects else "asm"
         given = ", ".join(map(str, args))
         type = "{ " + ", ".join(a.outputs) + " }" if several else "".join(a.outputs) or "void"
-        text = f'call {type} {words} "{a.template}", "{a.constraints}"({given}) #1'
+        group = "#1" if a.convergent else "#2"
+        text = f'call {type} {words} "{a.template}", "{a.constraints}"({given}) {group}'
         if not a.outputs:
             self.act("asm", tuple(args), text, instr, semantics=a.semantics)
             return []

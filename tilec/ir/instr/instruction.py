@@ -27,7 +27,8 @@ class Asm:
 
     `inputs` and `outputs` are the LLVM types of the arguments and of the results, in order; an
     accumulator that is updated in place is in both. `effects`: must not be removed, repeated or
-    moved over another. `semantics` takes the machine and the arguments.
+    moved over another. `convergent`: must not come to depend on further conditions, as what a warp
+    does together. `semantics` takes the machine and the arguments.
     """
 
     template: str
@@ -35,6 +36,7 @@ class Asm:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     effects: bool = True
+    convergent: bool = True
     semantics: Semantics = field(kw_only=True, compare=False, repr=False)
 
 
@@ -102,7 +104,13 @@ class Operands:
         self._ties = list(range(len(self._outputs)))
 
     def asm(
-        self, template: str, semantics: Semantics, *, memory: bool = True, effects: bool = True
+        self,
+        template: str,
+        semantics: Semantics,
+        *,
+        memory: bool = True,
+        effects: bool = True,
+        convergent: bool = True,
     ) -> Asm:
         """The finished piece, which does what `semantics` does. `memory`: it reads or writes
         memory, or orders those who do."""
@@ -127,6 +135,7 @@ class Operands:
             tuple(LLVM_TYPES[k] for k in kinds),
             tuple(LLVM_TYPES[k] for k in self._outputs),
             effects,
+            convergent,
             semantics=semantics,
         )
 

@@ -136,7 +136,13 @@ def load_if(bytes: int) -> Instruction:
     x.outputs(kind, words, early=True)
     x.input("l")
     x.input("r")
-    asm = x.asm(text, lambda m, at, cond: m.load_if(at, cond, bytes), memory=False, effects=False)
+    asm = x.asm(
+        text,
+        lambda m, at, cond: m.load_if(at, cond, bytes),
+        memory=False,
+        effects=False,
+        convergent=False,
+    )
     return Instruction(f"ld.if.{bytes}", "", asm)
 
 
