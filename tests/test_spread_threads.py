@@ -1,6 +1,6 @@
 """Tiles that do not fit in the registers of the threads that their author asks for are computed by
-more of them, where threads show in nothing that the kernel does; and num_stages=1 is the least
-depth of a loop with products, as any number is."""
+more of them, where threads show in nothing that the kernel does; and num_stages of 0 or 1
+is the least depth of a loop with products, as any number is."""
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ def attention(
     threads: T.constexpr = 128,
     BN: T.constexpr = 128,
     seen: T.constexpr = False,
+    least: T.constexpr = 1,
 ):
     with T.Kernel(T.ceildiv(Q.shape[0], 128), threads=threads) as bx:
         q = T.alloc_shared((128, D), "float16")
@@ -40,7 +41,7 @@ def attention(
         T.clear(o)
         T.clear(total)
         T.fill(top, -T.infinity("float32"))
-        for n in T.Pipelined(T.ceildiv(K.shape[0], BN), num_stages=1):
+        for n in T.Pipelined(T.ceildiv(K.shape[0], BN), num_stages=least):
             T.copy(K[n * BN, 0], k)
             T.clear(s)
             T.gemm(q, k, s, transpose_B=True)
@@ -215,7 +216,9 @@ def test_barriers_by_hand_count_threads():
     assert made.plan.threads is None and made.resources.threads == 128
 
 
-def test_one_stage_is_the_least():
+@pytest.mark.parametrize("least", [0, 1])
+def test_one_stage_is_the_least(least):
     """With room for more, copies of the loop run ahead."""
-    made = attention.compile(*_attention_specs(), target="cuda:sm_90a", threads=256)
+    specs = _attention_specs()
+    made = attention.compile(*specs, target="cuda:sm_90a", threads=256, least=least)
     assert made.plan.stages > 1 and "ahead: k, by tma" in made.stages["plan"]
