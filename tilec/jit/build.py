@@ -35,6 +35,7 @@ from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.join_iterations import join_iterations
+from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.plain_products import plain_products
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
@@ -88,6 +89,8 @@ def trace_variant(
             func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
             func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
+    if target.kind != "cpu":
+        func = narrow_operands(func)
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
