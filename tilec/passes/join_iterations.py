@@ -11,10 +11,14 @@ moves lines of 128 bytes. A product in steps of 32 halves asks for each line in 
 The sum's terms are added in the same order. Where the number of iterations is no multiple of those
 that are joined, the last one also has what is behind the tensors' ends, which both copies fill with
 zeros. Only loops that do nothing but multiply tiles that TMA may bring: as many bytes are on their
-way as the author asked for."""
+way as the author asked for.
+
+Steps that no matrix instruction goes through (20 or 40 halves) are joined until one does, whoever
+brings the tiles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +34,8 @@ from tilec.passes.utils.plans import is_open
 from tilec.target import CACHE_LINE, Target
 
 LEAST_STAGES = 2
+STEP = 32  # bytes of an operand's row that matrix instructions take at once
+MOST = 8  # steps that become one
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +53,12 @@ class _Tile:
         return self.copy.dest.extents[self.dim]
 
     @property
+    def uneven(self) -> int:
+        """So many steps together are what matrix instructions go through."""
+        bits = self.copy.dest.dtype.bits
+        return STEP // math.gcd(STEP, self.step * bits // 8) if bits in (8, 16) else 1
+
+    @property
     def end(self) -> object:
         """Where the tensor ends."""
         return self.copy.source.type.shape[self.along]
@@ -59,8 +71,7 @@ class _Tile:
 
 
 def join_iterations(func: Func, target: Target) -> Func:
-    tiles = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
-    if not target.has("tma") or not any(_row(t) < CACHE_LINE for t in tiles):
+    if not func.body.has(ops.Gemm) or target.kind == "cpu":
         return func
     if ops.is_by_hand(func.body) or any(
         {"stages", "split"} & {*dict(o.choices)} for o in func.body.every(ops.AnnotateSchedule)
@@ -96,10 +107,12 @@ class _Sums:
         tiles = self.tiles(o)
         if not tiles:
             return None
-        n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
+        n = max(t.uneven for t in tiles)
+        if n == 1:
+            n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
         stages = max(LEAST_STAGES, -(-o.num_stages // n))
         taken = sum(t.copy.dest.type.stage_bytes for t in tiles) * (n * stages - 1)
-        if n < 2 or taken > self.room:
+        if not 2 <= n <= MOST or taken > self.room:
             return None
         b = Builder(o.loc)
         hi = self.end(o, tiles, n, b)
@@ -135,7 +148,11 @@ class _Sums:
         steps = {t.step for t in tiles}
         if len(tiles) < len(copies) or {*dims} != {t.copy.dest.buffer for t in tiles}:
             return []
-        return tiles if len(steps) == 1 and any(t.row < CACHE_LINE for t in tiles) else []
+        if len(steps) != 1 or any(t.uneven > 1 for t in tiles):
+            return tiles if len(steps) == 1 else []
+        short = self.engines.target.has("tma") and any(t.row < CACHE_LINE for t in tiles)
+        by_tma = all(self.engines.tma_may_load(t.copy, t.copy.dest.dtype) for t in tiles)
+        return tiles if short and by_tma else []
 
     def dims(self, products: Sequence[ops.Gemm]) -> dict[Value, int]:
         """Of each operand the dimension that is summed over; nothing where that is not clear."""
@@ -152,7 +169,7 @@ class _Sums:
         v = o.dest.buffer
         if v not in dims or len(v.buffer.shape) != 2 or not o.dest.is_whole:
             return None
-        if v.space != "shared" or not self.engines.tma_may_load(o, o.dest.dtype):
+        if v.space != "shared" or self.engines.safe.get(o.source.buffer):
             return None
         if not all(self.is_known(x, o) for x in self.users[v]):
             return None
