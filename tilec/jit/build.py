@@ -40,6 +40,7 @@ from tilec.passes.plain_products import plain_products
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
+from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
@@ -88,7 +89,8 @@ def trace_variant(
         if key.may_alias:
             func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
-            func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
+            func = unswitch_loops(plain_products(resolve_views(func)))
+            func = kept[about] = split_at_grid_sync(func)
     if target.kind != "cpu":
         func = narrow_operands(func)
     if target.has("tma") and (ragged := _ragged(func, key)):
