@@ -145,8 +145,9 @@ def test_wide_indices(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {"longer": True}, {"safe": True}, {"short": True}, {"seen": True}, {"deep": 20, "safe": True},
-        {"deep": 64}, {"deep": 20, "longer": True}, {"deep": 9}, {"said": {"stages": 4}}, {"said": {"split": 4}},
+        {"longer": True}, {"safe": True}, {"short": True}, {"seen": True}, {"deep": 64},
+        {"deep": 20, "safe": True}, {"deep": 20, "longer": True}, {"deep": 9},
+        {"said": {"stages": 4}}, {"said": {"split": 4}},
     ],
     ids=str,
 )  # fmt: skip

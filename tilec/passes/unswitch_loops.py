@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from tilec.ir import ops
 from tilec.ir.builder import Builder
-from tilec.ir.core import Block, Func, Op, Value, upstream
+from tilec.ir.core import Block, Func, Op, Substitution, Value, upstream
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.rings import fills_tile
@@ -48,9 +48,8 @@ def unswitch_loops(func: Func) -> Func:
                 continue
             if (made := asked(loop, o)) is None:
                 continue
-            b, subst = Builder(loop.loc), {}
-            in_order = (x for x in loop.body.ops if x in {*made})
-            b.ops += [x.clone(subst) for x in in_order]
+            b, subst = Builder(loop.loc), Substitution()
+            b.ops += [x.clone(subst) for x in made]
             sides = [_with(loop, o, side) for side in (o.then, o.orelse)]
             b.branch(subst.get(o.cond, o.cond), sides[:1], [sides[1].clone({})])
             return b.ops
