@@ -220,8 +220,6 @@ def compile_variant(
             final, attempts = _spread(func, target, keep_pass, tried, error) or _spilling(
                 func, target, keep_pass, tried, attempts, error
             )
-        else:
-            _tell_threads(func, tried)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -343,15 +341,6 @@ def _spread(
             warn(PerformanceWarning, message, error.loc, f"ask for them: threads={threads}")
         return final, attempts
     return None
-
-
-def _tell_threads(func: Func, tried: Sequence[Tried]) -> None:
-    """Warn where other threads compute than the author asks for: as many are faster."""
-    asked, threads = func.attrs.get("threads"), tried[-1][0].threads if tried else None
-    if asked is None or threads in (None, asked):
-        return
-    message = f"{threads} threads compute, not {asked}, which is predicted to be faster"
-    warn(PerformanceWarning, message, func.loc, f"ask for them: threads={threads}")
 
 
 def _spilling(

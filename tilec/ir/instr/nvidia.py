@@ -112,7 +112,6 @@ def _wide_f64(k: int) -> MmaInstruction:
     return MmaInstruction(f"mma.m16n8k{k}.f64", 16, 8, k, *operands, feature="mma_f64")
 
 
-
 MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
     *(_mma(k // a.bits, a, b, c) for a, b, c in FLOATS for k in (256, 128)),
     *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in FLOATS8 for b in FLOATS8),
