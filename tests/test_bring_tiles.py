@@ -37,7 +37,8 @@ def attention(how: str = "") -> Any:
             T.copy(Q[bx * 64, 0], q)
             T.clear(o)
             T.clear(total)
-            for n in T.Pipelined(T.ceildiv(N, 64), num_stages=0 if how == "no stages" else 2):
+            steps = T.ceildiv(N, 64)
+            for n in T.serial(steps) if how == "no stages" else T.Pipelined(steps, num_stages=2):
                 T.copy(Kx[n * 64, 0], k)
                 T.gemm(q, k, s, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(64, 64):

@@ -68,6 +68,7 @@ REASONS = {
     "passes/lower_stores.py": LOWERING,
     "passes/utils/copies_past_registers.py": LOWERING,
     "passes/mem2reg.py": VALUES,
+    "passes/narrow_operands.py": VALUES,
     "passes/pad_tiles.py": LOWERING,
     "passes/recognise_gathers.py": LOWERING,
     "passes/utils/loop_body.py": VALUES,

@@ -14,6 +14,7 @@ from tilec.ir.core import Func
 from tilec.ir.ops import Copy, For, Gemm
 from tilec.ir.verify import verify
 from tilec.passes.join_iterations import join_iterations
+from tilec.target import find_target
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 
@@ -80,7 +81,7 @@ def check(function: Any, arrays: dict[str, Any], k: slice = slice(None)) -> None
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("k", [8, 64, 72, 136, 200])
 @pytest.mark.parametrize("deep", [16, 32])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [0, 1, 3])
 def test_rows_are_whole_lines(deep: int, k: int, stages: int, rng: np.random.Generator) -> None:
     arrays, function = held(rng, k), product(deep, stages=stages)
     _, after = joined(function, arrays)
@@ -89,6 +90,22 @@ def test_rows_are_whole_lines(deep: int, k: int, stages: int, rng: np.random.Gen
     assert [c.dest.extents for c in copies] == [(64, 64), (32, 64)] and gemm.shape == (64, 32, 64)
     assert loop.num_stages == (2 if stages > 1 else -1)
     check(function, arrays)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("k", [7, 64, 97, 200])
+@pytest.mark.parametrize(("deep", "whole"), [(20, 80), (40, 80), (24, 48)])
+def test_steps_that_no_instruction_goes_through(
+    deep: int, whole: int, k: int, rng: np.random.Generator
+) -> None:
+    """Whoever brings the tiles."""
+    arrays, function = held(rng, k), product(deep)
+    for target in (SM90, SM80, find_target("hip:gfx942")):
+        _, after = joined(function, arrays, target)
+        assert [g.shape for g in after.body.every(Gemm)] == [(64, 32, whole)]
+    check(function, arrays)
+    made = tilec.kernel(function).compile(*arrays.values(), target="cuda:sm_90a")
+    assert "wgmma" in made.stages["infer_layouts"]
 
 
 @pytest.mark.parametrize("trips", [2, 4])
@@ -128,8 +145,9 @@ def test_wide_indices(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {"longer": True}, {"safe": True}, {"short": True}, {"seen": True}, {"stages": 0},
-        {"deep": 64}, {"said": {"stages": 4}}, {"said": {"split": 4}},
+        {"longer": True}, {"safe": True}, {"short": True}, {"seen": True}, {"deep": 64},
+        {"deep": 20, "safe": True}, {"deep": 20, "longer": True}, {"deep": 9},
+        {"said": {"stages": 4}}, {"said": {"split": 4}},
     ],
     ids=str,
 )  # fmt: skip

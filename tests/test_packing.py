@@ -223,7 +223,9 @@ def test_what_cannot_be_packed(free: None) -> None:
     assert packed(consuming, a, b, c) == ("B",), "A is written"
     assert packed(strided, a, b, c) == ("B",), "the kernel may read the stride"
     turned = tilec.spec((257, 127), "float16", (1, 257))
-    assert packed(shared(), turned, b, c) == ("B",), "its rows are no neighbours"
+    assert packed(shared(), turned, b, c) == ("A", "B"), "its columns are neighbours"
+    apart = tilec.spec((257, 127), "float16", (512, 2))
+    assert packed(shared(), apart, b, c) == ("A", "B"), "none of its elements are"
     assert packed(
         shared("float32"), spec(257, 127, dtype="float32"), spec(127, 257, dtype="float32"), c
     ) == ("A", "B")
@@ -339,6 +341,34 @@ def test_the_copying_kernel(dtype: str, shape: tuple[int, int, int], target: str
     ).findings
     np.testing.assert_array_equal(out[..., : shape[2]], a)
     assert not out[..., shape[2] :].any()
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("shape", [(2, 9, 70), (1, 64, 64), (1, 65, 5)])
+def test_the_turning_kernel(shape: tuple[int, int, int], target: str) -> None:
+    rng = np.random.default_rng(3)
+    a = rng.integers(0, 200, shape).astype("uint16")
+    out = np.zeros((shape[0], shape[2], 80), "uint16")
+    found = tilec.simulate(packing.packer.turner("uint16"), a, out[..., : shape[1]], target=target)
+    assert not found.findings
+    np.testing.assert_array_equal(out[..., : shape[1]], a.transpose(0, 2, 1))
+    assert not out[..., shape[1] :].any()
+
+
+def test_an_operand_whose_columns_are_neighbours_is_turned(free: None) -> None:
+    """`x @ w.T`, by a kernel of A and B: TMA brings no tile of w.T."""
+    sizes = dict(zip(("BM", "BN", "BK"), (64, 64, 32)))
+    rng = np.random.default_rng(5)
+    a = (rng.standard_normal((70, 96)) / 8).astype(np.float16)
+    w, c = (rng.standard_normal((48, 96)) / 8).astype(np.float16), np.zeros((70, 48), np.float32)
+    planned = shared().plan_launch("cuda:sm_90a", None, (a, w.T, c), sizes)
+    assert planned.variant.image.packed == ("B",)
+    maps = {p.arg for p in planned.variant.image.params if p.role == "tensor_map"}
+    assert maps >= {"A", "B"}
+    report = tilec.simulate(shared(), a, w.T, c, target="cuda:sm_90a", **sizes)
+    assert not report.findings
+    np.testing.assert_allclose(c, a.astype(float) @ w.T.astype(float), rtol=2e-3, atol=2e-3)
 
 
 # --- launches -------------------------------------------------------------------------------------

@@ -45,8 +45,9 @@ def gradients(wait: int, how: str = "") -> Any:
             T.clear(dk)
             T.clear(dv)
             lists = {"stage": [0] * 5 + [1] * 12, "order": [*range(17)]} if how == "lists" else {}
-            for i in T.Pipelined(
-                T.ceildiv(N, 64), num_stages=0 if how == "no stages" else 2, **lists
+            steps = T.ceildiv(N, 64)
+            for i in (
+                T.serial(steps) if how == "no stages" else T.Pipelined(steps, num_stages=2, **lists)
             ):
                 T.copy(Q[i * 64, 0], q)
                 T.clear(s)

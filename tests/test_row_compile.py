@@ -71,6 +71,10 @@ def test_wide_products_on_hopper(p, row):
 NARROW = [
     (Product("float64", "float64", "float64", "float64", (64, 64, 16)), AMPERE,
      "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"),
+    (Product("float64", "float64", "float64", "float64", (64, 64, 16)), HOPPER,
+     "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64"),
+    (Product("float64", "float64", "float64", "float64", (64, 64, 12)), HOPPER,
+     "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64"),
     (Product("int8", "uint8", "int32", "int32", (128, 128, 64), threads=256), AMPERE,
      "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32"),
     (Product(*F32, (128, 128, 32), threads=256, **TF32), AMPERE,

@@ -111,6 +111,17 @@ def mma_f64(lane, which, i):
     return group, thread * 2 + (i & 1)
 
 
+def mma_wide_f64(lane, which, i):
+    """PTX ISA, "Matrix Fragments for mma.m16n8k4, mma.m16n8k8, and mma.m16n8k16" (.f64): rows
+    groupID for even i and groupID + 8 for odd ones, (i / 2) * 4 + threadID_in_group along K."""
+    group, thread = lane >> 2, lane % 4
+    if which == "a":
+        return group + 8 * (i % 2), thread + 4 * (i // 2)
+    if which == "b":
+        return thread + 4 * i, group
+    return mma_16_bit(lane, "c", i)
+
+
 def wgmma(bits, warp, lane, which, i):
     """PTX ISA, "Register Fragments" of wgmma.mma_async.m64nNk16, .m64nNk8 and .m64nNk32: A as that
     of mma for every warp; D, whatever its type."""
@@ -168,7 +179,7 @@ def formula_of(row, which):
         case MmaInstruction():
             bits = row.a_dtype.bits
             if bits == 64:
-                return lambda w, l, i: mma_f64(l, which, i)
+                return lambda w, l, i: (mma_f64 if row.m == 8 else mma_wide_f64)(l, which, i)
             if row.k * bits == 128:
                 return lambda w, l, i: mma_half_k(bits, l, which, i)
             f = {16: mma_16_bit, 32: mma_tf32, 8: mma_8_bit}[bits]

@@ -72,8 +72,8 @@ def _tensor_cores(
 # two dies at 1.7 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz. RX 7900 XTX: 123 TFLOP/s at 2.5 GHz.
 _H200 = Speeds(
     clock=1.45e9, dram=4.1e12, l2_bytes=50e6, l2=84.0, shared=105.0, vector=128.0, special=16.0,
-    products=_tensor_cores(1900.0, 4096.0), port=42.0, neighbours=8, store=21.0,
-    latency=0.7e-6, launch=1.2e-6,
+    products=(*_tensor_cores(1900.0, 4096.0), ("mma_f64.64", 256.0), ("mma.64", 128.0)),
+    port=42.0, neighbours=8, store=21.0, latency=0.7e-6, launch=1.2e-6,
 )  # fmt: skip
 _A100 = Speeds(
     clock=1.3e9, dram=1.4e12, l2_bytes=40e6, l2=40.0, shared=128.0, vector=64.0, special=16.0,
@@ -183,7 +183,7 @@ _CUDA |= {"slow_conversions"}
 _SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
 _SM89 = _SM80 | {"mma_fp8", "mma_sp_fp8", "float8"}
 _SM90 = _SM89 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "pdl"}
-_SM90 |= {"red_vector", "wgmma_sp"}
+_SM90 |= {"red_vector", "wgmma_sp", "mma_f64"}
 _CDNA3 = frozenset({"mfma", "mfma_cdna3", "float8"})
 
 

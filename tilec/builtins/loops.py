@@ -33,14 +33,14 @@ def Pipelined(
 ) -> Any:
     """A loop whose copies run at least `num_stages` iterations ahead of its computation.
 
-    0, or 1 in a loop without a tile product: nothing runs ahead. Without a number, and in a loop
-    with a tile product where more than `num_stages` fit: as many as fit in shared memory, at most
-    8. `annotate_schedule(stages=)` fixes the number. A copy from global to shared memory runs
-    ahead, at the top of the body or under a condition, where it fills its buffer whole before that
-    is read, or copies beside it (in a short loop: pages of a cache) fill the rest; several loops
-    may fill one buffer. Where producer warps bring tiles (TMA), so do copies
-    in front of the loop or in loops inside. A PerformanceWarning says why another copy of a loop
-    with `num_stages` does not, the stage `plan` what does.
+    0 or 1 in a loop without a tile product: nothing runs ahead (nor does it in `T.serial`). Without
+    a number, and in a loop with a tile product where more than `num_stages` fit: as many as fit in
+    shared memory, at most 8. `annotate_schedule(stages=)` fixes the number. A copy from global to
+    shared memory runs ahead, at the top of the body or under a condition, where it fills its buffer
+    whole before that is read, or copies beside it (in a short loop: pages of a cache) fill the
+    rest; several loops may fill one buffer. Where producer warps bring tiles (TMA), so do copies in
+    front of the loop or in loops inside. A PerformanceWarning says why another copy of a loop with
+    `num_stages` does not, the stage `plan` what does.
 
     A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
     `order` and `stage` have one int per statement of the body that acts (a copy, a product, a loop

@@ -135,10 +135,7 @@ class ForLoops(Loops):
         args: Mapping[str, Any] = header.arguments
         stages = -1 if args["num_stages"] is None else static_int(args["num_stages"])
         if stages is None or (stages < 0 and args["num_stages"] is not None):
-            hint = (
-                "write a compile-time int: 0 for no overlap, 2 or more to prefetch; without one "
-                "tilec chooses"
-            )
+            hint = "write a compile-time int: 2 or more to prefetch; without one tilec chooses"
             raise self._wrong(header, "num_stages", hint)
         lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):

@@ -120,11 +120,11 @@ class Loops(Branches):
 
     def _arranged(self, block: Block, attributes: dict[str, Any]) -> tuple[Block, dict[str, Any]]:
         """The body and the attributes of a pipelined loop whose statements the user has ordered.
-        One stage is the least, as any number: with a product, the plan says how many there are."""
+        0 and 1 are the least, as any number: with a product, the plan says how many there are."""
         group, attributes = attributes.get("group", ()), {**attributes}
         attributes.pop("group", None)
         order, stage = attributes.get("order", ()), attributes.get("stage", ())
-        if attributes.get("num_stages") == 1 and not stage and any(block.every(Gemm)):
+        if attributes.get("num_stages") in (0, 1) and not stage and any(block.every(Gemm)):
             attributes = {**attributes, "num_stages": -1}
         if not order and not stage:
             return block, attributes

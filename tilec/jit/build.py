@@ -35,10 +35,12 @@ from tilec.jit.plan_text import Tried, plan_text
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.join_iterations import join_iterations
+from tilec.passes.narrow_operands import narrow_operands
 from tilec.passes.plain_products import plain_products
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
+from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
@@ -87,7 +89,10 @@ def trace_variant(
         if key.may_alias:
             func = func.with_attrs(may_alias=True, passed_twice=True)
         with told_as_internal("preparing this kernel", signature.loc):
-            func = kept[about] = split_at_grid_sync(plain_products(resolve_views(func)))
+            func = unswitch_loops(plain_products(resolve_views(func)))
+            func = kept[about] = split_at_grid_sync(func)
+    if target.kind != "cpu":
+        func = narrow_operands(func)
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):
@@ -215,8 +220,6 @@ def compile_variant(
             final, attempts = _spread(func, target, keep_pass, tried, error) or _spilling(
                 func, target, keep_pass, tried, attempts, error
             )
-        else:
-            _tell_threads(func, tried)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -338,15 +341,6 @@ def _spread(
             warn(PerformanceWarning, message, error.loc, f"ask for them: threads={threads}")
         return final, attempts
     return None
-
-
-def _tell_threads(func: Func, tried: Sequence[Tried]) -> None:
-    """Warn where other threads compute than the author asks for: as many are faster."""
-    asked, threads = func.attrs.get("threads"), tried[-1][0].threads if tried else None
-    if asked is None or threads in (None, asked):
-        return
-    message = f"{threads} threads compute, not {asked}, which is predicted to be faster"
-    warn(PerformanceWarning, message, func.loc, f"ask for them: threads={threads}")
 
 
 def _spilling(

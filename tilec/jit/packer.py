@@ -1,4 +1,4 @@
-"""The kernel that packs: a copy of a tensor whose rows begin at cache lines.
+"""The kernels that pack: a copy of a tensor whose rows begin at cache lines.
 
 Measured on an H200 (two operands of fp16, rows an odd number of elements apart): 4095x4095 at
 3.2 TB/s; 2047x1023 and 1023x4095 together 12.7 us. Blocks of 8 rows and 256 columns take as long as
@@ -15,6 +15,7 @@ import tilec.language as T
 from tilec.decorator import kernel
 
 ROWS, COLUMNS = 8, 256
+SIDE = 64  # of a square that is turned
 
 B, M, N = T.dynamic("B, M, N")
 
@@ -30,3 +31,19 @@ def packer(dtype: str) -> Any:
                 P[bz, by * ROWS + i, bx * COLUMNS + j] = A[bz, by * ROWS + i, bx * COLUMNS + j]
 
     return pack
+
+
+@functools.cache
+def turner(dtype: str) -> Any:
+    """The kernel for elements of `dtype` whose columns are neighbours: it copies A (B, N, M) to
+    P (B, M, N)."""
+
+    @kernel(threads=256)
+    def turn(A: T.Tensor((B, N, M), dtype), P: T.Tensor((B, M, N), dtype)):
+        with T.Kernel(T.ceildiv(N, SIDE), T.ceildiv(M, SIDE), B) as (bx, by, bz):
+            square = T.alloc_shared((SIDE, SIDE), dtype)
+            T.copy(A[bz, bx * SIDE, by * SIDE], square)
+            for i, j in T.Parallel(SIDE, SIDE):
+                P[bz, by * SIDE + i, bx * SIDE + j] = square[j, i]
+
+    return turn

@@ -32,8 +32,8 @@ _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever the
 
 
 def packable(key: SpecialisationKey, call: Call) -> tuple[str, ...]:
-    """The tensors that can be packed: the elements of a row are neighbours, the rows begin
-    anywhere. None on the CPU, which has no TMA to gain."""
+    """The tensors that can be packed: the rows begin anywhere, or their elements are no neighbours.
+    None on the CPU, which has no TMA to gain."""
     found = []
     for a in key.arguments if key.target != "cpu" else ():
         if a.kind == "tensor" and not a.output and _begins_anywhere(a):
@@ -51,11 +51,12 @@ def copied(names: Sequence[str], call: Call) -> list[int]:
 
 
 def _begins_anywhere(a: Argument) -> bool:
-    if len(a.strides) not in (2, 3) or a.strides[-1] != 1:
-        return False
     size = DTYPES[a.dtype].bits // 8
+    if len(a.strides) not in (2, 3) or size not in _WORDS:
+        return False
     known = [s * size for s in a.strides[:-1] if isinstance(s, int)]
-    return size in _WORDS and (a.align < FACT_LIMIT or any(s % FACT_LIMIT for s in known))
+    odd = a.align < FACT_LIMIT or any(s % FACT_LIMIT for s in known)
+    return odd or a.strides[-1] != 1
 
 
 def packed_copy(t: Tensor, pointer: int) -> Tensor:
@@ -116,8 +117,10 @@ class Packing:
 
 def _copying(target: str, source: Tensor, to: Tensor) -> tuple[Any, Grid, ArgumentBlock]:
     """The kernel that copies `source` to `to`, its grid and its arguments."""
-    pack = packer.packer(_WORDS[source.itemsize])
-    arrays = {"A": _batch(source), "P": _batch(to)}
+    source, to = _batch(source), _batch(to)
+    turned = source.strides[-1] != 1 and source.strides[-2] == 1
+    pack = (packer.turner if turned else packer.packer)(source.dtype)
+    arrays = {"A": _turned(source) if turned else source, "P": to}
     variant = pack.compile(*arrays.values(), target=target)
     call = read_arguments(pack.name, pack.parameters, arrays, target)
     kernel, grid = variant.loaded(call.index), variant.grid(call, None)
@@ -159,6 +162,12 @@ class _InOrder:
                 if code:
                     return code
         return 0
+
+
+def _turned(t: Tensor) -> Tensor:
+    """`t` with its rows for columns."""
+    (*outer, rows, columns), (*steps, down, across) = t.shape, t.strides
+    return replace(t, shape=(*outer, columns, rows), strides=(*steps, across, down))
 
 
 def _batch(t: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Before: TILE; a condition around a copy of a loop with stages, or the place that
 from, depends on an element of a shared buffer or a fragment that a copy has filled: a row of a
 block mask, a page table, the indices of a gather. Or a kernel without products copies what all its
 blocks read, the weights of a norm, to shared memory, and one loop reads each element there once.
-Or a fragment that registers cannot be indexed as (`demote_fragments`) is a copy of a shared tile.
+Or a fragment that registers cannot be indexed as (`demote_fragments`) is a copy of a shared tile,
+or an operand of a product is.
 After: such elements are loaded from the tensor itself: the copy of a loop with stages may run ahead
 (`plan_pipeline`), by whichever warps; and the weights come from the first level of the cache, where
 other blocks have left them, without a barrier. Only of tensors that the kernel writes nowhere,
@@ -35,7 +36,7 @@ from tilec.target import Target
 def forward_copies(func: Func, target: Target) -> Func:
     if func.attrs.get("may_alias"):
         return func
-    func = _without_repeated(func)
+    func = read_in_place(_without_repeated(func))
     made = func.body.defs
     behind = upstream(_asked(func.body), made)
     loads = {o for o in behind if isinstance(o, ops.Load) and o.source.space != "global"}
@@ -75,6 +76,46 @@ def forward_copies(func: Func, target: Target) -> Func:
         return [*others, replace(last, results=o.results)]
 
     return sweep(func.rewrite(ops.Load, visit))
+
+
+def read_in_place(func: Func) -> Func:
+    """`func` where products read shared tiles, not copies of them."""
+    products = [*func.body.every(ops.Gemm)]
+    operands = {r.buffer for o in products for r in (o.a, o.b) if r.buffer.space == "shared"}
+    into = {o.dest.buffer for o in func.body.every(ops.Copy) if o.source.buffer.space == "shared"}
+    instead: dict[Value, Value] = {}
+    for v, ranges in live_ranges(func.body, operands & into).items():
+        for r in ranges if isinstance(ranges, list) else ():
+            source = _whole_of(r, v)
+            others = (x for i in r.readers for x in walk(r.block.ops[i]) if v in x.operands)
+            if source is None or instead.setdefault(v, source) is not source:
+                break
+            if any(not isinstance(x, ops.Gemm) for x in others):
+                break
+        else:
+            continue
+        instead.pop(v, None)
+    if not instead:
+        return func
+
+    def visit(o: ops.Gemm) -> Op:
+        a, b = (replace(r, buffer=instead.get(r.buffer, r.buffer)) for r in (o.a, o.b))
+        return replace(o, a=a, b=b)
+
+    def is_gone(o: ops.Copy) -> list[Op] | None:
+        return [] if o.dest.buffer in instead else None
+
+    return sweep(func.rewrite(ops.Gemm, visit).rewrite(ops.Copy, is_gone))
+
+
+def _whole_of(r: LiveRange, v: Value) -> Value | None:
+    """The shared tile of the same shape and dtype that is copied to `v`, and there as long."""
+    fill = r.fill
+    if not isinstance(fill, ops.Copy) or not _is_kept(r, fill):
+        return None
+    w = fill.source.buffer
+    alike = w.buffer.static_shape == v.buffer.static_shape == fill.source.extents
+    return w if alike and w.dtype == v.dtype and fill.dest.buffer is v else None
 
 
 def _without_repeated(func: Func) -> Func:

@@ -11,11 +11,15 @@ moves lines of 128 bytes. A product in steps of 32 halves asks for each line in 
 The sum's terms are added in the same order. Where the number of iterations is no multiple of those
 that are joined, the last one also has what is behind the tensors' ends, which both copies fill with
 zeros. Only loops that do nothing but multiply tiles that TMA may bring: as many bytes are on their
-way as the author asked for."""
+way as the author asked for.
+
+Steps that no matrix instruction goes through (20 or 40 halves) are joined until one does, whoever
+brings the tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir import ops
@@ -30,6 +34,8 @@ from tilec.passes.utils.plans import is_open
 from tilec.target import CACHE_LINE, Target
 
 LEAST_STAGES = 2
+STEP = 32  # bytes of an operand's row that matrix instructions take at once
+MOST = 8  # steps that become one
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +53,12 @@ class _Tile:
         return self.copy.dest.extents[self.dim]
 
     @property
+    def uneven(self) -> int:
+        """So many steps together are what matrix instructions go through."""
+        bits = self.copy.dest.dtype.bits
+        return STEP // math.gcd(STEP, self.step * bits // 8) if bits in (8, 16) else 1
+
+    @property
     def end(self) -> object:
         """Where the tensor ends."""
         return self.copy.source.type.shape[self.along]
@@ -59,8 +71,7 @@ class _Tile:
 
 
 def join_iterations(func: Func, target: Target) -> Func:
-    tiles = (o.type for o in func.body.every(ops.Alloc) if o.type.space == "shared")
-    if not target.has("tma") or not any(_row(t) < CACHE_LINE for t in tiles):
+    if not func.body.has(ops.Gemm) or target.kind == "cpu":
         return func
     if ops.is_by_hand(func.body) or any(
         {"stages", "split"} & {*dict(o.choices)} for o in func.body.every(ops.AnnotateSchedule)
@@ -91,21 +102,65 @@ class _Sums:
         self.room = target.shared_bytes // blocks - sum(t.stage_bytes for t in shared)
         self.sizes = {p.value: p.value.name for p in func.params if p.role == "size"}
         self.made: dict[Value, Value] = {}
+        self.chosen = self.loops(func)
+
+    def loops(self, func: Func) -> dict[Value, tuple[list[_Tile], int]]:
+        """By the index of each loop that is joined its tiles, and how many iterations become one:
+        the same in all loops that have a tile in common."""
+        found, around = dict[Value, tuple[list[_Tile], int]](), dict[Op, Value]()
+        for o in func.body.every(ops.For):
+            if tiles := self.tiles(o):
+                n = max(t.uneven for t in tiles)
+                if n == 1:
+                    n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
+                if 2 <= n <= MOST and self.end(o, tiles, n, Builder(o.loc)) is not None:
+                    found[o.body.args[0]] = tiles, n
+                    around |= dict.fromkeys(o.body.ops, o.body.args[0])
+        taken: dict[Value, int] = {}
+        for o in func.body.every(ops.For):
+            if known := found.get(o.body.args[0]):
+                n, each = known[1], {t.copy.dest.buffer: t.copy.dest.type for t in known[0]}
+                more = n * self.stages(o, n) - 1
+                own = {v: max(taken.get(v, 0), t.stage_bytes * more) for v, t in each.items()}
+                if sum((taken | own).values()) <= self.room:
+                    taken |= own
+                else:
+                    del found[o.body.args[0]]
+        while True:
+            kinds: dict[Value, set[tuple[int, int]]] = {}
+            for tiles, n in found.values():
+                for t in tiles:
+                    kinds.setdefault(t.copy.dest.buffer, set()).add((t.dim, n))
+            unlike = {
+                v
+                for v, known in kinds.items()
+                if len(known) > 1 or not self.joins(v, found, around)
+            }
+            left = {
+                i: (tiles, n)
+                for i, (tiles, n) in found.items()
+                if unlike.isdisjoint(t.copy.dest.buffer for t in tiles)
+            }
+            if len(left) == len(found):
+                return found
+            found = left
+
+    def joins(self, v: Value, found: Mapping[Value, object], around: Mapping[Op, Value]) -> bool:
+        """Whether all that fills or multiplies a tile is in loops that are joined."""
+        return all(
+            around.get(x) in found for x in self.users[v] if isinstance(x, ops.Copy | ops.Gemm)
+        )
+
+    def stages(self, o: ops.For, n: int) -> int:
+        return max(LEAST_STAGES, -(-o.num_stages // n))
 
     def joined(self, o: ops.For) -> list[Op] | None:
-        tiles = self.tiles(o)
-        if not tiles:
+        if o.body.args[0] not in self.chosen:
             return None
-        n = min(CACHE_LINE // t.row for t in tiles if t.row < CACHE_LINE)
-        stages = max(LEAST_STAGES, -(-o.num_stages // n))
-        taken = sum(t.copy.dest.type.stage_bytes for t in tiles) * (n * stages - 1)
-        if n < 2 or taken > self.room:
-            return None
+        tiles, n = self.chosen[o.body.args[0]]
         b = Builder(o.loc)
         hi = self.end(o, tiles, n, b)
-        if hi is None:
-            return None
-        self.room -= taken
+        assert hi is not None
         inner = Builder(o.loc)
         more = inner.binary("mul", o.body.args[0], tiles[0].step * (n - 1))
         copies = {t.copy: t for t in tiles}
@@ -116,7 +171,7 @@ class _Sums:
                 x = self.wider(copies[x], tiles, n, more, inner)
             inner.ops.append(x)
         body = replace(o.body, ops=tuple(inner.ops))
-        stages = o.num_stages if is_open(o) else stages
+        stages = o.num_stages if is_open(o) else self.stages(o, n)
         return [*b.ops, replace(o, hi=hi, body=body, num_stages=stages)]
 
     def tiles(self, o: ops.For) -> list[_Tile]:
@@ -135,7 +190,11 @@ class _Sums:
         steps = {t.step for t in tiles}
         if len(tiles) < len(copies) or {*dims} != {t.copy.dest.buffer for t in tiles}:
             return []
-        return tiles if len(steps) == 1 and any(t.row < CACHE_LINE for t in tiles) else []
+        if len(steps) != 1 or any(t.uneven > 1 for t in tiles):
+            return tiles if len(steps) == 1 else []
+        short = self.engines.target.has("tma") and any(t.row < CACHE_LINE for t in tiles)
+        by_tma = all(self.engines.tma_may_load(t.copy, t.copy.dest.dtype) for t in tiles)
+        return tiles if short and by_tma else []
 
     def dims(self, products: Sequence[ops.Gemm]) -> dict[Value, int]:
         """Of each operand the dimension that is summed over; nothing where that is not clear."""
@@ -152,7 +211,7 @@ class _Sums:
         v = o.dest.buffer
         if v not in dims or len(v.buffer.shape) != 2 or not o.dest.is_whole:
             return None
-        if v.space != "shared" or not self.engines.tma_may_load(o, o.dest.dtype):
+        if v.space != "shared" or self.engines.safe.get(o.source.buffer):
             return None
         if not all(self.is_known(x, o) for x in self.users[v]):
             return None
@@ -171,7 +230,8 @@ class _Sums:
     def is_known(self, user: Op, copy: ops.Copy) -> bool:
         if isinstance(user, ops.AnnotateLayout):
             return isinstance(user.layout, LayoutRequest)
-        return user is copy or isinstance(user, ops.Gemm)
+        fills = isinstance(user, ops.Copy) and user.dest.buffer is copy.dest.buffer
+        return fills or isinstance(user, ops.Gemm)
 
     def depends(self, v: Value, loop: ops.For) -> bool:
         """Whether `v` may differ between iterations."""

@@ -42,7 +42,8 @@ FOUND = 1.6  # times faster than the tiles where it began: the most that a searc
 REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
-TILES = 4  # that are tried, if the assembler finds fault with the best ones
+TILES = 4  # that are tried, if the assembler finds fault with the best ones,
+LESS = 7 / 8  # of the last one's fragments, behind the second
 
 Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
 Tile = tuple[int, ...]  # a value for each of the open arguments
@@ -74,11 +75,7 @@ class Choice:
     def tiles(self) -> tuple[Mapping[str, int], ...]:
         """The chosen constants, then others that are worth a try where those do not do, best
         first."""
-        found: list[Mapping[str, int]] = [self.constants]
-        for r in self.ranked:
-            if r.plan is not None and r.constants not in found:
-                found.append(r.constants)
-        return tuple(found[:TILES])
+        return (self.constants, *_others(self.ranked, self.constants))
 
     @property
     def best(self) -> Estimate | None:
@@ -157,11 +154,7 @@ class Chooser:
         chosen = ranked[0].constants
         mine = [r for r in ranked if r.constants == chosen]
         kept = [r for r in ranked[: max(KEPT, most)] if r.constants != chosen]
-        others: list[Mapping[str, int]] = []
-        for r in ranked:
-            if r.constants not in (chosen, *others):
-                others.append(r.constants)
-        for constants in others[: TILES - 1]:
+        for constants in _others(ranked, chosen):
             kept += [r for r in _near(ranked, constants) if r not in kept]
         kept = sorted([*mine, *kept], key=self._order)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
@@ -349,6 +342,21 @@ class Chooser:
         if self._open and candidates:
             return Choice(dict(candidates[0].constants), (), ())
         return None
+
+
+def _others(ranked: Sequence[Ranked], chosen: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """The constants to try behind those that are chosen, best first: the next best, then such as
+    have smaller fragments."""
+    found: list[Mapping[str, int]] = []
+    most = math.inf
+    for r in ranked:
+        if r.plan is None or r.estimate is None or r.constants in (chosen, *found):
+            continue
+        held = r.estimate.registers * (r.plan.threads or 1)
+        if held <= most and len(found) < TILES - 1:
+            found.append(r.constants)
+            most = LESS * held
+    return found
 
 
 def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked]:

@@ -117,7 +117,7 @@ class Products:
     `scattered`: less than 16 bytes of a row at a time; by how many warps the work of one is
     `repeated`, at most; whether operands are read in `narrow_swizzles`, of less than 128 bytes; for
     each product the bytes of operands that its warps `read` from shared memory, where each reads
-    its own."""
+    its own; registers of a thread for operands of float64, which are two each."""
 
     instrs: tuple[MatrixInstruction | None, ...]
     held_bytes: int = 0
@@ -125,6 +125,7 @@ class Products:
     repeated: int = 1
     narrow_swizzles: bool = False
     read: tuple[int, ...] = ()
+    doubles: int = 0
 
     @property
     def wide(self) -> list[int]:

@@ -278,6 +278,8 @@ class Candidate:
                 f"accumulators take {sums} registers of each thread, what is done "
                 f"with them about {beside}; {limit} are left for both"
             )
+        if made.doubles and made.registers + made.doubles > limit:
+            return f"fragments and operands of float64 take more than {limit} registers"
         if made.lacking > MOST_LACKING:
             return (
                 f"fragments take {made.registers} registers of each thread, tiles that wait there "
@@ -407,7 +409,7 @@ class Candidate:
         check_threads(threads, self.target, self.func.loc)
         instrs: list[MatrixInstruction | None] = []
         read: list[int] = []
-        held, scattered, repeated, swizzled = 0, False, 1, False
+        held, scattered, repeated, swizzled, doubles = 0, False, 1, False, 0
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
@@ -416,6 +418,9 @@ class Candidate:
             instrs.append(instr if instr is not None and instr.feature else None)
             read.append(sum(map(_read, products)) if instr and instr.warps == 1 else 0)
             for o in products:
+                if instr and instr.a_dtype.bits == 64 and self.target.kind == "cuda":
+                    lines = sum(n // w for n, w in zip(o.shape, o.warps))
+                    doubles = max(doubles, 2 * lines * instr.k // self.target.warp_size)
                 swizzled |= o.swizzle < SWIZZLES[0]
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
                 if instr is not None:
@@ -426,7 +431,7 @@ class Candidate:
                     brought = {o.a.buffer, o.b.buffer} - self._buffers
                     size = sum(v.buffer.bytes for v in brought)
                     held += size // (1 if alone else OVERLAPPED)
-        return Products(tuple(instrs), held, scattered, repeated, swizzled, tuple(read))
+        return Products(tuple(instrs), held, scattered, repeated, swizzled, tuple(read), doubles)
 
 
 def _read(o: Gemm) -> int:

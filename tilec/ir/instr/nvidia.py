@@ -104,10 +104,19 @@ UNKNOWN = {"i32": _unknown("r", 32), "i64": _unknown("l", 64)}
 _OF_FLOAT64 = (FLOAT64, FLOAT64, FLOAT64, MMA4_A, MMA4_B, MMA4_C, (1, 1, 1))
 _FLOAT64 = MmaInstruction("mma.m8n8k4.f64", 8, 8, 4, *_OF_FLOAT64, feature="mma")
 
+
+def _wide_f64(k: int) -> MmaInstruction:
+    """Section "Matrix fragments for mma.m16n8k4, mma.m16n8k8 and mma.m16n8k16 with .f64": a number
+    stands where a word of the others does."""
+    operands = FLOAT64, FLOAT64, FLOAT64, mma_a(32, k), mma_b(32, k), MMA_C, (1, 1, 1)
+    return MmaInstruction(f"mma.m16n8k{k}.f64", 16, 8, k, *operands, feature="mma_f64")
+
+
 MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
     *(_mma(k // a.bits, a, b, c) for a, b, c in FLOATS for k in (256, 128)),
     *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in FLOATS8 for b in FLOATS8),
     *(_mma(k, a, b, INT32) for a in INTS8 for b in INTS8 for k in (32, 16)),
+    *map(_wide_f64, (8, 4)),
     _FLOAT64,
 )
 

@@ -20,7 +20,10 @@ from tilec.ir.types import DType, ScalarType
 
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "min", "max"})
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-_FLOAT_DIGITS = {"f16": (11, 5), "bf16": (8, 8), "f32": (24, 8), "f64": (53, 11)}
+_FLOAT_DIGITS = {
+    **{"f16": (11, 5), "bf16": (8, 8), "f32": (24, 8), "f64": (53, 11)},
+    **{"e4m3": (4, 4), "e5m2": (3, 5)},
+}
 
 
 @dataclass(frozen=True)
@@ -186,16 +189,16 @@ def _cast(o: Cast, env: Env) -> Value | Op | None:
     if source == o.dtype:
         return o.operand
     inner = env.made_by(o.operand)
-    if isinstance(inner, Cast) and _holds(source, inner.operand.dtype):
+    if isinstance(inner, Cast) and holds(source, inner.operand.dtype):
         first = inner.operand.dtype
         if first == o.dtype:
             return inner.operand
-        if _holds(o.dtype, source):
+        if holds(o.dtype, source):
             return replace(o, operand=inner.operand)
     return None
 
 
-def _holds(wide: DType, narrow: DType) -> bool:
+def holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
     if wide == narrow:
         return True
@@ -204,7 +207,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
         if narrow.is_float:
             digits2, exponent2 = _FLOAT_DIGITS.get(narrow.short, (99, 99))
             return digits >= digits2 and exponent >= exponent2
-        return False
+        return digits >= narrow.bits
     if narrow.is_float or wide.kind == "bool":
         return False
     if narrow.kind == "bool":
