@@ -36,7 +36,7 @@ _MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
-_MOST_APART = 8  # statements that the CPU's vectors do for elements of as many rows as they have
+_MOST_APART = 16  # statements that the CPU's vectors do for elements of as many rows as they have
 # lanes: each is a load of its own, and a loop over them is as fast
 _MANY = 128  # tiles, that occupy a GPU
 _USUAL = 8192  # where nothing is known of a row's length
