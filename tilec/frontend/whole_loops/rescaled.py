@@ -145,6 +145,8 @@ class _Rescaled:
         known = {self.old, self.new, *self.scales, *self.terms, *self.scaled, *self.sums}
         if value is None or name in known or not self._is_free(value):
             return False
+        if stored_names(*self.loop.body).count(name) > 1:
+            return False  # it begins anew with each element
         self.others.add(name)
         return True
 
