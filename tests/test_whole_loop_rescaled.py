@@ -50,6 +50,22 @@ def chosen(X: Rows, W: Columns, Y: Picks, L: Line) -> None:
 
 
 @tilec.kernel
+def gathered(X: Rows, W: Columns, Y: Picks, L: Line) -> None:
+    for i in T.Parallel(M):
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
+        for j in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.float32(X[i, k]) * T.float32(W[j, k])
+            new = T.max(most, acc)
+            total = total * T.exp(most - new) + T.exp(acc - new)
+            most = new
+        for k in range(K):
+            own += T.float32(X[i, k]) * T.float32(W[Y[i], k])
+        L[i] = most + T.log(total) - own
+
+
+@tilec.kernel
 def running(X: T.Tensor((M, N), f32), Y: Line, Z: Line) -> None:
     for i in T.Parallel(M):
         most, total, own = -T.infinity("float32"), 0.0, 0.0
@@ -110,7 +126,7 @@ def _row_by_row(kind: str) -> Callable[[Any], tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", (cross_entropy, chosen), ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", (cross_entropy, chosen, gathered), ids=lambda k: k.name)
 def test_what_is_added_up_beside_a_rescaled_sum(kernel: Any, target: str) -> None:
     """Tiles of products for both, as for two loops."""
     rng = np.random.default_rng(5)
@@ -137,3 +153,12 @@ def test_what_hangs_on_the_running_values_stays_in_its_loop(kernel: Any, target:
     run(kernel, target, x, *got)
     for a, b in zip(got, _row_by_row(kernel.name)(x.astype("float64"))):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_rows_that_are_folded_beside_products_have_tiles_of_their_own(target: str) -> None:
+    """Of 128 x 128 elements a thread would hold 64, and their addresses."""
+    shapes = (tilec.spec(s, f16) for s in ((2049, 1024), (32001, 1024)))
+    ends = tilec.spec((2049,), i64), tilec.spec((2049,), f32)
+    made = gathered.compile(*shapes, *ends, target=target)
+    assert made.stages["tile"].count("gemm") == 2 and not made.resources.spilled_bytes
