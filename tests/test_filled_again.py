@@ -37,6 +37,30 @@ def behind(A: T.Tensor((M, K), f16), B: T.Tensor((N, K), f16), C: T.Tensor((M, 6
 
 
 @tilec.kernel
+def nested(A: T.Tensor((M, K), f16), B: T.Tensor((N, K), f16), C: T.Tensor((M, 64), f32)):
+    """What reads one tile that is filled again stands around what fills another."""
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as m:
+        a, b = T.alloc_shared((64, 64), f16), T.alloc_shared((32, 64), f16)
+        p = T.alloc_shared((64, 32), f16)
+        s, c = T.alloc_fragment((64, 32), f32), T.alloc_fragment((64, 64), f32)
+        T.clear(c)
+        for n in T.serial(T.ceildiv(N, 32)):
+            T.clear(s)
+            for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+                T.copy(A[m * 64, k * 64], a)
+                T.copy(B[n * 32, k * 64], b)
+                T.gemm(a, b, s, transpose_B=True)
+            T.copy(s, p)
+            T.copy(B[n * 32, 0], b)
+            for h in T.serial(2):
+                T.copy(A[m * 64, h * 64], a)
+                T.gemm(p, b, c)
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] += a[i, j]
+        T.copy(c, C[m * 64, 0])
+
+
+@tilec.kernel
 def within(A: T.Tensor((M, K), f16), B: T.Tensor((N, K), f16), C: T.Tensor((M, 64), f32)):
     """C = (A[:, :64] @ B[:, :64].T) @ B[:, 64:], both of whose Bs have one tile."""
     with T.Kernel(T.ceildiv(M, 64), threads=128) as m:
@@ -71,7 +95,7 @@ def carried(A: T.Tensor((M, 64), f16), B: T.Tensor((N, 64), f16), C: T.Tensor((M
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", (behind, within, carried), ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", (behind, nested, within, carried), ids=lambda k: k.name)
 def test_a_tile_that_is_filled_again(kernel: Any, target: str) -> None:
     rng = np.random.default_rng(3)
     k = 64 if kernel is carried else 128
@@ -83,13 +107,15 @@ def test_a_tile_that_is_filled_again(kernel: Any, target: str) -> None:
         want = a[:, :64].astype(f32) @ wide[:, :64].T @ wide[:, 64:]
     else:
         s = a.astype(f32) @ wide.T
-        want = s @ wide[:, :64] if kernel is behind else s[:, :64] + s[:, 64:]
+        want = s[:, :64] + s[:, 64:] if kernel is carried else s @ wide[:, :64]
+    if kernel is nested:
+        want = 2 * want + 4 * (a[:, :64].astype(f32) + a[:, 64:].astype(f32))
     np.testing.assert_array_equal(c, want)
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_copies_of_one_tile_run_ahead(target: str) -> None:
-    for kernel, k in ((behind, 512), (within, 128), (carried, 64)):
+    for kernel, k in ((behind, 512), (nested, 512), (within, 128), (carried, 64)):
         ends = tilec.spec((4096, k), f16), tilec.spec((4096, k), f16), tilec.spec((4096, 64), f32)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", tilec.PerformanceWarning)

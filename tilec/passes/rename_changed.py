@@ -93,13 +93,14 @@ def _with_own_tiles(func: Func, target: Target) -> Func:
                 room -= size
                 made.append(Value(v.type, f"{v.name}_again"))
             if 0 < n <= len(made):
-                for at in (r.start, *r.readers):
-                    moved.setdefault(r.block.ops[at], {})[v] = made[n - 1]
+                own = (o for at in (r.start, *r.readers) for o in walk(r.block.ops[at]))
+                for o in (o for o in own if v in o.operands):
+                    moved.setdefault(o, {})[v] = made[n - 1]
     if not moved:
         return func
 
     def rename(o: Op) -> None | Op:
-        return Block((), (o,)).substituted(moved[o]).ops[0] if o in moved else None
+        return o.with_operands(moved[o]) if o in moved else None
 
     def alloc(o: Alloc) -> None | list[Op]:
         more = again.get(o.result)
