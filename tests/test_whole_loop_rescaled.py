@@ -1,7 +1,6 @@
-"""Kernels of mathematics only whose loops scale a sum anew as the largest value grows."""
+"""Loops that scale a sum anew as the largest value grows, and fold something else beside it."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,152 +10,155 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
-
-M, N = T.dynamic("M, N")
-TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
-SIZES = ((5, 300), (1, 1), (0, 40), (130, 37))
-
-
-@tilec.kernel
-def logsumexp(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
-    for i in T.Parallel(M):
-        m: T.float32 = -T.infinity("float32")
-        l: T.float32 = 0  # noqa: E741
-        for j in range(N):
-            new = T.max(m, X[i, j])
-            l = l * T.exp(m - new) + T.exp(X[i, j] - new)  # noqa: E741
-            m = new
-        Y[i] = m + T.log(l)
+N, K, M = T.dynamic("N, K, M")
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+f16, f32, i64 = "float16", "float32", "int64"
+Rows, Columns, Picks = T.Tensor((M, K), f16), T.Tensor((N, K), f16), T.Tensor((M,), i64)
+Line = T.Tensor((M,), f32)
 
 
 @tilec.kernel
-def softmax(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, N), "float32")):
+def cross_entropy(X: Rows, W: Columns, Y: Picks, L: Line) -> None:
     for i in T.Parallel(M):
-        most, total = -1e30, 0.0
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
         for j in range(N):
-            x = T.cast(X[i, j], "float32")
-            before = most
-            most = T.max(most, x)
-            scale = T.exp2((before - most) * 1.4426950408889634)
-            total *= scale
-            total += T.exp2((x - most) * 1.4426950408889634)
-        for j in range(N):
-            x = T.cast(X[i, j], "float32")
-            Y[i, j] = T.exp2((x - most) * 1.4426950408889634) / total
+            acc = 0.0
+            for k in range(K):
+                acc += T.float32(X[i, k]) * T.float32(W[j, k])
+            new = T.max(most, acc)
+            total = total * T.exp(most - new) + T.exp(acc - new)
+            most = new
+            if j == Y[i]:
+                own += acc
+        L[i] = most + T.log(total) - own
 
 
 @tilec.kernel
-def entropy(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, 2), "float32")):
+def chosen(X: Rows, W: Columns, Y: Picks, L: Line) -> None:
     for i in T.Parallel(M):
-        m, s, t = -T.infinity("float32"), 0.0, 0.0
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
         for j in range(N):
-            x = X[i, j]
-            old, m = m, max(x, m)
-            p = T.exp(x - m)
-            s, t = s * T.exp(old - m) + p, p * x + T.exp(old - m) * t
-        Y[i, 0] = m + T.log(s) - t / s
-        Y[i, 1] = m
+            acc = 0.0
+            for k in range(K):
+                acc += T.float32(X[i, k]) * T.float32(W[j, k])
+            own = own + T.if_then_else(j == Y[i], acc, 0.0)
+            new = T.max(most, acc)
+            scale = T.exp(most - new)
+            most = new
+            total = total * scale + T.exp(acc - new)
+        L[i] = most + T.log(total) - own
 
 
-def softmax_of(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+@tilec.kernel
+def gathered(X: Rows, W: Columns, Y: Picks, L: Line) -> None:
+    for i in T.Parallel(M):
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
+        for j in range(N):
+            acc = 0.0
+            for k in range(K):
+                acc += T.float32(X[i, k]) * T.float32(W[j, k])
+            new = T.max(most, acc)
+            total = total * T.exp(most - new) + T.exp(acc - new)
+            most = new
+        for k in range(K):
+            own += T.float32(X[i, k]) * T.float32(W[Y[i], k])
+        L[i] = most + T.log(total) - own
 
 
-def given(name: str, x: np.ndarray) -> tuple[Any, list[np.ndarray], np.ndarray]:
-    """A kernel, what it is given, and what it must leave in the last one."""
-    if name == "logsumexp":
-        return logsumexp, [x, x[:, 0] * np.nan], np.log(np.exp(x.astype(float)).sum(1))
-    if name == "softmax":
-        half = x.astype(np.float16)
-        return softmax, [half, x * np.nan], softmax_of(half.astype(float))
-    p = softmax_of(x.astype(float))
-    want = np.stack([-(p * np.log(p)).sum(1), x.max(1)], 1)
-    return entropy, [x, np.full((len(x), 2), np.nan, np.float32)], want
+@tilec.kernel
+def running(X: T.Tensor((M, N), f32), Y: Line, Z: Line) -> None:
+    for i in T.Parallel(M):
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
+        for j in range(N):
+            before = own * 0.25
+            new = T.max(most, X[i, j])
+            total = total * T.exp(most - new) + T.exp(X[i, j] - new) * before
+            most = new
+            own += X[i, j] * X[i, j]
+        Y[i] = total
+        Z[i] = own
 
 
-NAMES = ("logsumexp", "softmax", "entropy")
+@tilec.kernel
+def late(X: T.Tensor((M, N), f32), Y: Line, Z: Line) -> None:
+    for i in T.Parallel(M):
+        most, total, own = -T.infinity("float32"), 0.0, 0.0
+        for j in range(N):
+            new = T.max(most, X[i, j])
+            total = total * T.exp(most - new) + T.exp(X[i, j] - new)
+            most = new
+            own += most
+        Y[i] = total
+        Z[i] = own
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("m, n", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@tilec.kernel
+def unscaled(X: T.Tensor((M, N), f32), Y: Line, Z: Line) -> None:
+    for i in T.Parallel(M):
+        most, total = -T.infinity("float32"), 0.0
+        count = 0
+        for j in range(N):
+            new = T.max(most, X[i, j])
+            most = new
+            total = total * T.exp(most - new) + T.exp(X[i, j] - new)
+            if X[i, j] > 0:
+                count += 1
+        Y[i] = total
+        Z[i] = T.float32(count)
+
+
+def _row_by_row(kind: str) -> Callable[[Any], tuple[Any, Any]]:
+    def reference(x: Any) -> tuple[Any, Any]:
+        out = []
+        for row in x:
+            most, total, own = -np.inf, 0.0, 0.0
+            for v in row:
+                new = max(most, v)
+                before, own = own, own + (v * v if kind == "running" else 0)
+                scale = 1 if kind == "unscaled" else np.exp(most - new)
+                total = total * scale + np.exp(v - new) * (before / 4 if kind == "running" else 1)
+                most = new
+                own += {"late": most, "unscaled": v > 0}.get(kind, 0)
+            out.append((total, own))
+        return tuple(zip(*out))
+
+    return reference
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_numbers(target: str, name: str, m: int, n: int, rng: np.random.Generator) -> None:
-    kernel, arrays, want = given(name, 5 * rng.standard_normal((m, n)).astype(np.float32))
-    run(kernel, target, *arrays)
-    np.testing.assert_allclose(arrays[-1], want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("target", TARGETS[:3])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_block_does_it_together(name: str, target: str, rng: np.random.Generator) -> None:
-    kernel, arrays, _ = given(name, rng.standard_normal((50, 3000)).astype(np.float32))
-    text = kernel.compile(*arrays, target=target).stages["tile"]
-    assert "reduce" in text and "thread_index" not in text
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_row_without_elements(target: str) -> None:
-    y = np.full(3, np.nan, np.float32)
-    run(logsumexp, target, np.zeros((3, 0), np.float32), y)
-    np.testing.assert_array_equal(y, -np.inf)
-
-
-@tilec.kernel
-def another_factor(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
-    """Its terms do not grow as the sum is scaled."""
-    for i in T.Parallel(M):
-        m: T.float32 = -1e30
-        s: T.float32 = 0
-        for j in range(N):
-            new = T.max(m, X[i, j])
-            s = s * T.exp((m - new) * 0.5) + T.exp(X[i, j] - new)
-            m = new
-        Y[i] = s
-
-
-@tilec.kernel
-def another_begin(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
-    for i in T.Parallel(M):
-        m: T.float32 = 0
-        s: T.float32 = 1
-        for j in range(N):
-            new = T.max(m, X[i, j])
-            s = s * T.exp(m - new) + T.exp(X[i, j] - new)
-            m = new
-        Y[i] = s
-
-
-@tilec.kernel
-def begins_at_one(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
-    """By a call that has a 0 to itself."""
-    for i in T.Parallel(M):
-        m: T.float32 = 0
-        s: T.float32 = T.exp(0.0)
-        for j in range(N):
-            new = T.max(m, X[i, j])
-            s = s * T.exp(m - new) + T.exp(X[i, j] - new)
-            m = new
-        Y[i] = s
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("kernel", [another_factor, another_begin, begins_at_one])
-@pytest.mark.parametrize("target", TARGETS)
-def test_others_are_one_threads(target: str, kernel: Any, rng: np.random.Generator) -> None:
-    x = rng.standard_normal((4, 90)).astype(np.float32)
-    y = np.full(4, np.nan, np.float32)
-    run(kernel, target, x, y)
-    m, s = np.full(4, -1e30), np.zeros(4)
-    power = 0.5
-    if kernel is not another_factor:
-        m, s, power = np.zeros(4), np.ones(4), 1.0
-    for column in x.T.astype(float):
-        new = np.maximum(m, column)
-        s, m = s * np.exp((m - new) * power) + np.exp(column - new), new
-    np.testing.assert_allclose(y, s, rtol=1e-5)
+@pytest.mark.parametrize("kernel", (cross_entropy, chosen, gathered), ids=lambda k: k.name)
+def test_what_is_added_up_beside_a_rescaled_sum(kernel: Any, target: str) -> None:
+    """Tiles of products for both, as for two loops."""
+    rng = np.random.default_rng(5)
+    x, w = (rng.normal(size=s).astype(f16) for s in ((37, 40), (75, 40)))
+    picks, out = rng.integers(0, 75, 37), np.full(37, np.nan, f32)
+    run(kernel, target, x, w, picks, out)
+    sums = x.astype("float64") @ w.T.astype("float64")
+    most = sums.max(1)
+    want = most + np.log(np.exp(sums - most[:, None]).sum(1)) - sums[np.arange(37), picks]
+    np.testing.assert_allclose(out, want, rtol=2e-3, atol=2e-3)
     if target != "cpu":
-        assert "thread_index" in kernel.compile(x, y, target=target).stages["tile"]
+        shapes = (tilec.spec(s, f16) for s in ((2049, 512), (8001, 512)))
+        made = kernel.compile(
+            *shapes, tilec.spec((2049,), i64), tilec.spec((2049,), f32), target=target
+        )
+        assert "gemm" in made.stages["tile"] and not made.resources.spilled_bytes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", (running, late, unscaled), ids=lambda k: k.name)
+def test_what_hangs_on_the_running_values_stays_in_its_loop(kernel: Any, target: str) -> None:
+    x = np.random.default_rng(6).normal(size=(19, 45)).astype(f32)
+    got = tuple(np.full(19, np.nan, f32) for _ in "yz")
+    run(kernel, target, x, *got)
+    for a, b in zip(got, _row_by_row(kernel.name)(x.astype("float64"))):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_rows_that_are_folded_beside_products_have_tiles_of_their_own(target: str) -> None:
+    """Of 128 x 128 elements a thread would hold 64, and their addresses."""
+    shapes = (tilec.spec(s, f16) for s in ((2049, 1024), (32001, 1024)))
+    ends = tilec.spec((2049,), i64), tilec.spec((2049,), f32)
+    made = gathered.compile(*shapes, *ends, target=target)
+    assert made.stages["tile"].count("gemm") == 2 and not made.resources.spilled_bytes

@@ -71,7 +71,8 @@ def find_race(loop: Parallel, forms: Forms, shown: Mapping[Value, Value]) -> Rac
         (w, [r for r in reads_of.get(memory(w), {}).values() if r.place != w.place])
         for w in writes.values()
     ]
-    widened = {o.result: o.operand for o in ops if isinstance(o, Cast)}
+    casts = (o for o in ops if isinstance(o, Cast))
+    widened = {o.result: o.operand for o in casts if o.dtype.bits >= o.operand.dtype.bits}
     suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
     if not suspects or count < 2:
         return None

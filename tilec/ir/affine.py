@@ -133,9 +133,10 @@ class Forms:
         match o:
             case ops.Const(value=int() as n):
                 found = n, n
-            case ops.Cast(operand=x):
+            case ops.Cast(operand=x) if x.is_integer:
                 found = self.reach(parts[0])
                 unsure = unsure or x.dtype.kind == "uint" and x.dtype.bits >= t.dtype.bits
+                unsure = unsure or t.dtype.bits < x.dtype.bits and self._anything(parts[0])
             case ops.Binary(kind=kind) if kind in RANGES:
                 ends = (_bounds(self.reach(x), v.dtype) for x, v in zip(parts, o.operands))
                 found = RANGES[kind](*ends)
@@ -147,11 +148,16 @@ class Forms:
         inside = (lo is None or lo >= least) and (hi is None or hi <= most)
         return found if inside else None
 
+    def _anything(self, a: Affine) -> bool:
+        """Whether an unknown of a sum may be any number of its dtype: one that was read, no index,
+        and so one of which a cast may take the low bits."""
+        return any(self.range(v) == v.dtype.limits for v in a.terms)
+
     def _sum(self, o: Op, parts: Sequence[Affine]) -> Affine | None:
         match o:
             case ops.Const():
                 return Affine(int(o.value))
-            case ops.Cast():
+            case ops.Cast(operand=x) if x.is_integer:
                 return parts[0]
             case ops.Unary(kind="neg"):
                 return parts[0].scaled(-1)

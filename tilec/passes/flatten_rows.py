@@ -252,7 +252,7 @@ class _Elements:
         if isinstance(extent, int):
             return most.constant is not None and most.constant * tile >= extent
         o = self.defs.get(blocks)
-        while isinstance(o, ops.Cast):
+        while isinstance(o, ops.Cast) and self.facts.form(o.result) == self.facts.form(o.operand):
             o = self.defs.get(o.operand)
         if isinstance(o, ops.Binary) and o.kind == "floordiv":
             if self.facts.constant(o.rhs) != tile:

@@ -160,7 +160,7 @@ class Rings:
             for r, loop in zip(x.ranges, x.loops):
                 if loop in fewer and not (boxes and x.by_tma):
                     found[v].append((loop, REGISTER_STAGES))
-                elif (around := _innermost(r)) is not None:
+                elif (around := innermost(r)) is not None:
                     found[v].append((around, NO_LIMIT))
         return found
 
@@ -171,7 +171,7 @@ class Rings:
             v
             for v, x in chosen.items()
             if set(x.loops) == {None}
-            and all(_innermost(r) is None and (persistent or _in_persistent(r)) for r in x.ranges)
+            and all(innermost(r) is None and (persistent or _in_persistent(r)) for r in x.ranges)
         ]
 
     # --- what may ---
@@ -305,7 +305,7 @@ def _in_persistent(r: LiveRange) -> bool:
     return any(isinstance(o, For) and o.kind == "persistent" for o in around)
 
 
-def _innermost(r: LiveRange) -> For | None:
+def innermost(r: LiveRange) -> For | None:
     """The innermost loop around the copy, if it has stages."""
     ops = (block.ops[i] for block, i in reversed(r.path))
     loop = next((o for o in ops if isinstance(o, (For, While))), None)

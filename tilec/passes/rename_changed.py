@@ -1,4 +1,5 @@
-"""rename_changed: a tile that a loop changes where it lies goes on under another name.
+"""rename_changed: a tile that a loop changes where it lies goes on under another name, and so does
+what lies where a loop with stages has had its tiles.
 
 Before: TILE. A loop with stages copies a tile from memory and changes it in place, which keeps the
 next iteration's copy from running ahead. After: what it is changed to is a tile of its own, which
@@ -9,23 +10,36 @@ the rest of the iteration uses.
     gemm a, b, acc                         ->    gemm a_changed, b, acc
 
 Only where the loop over elements writes all of the tile, each iteration no element but its own, and
-nothing outside of the pipelined loop touches the tile."""
+nothing outside of the pipelined loop touches the tile.
+
+Nor does a loop's copy run ahead that fills what another copy fills in the same iteration, or behind
+the loop. Where each fills the tile whole and all that reads it lies behind one of them, the other
+has a tile of its own; behind a loop that is the memory that the loop's tiles were in.
+
+    for y … stages=2 { copy B[y], b; gemm a, b, s }     for y … { copy B[y], b; gemm a, b, s }
+    copy B[z], b                                   ->   copy B[z], b_again
+    gemm s, b, acc                                      gemm s, b_again, acc
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
-from tilec.ir.dependence import modref
+from tilec.ir.dependence import LiveRange, live_ranges, modref
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
-from tilec.passes.plan_pipeline import has_stages
+from tilec.passes.plan_pipeline import has_stages, innermost
 from tilec.passes.utils.accesses import covered, parallel_accesses
+from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
 
 def rename_changed(func: Func, target: Target) -> Func:
     if target.kind == "cpu" or is_by_hand(func.body):
         return func
+    func = _with_own_tiles(func, target)
     users = func.body.users
     shared = (o.type for o in func.body.every(Alloc) if o.type.space == "shared")
     room = target.shared_bytes - sum(t.stage_bytes for t in shared)
@@ -52,6 +66,76 @@ def rename_changed(func: Func, target: Target) -> Func:
 
     body = func.body.rewrite(For, of_loop)
     return func.with_body(body.rewrite(Alloc, made)) if names else func
+
+
+# --- tiles that are filled again ---
+
+
+def _with_own_tiles(func: Func, target: Target) -> Func:
+    """Each copy of a loop with stages, and what is behind it, with a tile of its own."""
+    fills = Counter(o.dest.buffer for o in walk(func.body) if fills_tile(o) and o.dest.is_whole)
+    several = {v for v, n in fills.items() if n > 1}
+    if not several:
+        return func
+    allocs = {o.result: o for o in func.body.every(Alloc) if o.type.space == "shared"}
+    room = target.shared_bytes  # of two stages, without which nothing runs ahead
+    room -= sum(o.type.stage_bytes * (2 if v in fills else 1) for v, o in allocs.items())
+    users = func.body.users
+    again: dict[Value, list[Value]] = {}
+    moved: dict[Op, Substitution] = {}
+    for v, ranges in live_ranges(func.body, several).items():
+        if not isinstance(ranges, list) or v not in allocs or not _is_plain(users[v], v):
+            continue
+        for r, n in zip(ranges, _numbers(ranges)):
+            made, size = again.setdefault(v, []), v.buffer.stage_bytes
+            size *= 2 if innermost(r) else 1
+            if n > len(made) and size <= room:
+                room -= size
+                made.append(Value(v.type, f"{v.name}_again"))
+            if 0 < n <= len(made):
+                own = (o for at in (r.start, *r.readers) for o in walk(r.block.ops[at]))
+                for o in (o for o in own if v in o.operands):
+                    moved.setdefault(o, {})[v] = made[n - 1]
+    if not moved:
+        return func
+
+    def rename(o: Op) -> None | Op:
+        return o.with_operands(moved[o]) if o in moved else None
+
+    def alloc(o: Alloc) -> None | list[Op]:
+        more = again.get(o.result)
+        return [o, *(Alloc(o.type, results=(v,), loc=o.loc) for v in more)] if more else None
+
+    return func.with_body(func.body.rewrite(Op, rename).rewrite(Alloc, alloc))
+
+
+def _is_plain(users: Collection[Op], v: Value) -> bool:
+    """Whether a tile has no layout from its author, and only copies fill it."""
+    effects = [(o, [e for e in o.effects() if e.buffer is v]) for o in users]
+    return all(
+        found and (fills_tile(o) or not any(e.writes for e in found)) for o, found in effects
+    )
+
+
+def _numbers(ranges: list[LiveRange]) -> list[int]:
+    """Which tile each range has, 0 for the one that there is: those of one loop with stages have
+    several, all that stands behind such loops has one more."""
+    loops = [innermost(r) for r in ranges]
+    own = Counter[For]()
+    found = list[int]()
+    for loop in loops:
+        found.append(0 if loop is None else own[loop])
+        own.update([loop] if loop else [])
+    last = max(own.values(), default=0)
+    behind = (any(_stands_behind(r, loop) for loop in own) for r in ranges)
+    return [last if loop is None and b else n for loop, b, n in zip(loops, behind, found)]
+
+
+def _stands_behind(r: LiveRange, loop: For) -> bool:
+    return any(loop in walk(Block((), block.ops[:i])) for block, i in r.path)
+
+
+# --- tiles that are changed in place ---
 
 
 def _changed(loop: For) -> list[tuple[Value, int]]:

@@ -36,6 +36,8 @@ _MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
+_MOST_APART = 16  # statements that the CPU's vectors do for elements of as many rows as they have
+# lanes: each is a load of its own, and a loop over them is as fast
 _MANY = 128  # tiles, that occupy a GPU
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -110,7 +112,9 @@ class WholeLoops(Statements):
         used = self.frame.source.used_names()
         single = one_by_one(nest, named, used)
         cast = with_casts(single, self._typed(single, named))
-        straight = nests.written_out(cast, named, self._static)
+        apart = not self.row_lanes and nests.goes_along_rows(cast)
+        most = _MOST_APART if apart else nests.MOST_COPIES
+        straight = nests.written_out(cast, named, self._static, most)
         if straight is not None and not changes_literals(cast, named):
             return self._elements(node, straight)
         blocks = Blocks(node, nest, used, self.threads)

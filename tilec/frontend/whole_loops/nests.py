@@ -252,15 +252,28 @@ def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
     return not any(named(c.func) in allocations for c in every(ast.Call, *nest.body))
 
 
-def written_out(nest: Nest, named: Named, known: Callable[[ast.expr], int | None]) -> Nest | None:
+def written_out(
+    nest: Nest, named: Named, known: Callable[[ast.expr], int | None], most: int = MOST_COPIES
+) -> Nest | None:
     """The nest with loops of few iterations, whose numbers are `known`, over these numbers as they
-    are written down; None where others are left, or what T.Parallel does not take."""
+    are written down, of `most` statements; None where others are left, or what T.Parallel does not
+    take."""
     own = {*nest.indices, *assigned_names(nest.body)}
     straight = _Straight(named, lambda e: known(e) if own.isdisjoint(names_in(e)) else None)
     body = tuple(straight.visit(s) for s in copy.deepcopy(nest.body))
     found = replace(nest, body=body)
-    few = sum(map(_copies, body)) <= MOST_COPIES
+    few = sum(map(_copies, body)) <= most
     return found if few and is_elementwise(found, named, variables=True) else None
+
+
+def goes_along_rows(nest: Nest) -> bool:
+    """Whether an iteration goes with a loop inside along a row of its own."""
+    ours, inner = {*nest.indices}, {*map(index_of, every(ast.For, *nest.body))}
+    for e in elements_of(*nest.body):
+        *rows, last = (names_in(i) for i in indices_of(e))
+        if last & inner and not last & ours and any(names & ours for names in rows):
+            return True
+    return False
 
 
 class _Straight(ast.NodeTransformer):

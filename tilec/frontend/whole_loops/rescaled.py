@@ -9,7 +9,8 @@
 
 All terms have the factor `exp(-new)`, and the sum begins with 0: so it is that of terms with the
 last `m`. While elements are no more than an `m` of -infinity the loop on the left makes a nan,
-which stays; that on the right does where all of them are.
+which stays; that on the right does where all of them are. What else a loop adds up, on conditions
+or not (`if j == Y[i]: own += X[i, j]`), is added up beside the largest value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 from tilec import language as T
 from tilec.frontend.whole_loops.folds import given_by
-from tilec.frontend.whole_loops.nests import Named, Nest, Put, is_zero
+from tilec.frontend.whole_loops.nests import Named, Nest, Put, changed_by, is_zero
 from tilec.frontend.whole_loops.rows import FOLDS, needed_by
 from tilec.ir.types import DType
 from tilec.support.syntax import names_in, parsed, stored_names
@@ -44,18 +45,19 @@ def in_two_loops(nest: Nest, named: Named) -> Nest:
 class _Rescaled:
     """One loop. `old` and `new`: the names of the largest value before an element and with it;
     `most`: which of them is the variable. `scales`: names of `exp(old - new)`; `terms`: of what has
-    the factor `exp(-new)`."""
+    the factor `exp(-new)`; `others`: what it folds that has nothing to do with these."""
 
     def __init__(self, loop: ast.For, named: Named) -> None:
         self.loop, self.named = loop, named
         self.scales, self.terms, self.scaled, self.sums = (set[str]() for _ in range(4))
-        self.exponents = set[str]()
+        self.exponents, self.others = set[str](), set[str]()
+        self.free = list[ast.expr]()
         self.first, self.second = list[ast.stmt](), list[ast.stmt]()
         self.found = self._largest()
 
     def _largest(self) -> bool:
-        """Finds `new = T.max(most, value)` and, behind all others, `most = new`; or `old = most`
-        and, behind it, `most = T.max(most, value)`."""
+        """Finds `new = T.max(most, value)` and, behind all that reads it, `most = new`; or
+        `old = most` and, behind it, `most = T.max(most, value)`."""
         for at, s in enumerate(self.loop.body):
             match s:
                 case ast.Assign([ast.Name(new)], ast.Call(func, [a, b], [])) if self._is_max(func):
@@ -64,7 +66,7 @@ class _Rescaled:
                             old, given = given_by(copied)
                             if not (isinstance(given, ast.Name) and given.id == new):
                                 continue
-                            last = k == len(self.loop.body) - 1
+                            last = k > at and old not in names_in(*self.loop.body[k + 1 :])
                             names = {old} if last else {old, new}
                             if isinstance(kept, ast.Name) and kept.id in names and (last or k < at):
                                 self.old, self.new, self.most = old, new, old if last else new
@@ -85,9 +87,11 @@ class _Rescaled:
         made, stored = {*stored_names(*self.loop.body)}, stored_names(*before)
         zero = {name for name, v in map(given_by, before) if v is not None and self._is_zero(v)}
         zero = {name for name in zero if stored.count(name) == 1}
-        left = (made - {self.most} - self.sums) & {name for s in behind for name in needed_by(s)}
+        kept = {self.most, *self.sums, *self.others}
+        left = (made - kept) & {name for s in behind for name in needed_by(s)}
         ours = self.sums and self.scaled <= self.sums and len(self.exponents) == 1
-        if not ours or not self.sums <= zero or left or not self._is_free(self.value):
+        free = all(map(self._is_free, [self.value, *self.free]))
+        if not ours or not self.sums <= zero or left or not free:
             return None
         put = Put({self.new: ast.Name(self.most, ast.Load())})
         loops: list[ast.stmt] = []
@@ -114,6 +118,9 @@ class _Rescaled:
                                 same = isinstance(total, ast.Name) and total.id == name
                                 if begun and same and self._scales(scale):
                                     return self._adds(s, name, value)
+        if self._folds_others(s):
+            self.first.append(s)
+            return True
         name, given = given_by(s)
         if given is None or name in {self.old, self.new}:
             return False
@@ -129,6 +136,20 @@ class _Rescaled:
             return False
         return True
 
+    def _folds_others(self, s: ast.stmt) -> bool:
+        """Whether a statement folds, on conditions or not, what is the same whatever the largest
+        value is."""
+        if isinstance(s, ast.If):
+            return self._is_free(s.test) and not s.orelse and all(map(self._folds_others, s.body))
+        name, _, value = changed_by(s) or ("", None, None)
+        known = {self.old, self.new, *self.scales, *self.terms, *self.scaled, *self.sums}
+        if value is None or name in known or not self._is_free(value):
+            return False
+        if stored_names(*self.loop.body).count(name) > 1:
+            return False  # it begins anew with each element
+        self.others.add(name)
+        return True
+
     def _adds(self, s: ast.stmt, name: str, value: ast.expr) -> bool:
         if name in self.sums or not self._is_term(value):
             return False
@@ -139,7 +160,9 @@ class _Rescaled:
     def _is_free(self, value: ast.expr) -> bool:
         """Whether it is the same whatever the largest value is."""
         ours = {self.old, self.new, *self.scales, *self.terms, *self.scaled, *self.sums}
-        return ours.isdisjoint(names_in(value))
+        free = (ours | self.others).isdisjoint(names_in(value))
+        self.free += [value] * free  # what comes behind is seen at the end
+        return free
 
     def _scales(self, value: ast.expr) -> bool:
         if isinstance(value, ast.Name) and value.id in self.scales:

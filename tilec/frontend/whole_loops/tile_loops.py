@@ -24,6 +24,7 @@ from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
 from tilec.support.syntax import every, headed, names_in, parsed
 
+_BESIDE = 64  # columns of what is folded beside sums of products, whose tiles are large
 _OPERATORS = {"sum": "+", "prod": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}  # of folds
 
 
@@ -56,6 +57,8 @@ class TileLoops(Across):
             self.inner, self.rows = self._fitting(running, self.outer, self.inner), 1
         elif not self._levels(chain)[0]:
             self.rows = 1
+            if self.totals and self.totals.isdisjoint(names_in(*chain[-1].body)):
+                self.inner = min(self.inner, _BESIDE)
         self.inner *= self.rows
         made = self._folded(chain, running)
         (self.inner, self.rows), self.running = tile, {}
