@@ -81,7 +81,9 @@ class _OneByOne(ast.NodeTransformer):
                     for n in (*made, *kept):
                         ast.copy_location(n, s)
                     pairs = [*zip(made, values), *zip(targets, kept)]
-            case ast.Assign([_, _, *_] as targets, ast.Constant() as value):
+            case ast.Assign(
+                [_, _, *_] as targets, ast.Constant() | ast.UnaryOp(_, ast.Constant()) as value
+            ):
                 pairs = [(target, value) for target in targets]
             case _:
                 return s
