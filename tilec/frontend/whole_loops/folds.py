@@ -30,6 +30,7 @@ from tilec.frontend.whole_loops.nests import (
     changed_by,
     counted,
     elements_of,
+    index_of,
     is_alone,
     tensor_of,
 )
@@ -61,18 +62,26 @@ _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
 class Pick(NamedTuple):
-    """`if value > best: best = value; at = index`: `word` is max or min, `compared` how."""
+    """`if value > best: best = value; at = index`: `word` is max or min, `compared` how, `place`
+    the index or what it is added to, which is less the later it is if it goes `down`."""
 
     best: str
     at: str
     word: str
     compared: str
     value: ast.expr
+    place: ast.expr
+    down: bool = False
 
     @property
     def first(self) -> bool:
         """Whether it is the first of equal elements that counts."""
         return "=" not in self.compared
+
+    @property
+    def of_equal(self) -> str:
+        """Which place of equal elements counts: the smallest one or the largest."""
+        return "max" if self.first == self.down else "min"
 
 
 @dataclass
@@ -170,7 +179,7 @@ class Folds(Rows):
         one, other = (self._as_it_is(v, self._before(s)) for v in (value, given[name]))
         if one != other or not self._is_pure(value):
             return None
-        return Pick(name, "", word, how, value), given
+        return Pick(name, "", word, how, value, value), given
 
     def _before(self, s: ast.stmt) -> Sequence[ast.stmt]:
         """The statements of a loop's body before the one that `s` is, or stands in."""
@@ -219,10 +228,12 @@ class Folds(Rows):
         if found is None or len(found[1]) != 2 or len(chain) != 1:
             return None
         (at,) = found[1].keys() - {found[0].best}
-        pick = found[0]._replace(at=at)
-        if ast.unparse(found[1][at]) != ast.unparse(chain[0].target):
+        place, body = found[1][at], chain[-1].body
+        changed = {*stored_names(chain[-1]), *map(tensor_of, elements_of(ast.Expr(place)))}
+        sign = _sign_of(place, index_of(chain[0]), changed)
+        pick = found[0]._replace(at=at, place=place, down=sign < 0)
+        if not sign:
             return None
-        body = chain[-1].body
         return pick if self._keeps(pick, body[: body.index(s)]) else None
 
     def _asked(self, s: ast.stmt) -> Pick | None:
@@ -245,7 +256,10 @@ class Folds(Rows):
             return False
         if at.bits < 32:
             return False
-        return p.first or at.kind in ("int", "float")  # no uint says that there is no last one
+        return p.of_equal == "min" or at.kind in (
+            "int",
+            "float",
+        )  # no uint says that there is no last one
 
     def dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
         """That of an expression behind the statements `before` it in a loop; None where it does not
@@ -346,6 +360,21 @@ class Folds(Rows):
                 ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False
+
+
+def _sign_of(value: ast.expr, index: str, changed: set[str]) -> int:
+    """1 if an expression is the index of a loop plus what the loop does not change, -1 if it is
+    that less the index, 0 for anything else."""
+    match value:
+        case ast.Name(name) if name == index:
+            return 1
+        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+            if names_in(right).isdisjoint(changed):
+                return _sign_of(left, index, changed)
+            if names_in(left).isdisjoint(changed):
+                sign = _sign_of(right, index, changed)
+                return -sign if isinstance(op, ast.Sub) else sign
+    return 0
 
 
 def given_by(s: ast.stmt) -> tuple[str, ast.expr | None]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
+from tilec.frontend.whole_loops.counting import COUNTING, counted_from
 from tilec.ir.types import DType
 from tilec.support.syntax import (
     assigned_names,
@@ -29,7 +30,6 @@ Tells = Literal["loops", "columns", "rows", "tiles"]
 MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
 
-_COUNTING = (range, T.serial, T.unroll)
 _COUNTS = (T.ceildiv, T.cdiv, T.floordiv, T.max, T.min, max, min, abs)
 _TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty)
 _PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
@@ -136,24 +136,13 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     """The extent of a loop that counts from 0 by 1."""
     if not isinstance(iterated, ast.Call) or iterated.keywords:
         return None
-    if named(iterated.func) not in (range, T.serial, T.unroll):
+    if named(iterated.func) not in COUNTING:
         return None
     match iterated.args:
         case [extent]:
             return extent
         case [ast.Constant(0), extent]:
             return extent
-    return None
-
-
-def counted_down(iterated: ast.expr, named: Named) -> ast.expr | None:
-    """The extent of a loop that counts down to 0 by 1: `range(n - 1, -1, -1)`."""
-    match iterated:
-        case ast.Call(func, [first, ast.UnaryOp(ast.USub(), a), ast.UnaryOp(ast.USub(), b)], []):
-            if named(func) is range and _is_one(a) and _is_one(b):
-                match first:
-                    case ast.BinOp(extent, ast.Sub(), last) if _is_one(last):
-                        return extent
     return None
 
 
@@ -221,7 +210,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     where they are in one another; that of the last index, where elements have it last; and, of
     other nests, those of rows that may be shorter than a tile."""
     within = [*every(ast.For, *nest.body)]
-    inner = [counted(s.iter, named) or counted_down(s.iter, named) for s in within]
+    inner = [counted(s.iter, named) or (counted_from(s.iter, named) or [None])[0] for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
@@ -240,6 +229,15 @@ def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> s
         made.append(f"{indices[k]} = {number}" + f" % {extents[k]}" * (k > 0))
         number = f"({number} // {extents[k]})"
     return "; ".join(made) or "pass"
+
+
+def no_less(extent: ast.expr, language: str) -> ast.expr:
+    """An extent that counts none where it is below 0: two of these, multiplied, would count some.
+    `language` stands for `tilec.language`."""
+    if not any(every(ast.Sub | ast.USub, extent)):
+        return extent
+    made = ast.parse(f"{language}.max({ast.unparse(extent)}, 0)", mode="eval").body
+    return placed(made, extent)
 
 
 def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
@@ -272,7 +270,7 @@ class _Straight(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         match node.iter:
-            case ast.Call(func, args, []) if self.named(func) in _COUNTING and 0 < len(args) < 4:
+            case ast.Call(func, args, []) if self.named(func) in COUNTING and 0 < len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
                     numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
@@ -300,10 +298,6 @@ def _numbers(s: ast.AST) -> int | None:
 
 def is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
-
-
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | None:

@@ -220,7 +220,7 @@ class TileLoops(Across):
         t, o = self.language, self.o
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
-        of_equal = "min" if p.first else "max"
+        of_equal = p.of_equal
         least, none = self._neutral(p.word, dtypes[0]), self._neutral(of_equal, dtypes[1])
         if least is None or none is None:
             return None
@@ -231,7 +231,7 @@ class TileLoops(Across):
         before = [f"{x} = {t}.alloc_fragment({s}, {ast.unparse(d)})" for x, s, d in allocated]
         before += [f"{t}.fill({most}, {least})", f"{t}.fill({where}, {none})"]
         value, own = ast.unparse(self._put(p.value)), f"{most}[{place}]"
-        index = ast.unparse(loop.target)
+        index = ast.unparse(self._put(p.place))
         whole = f"""
 {better} = ({value}) {p.compared} {own}
 {where}[{place}] = {t}.if_then_else({better}, {index}, {where}[{place}])
@@ -262,14 +262,14 @@ for {o} in {t}.Parallel({self.outer}):
         """The loops over tiles, of which a block has its share: what is `summed`, what is done
         `first`, then in steps."""
         around, flat, _ = self._levels(chain)
-        extents = [self._range(s) for s in flat]
+        extents = [self._range(s, len(chain) == 1) for s in flat]
         extent = " * ".join(extents)
         index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
         long, number = self.inner // self.rows, self.step
         count = f"{self.language}.ceildiv({extent}, {long})"
-        loops = {index_of(s): self._range(s) for s in around}
+        loops = {index_of(s): self._range(s, False) for s in around}
         along = [f"{index} = {number} * {long} + {self.n}"]
         inside, whole = f"{index} < {extent}", f"({number} + 1) * {long} <= {extent}"
         if self.rows > 1:  # of the loop around: each has a part of the tile
