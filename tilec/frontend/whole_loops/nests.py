@@ -31,7 +31,7 @@ MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
 
 _COUNTS = (T.ceildiv, T.cdiv, T.floordiv, T.max, T.min, max, min, abs)
-_TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty)
+_TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty, T.alloc_global)
 _PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
 
 
@@ -300,24 +300,25 @@ def is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
 
 
-def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | None:
-    """The loop of a kernel that is mathematics only: its last statement but for a return, with no
-    other loop and no tile word before it, and no word of a grid inside."""
+def whole_loops(body: Sequence[ast.stmt], named: Named) -> list[Nest]:
+    """The loops of a kernel that is mathematics only, each a launch: the last of its statements but
+    for a return is one; between them stand no other loop and no tile word, inside no word of a
+    grid. None of any other kernel."""
     rest = body[:-1] if isinstance(body[-1], ast.Return) else body
-    found = nest_of(rest[-1], named) if rest else None
-    if found is None:
-        return None
+    found = {s: nest for s in rest if (nest := nest_of(s, named)) is not None}
+    if not rest or rest[-1] not in found:
+        return []
     plain = ast.Assign | ast.AnnAssign | ast.Expr | ast.Assert | ast.Pass | ast.Import
-    functions = [s for s in rest[:-1] if isinstance(s, ast.FunctionDef)]  # that the loop calls
-    before = [s for s in rest[:-1] if s not in functions]
-    calls, inside = every(ast.Call, *before), every(ast.Call, rest[-1], *functions)
-    if not all(isinstance(s, plain) for s in before):
-        return None
+    functions = [s for s in rest if isinstance(s, ast.FunctionDef)]  # that loops call
+    others = [s for s in rest if s not in found and s not in functions]
+    calls, inside = every(ast.Call, *others), every(ast.Call, *found, *functions)
+    if not all(isinstance(s, plain) for s in others):
+        return []
     if any(_word(c, named) not in _PREAMBLE for c in calls):
-        return None
+        return []
     if any(_word(c, named) in (T.program_id, T.get_thread_binding) for c in inside):
-        return None
-    return rest[-1], found
+        return []
+    return [*found.values()]
 
 
 def _word(call: ast.Call, named: Named) -> object:
