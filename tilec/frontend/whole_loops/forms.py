@@ -71,6 +71,9 @@ class WholeLoops(Statements):
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
             forms[node] = self._form(node, nest, named, local, extents, tiles)
+        taken = name_nodes(forms[node][0])
+        if tiles and {*tiles.values()}.isdisjoint(n.id for n in taken):
+            self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 
     def _form(
