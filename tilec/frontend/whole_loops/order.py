@@ -25,6 +25,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tilec import language as T
 from tilec.frontend.values import Scalar
 from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
 from tilec.frontend.whole_loops.nests import (
@@ -86,10 +87,40 @@ class _OneByOne(ast.NodeTransformer):
                 [_, _, *_] as targets, ast.Constant() | ast.UnaryOp(_, ast.Constant()) as value
             ):
                 pairs = [(target, value) for target in targets]
+            case ast.Assign([ast.Name() as target], ast.BinOp(a, ast.Add() as op, b)):
+                return (
+                    self._begun_anew(s, target, op, a, b)
+                    or self._begun_anew(s, target, op, b, a)
+                    or s
+                )
             case _:
                 return s
         self.changed = True
         return [ast.copy_location(ast.Assign([t], v), s) for t, v in pairs]
+
+    def _begun_anew(
+        self, s: ast.stmt, target: ast.Name, op: ast.operator, chosen: ast.expr, more: ast.expr
+    ) -> list[ast.stmt]:
+        """`t = (0.0 if f else t) + x` as `if f: t = 0.0` and `t += x`; nothing of anything else."""
+        match chosen:
+            case ast.Call(func, [test, a, b], []):
+                ours = any(self.named(func) is word for word in (T.if_then_else, T.where))
+            case ast.IfExp(test, a, b):
+                ours = True
+            case _:
+                return []
+        kept = [isinstance(x, ast.Name) and x.id == target.id for x in (a, b)]
+        if not ours or kept == [False, False] or target.id in names_in(test, more):
+            return []
+        begin = b if kept[0] else a
+        if target.id in names_in(begin):
+            return []
+        if kept[0]:
+            test = ast.UnaryOp(ast.Not(), test)
+        anew: ast.If = headed(f"if {ast.unparse(test)}:", [ast.Assign([target], begin)], s)
+        added = ast.AugAssign(target, op, more)
+        self.changed = True
+        return [placed(anew, s), placed(added, s)]
 
     def visit_For(self, s: ast.For) -> ast.AST:
         self.generic_visit(s)

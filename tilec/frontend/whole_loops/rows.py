@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilec import language as T
 from tilec.builtins import formulas, maths
@@ -32,6 +33,14 @@ _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min}
 FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
 Known = Callable[[ast.expr], int | None]
+
+
+class Reset(NamedTuple):
+    """`if test: name = start`."""
+
+    name: str
+    test: ast.expr
+    start: ast.expr
 
 
 @dataclass
@@ -114,8 +123,11 @@ class Rows:
             return None
         own, loop = {*targets}, chain[-1]
         folds: dict[str, str] = {}
-        places = set[str]()
+        places, begun = set[str](), set[str]()
         for s in loop.body:
+            if (reset := self._reset(s)) is not None:
+                begun.add(reset.name)
+                continue
             if picked := self._picked(s, chain):
                 if not folds.keys().isdisjoint(picked):
                     return None
@@ -145,9 +157,10 @@ class Rows:
         used = [n.id for n in name_nodes(*loop.body)]
         others = {name for s in behind for name in needed_by(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
-        apart = folds.keys() - self._running(chain)
+        running = self._running(chain)
+        apart = folds.keys() - running
         folded = all(used.count(name) == 2 - once[name] for name in apart)
-        return None if not folded or own & others else folds
+        return None if not folded or own & others or begun - running else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
         extent = nests.counted(loop.iter, self.named)
@@ -198,6 +211,10 @@ class Rows:
     def _running(self, chain: Sequence[ast.For]) -> set[str]:
         """The variables that are read between the folds into them, too: of a warp's lanes none."""
         return set()
+
+    def _reset(self, s: ast.stmt) -> Reset | None:
+        """The variable that a statement lets begin anew: of a warp's lanes none."""
+        return None
 
     def _is_atomic(self, s: ast.stmt) -> bool:
         """Whether a statement adds to an element, in any order: not where lanes of a warp come

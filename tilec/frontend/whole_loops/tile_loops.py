@@ -19,6 +19,7 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
     unravelled,
 )
+from tilec.frontend.whole_loops.rows import Reset
 from tilec.frontend.whole_loops.scans import PAD, makers
 from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
@@ -84,8 +85,11 @@ class TileLoops(Across):
         self.shared: list[str] = []
         self.kinds: list[str] = []
         shape, place = self._tile()
-        first = list[str]()
+        first, resets = list[str](), dict[str, Reset]()
         for s in loop.body:
+            if (reset := self._reset(s)) is not None:
+                resets[reset.name] = reset
+                continue
             if (pick := self._pick(s, chain)) is not None:
                 if {pick.best, pick.at} & self.frozen:
                     return None
@@ -111,7 +115,7 @@ class TileLoops(Across):
             if name in self.frozen:
                 return None
             if name in runs:
-                found = self._scan(name, runs[name], word, value, names)
+                found = self._scan(name, runs[name], word, value, names, resets.get(name))
                 if found is None:
                     return None
                 begun, step, carry, ended = found
@@ -178,26 +182,48 @@ class TileLoops(Across):
         return parsed(each, at)
 
     def _scan(
-        self, name: str, run: str, word: str, value: ast.expr, names: Sequence[tuple[ast.stmt, str]]
+        self,
+        name: str,
+        run: str,
+        word: str,
+        value: ast.expr,
+        names: Sequence[tuple[ast.stmt, str]],
+        reset: Reset | None,
     ) -> tuple[str, Step, str, str] | None:
         """What stands before a loop to have all values of a variable that runs in `run`, what is
         done in a tile, then at its end, and behind the loop. `names`: the statements of the loop
-        before the fold, as they are written for a tile."""
+        before the fold, as they are written for a tile; `reset`: where it begins anew."""
         t, o, outer, end = self.language, self.o, self.outer, self.inner + PAD
         dtype, start = ast.unparse(self.sums[name]), self._neutral(word, self.sums[name])
         if start is None:
             return None
         own, first = f"{run}[{o}, {self.n} + {PAD}]", f"{run}[{o}, {PAD - 1}]"
         each = f"for {o} in {t}.Parallel({outer}):\n    "
-        made = makers(value, names)
-        text = f"{t}.cast({ast.unparse(self._put(value))}, {dtype})"
+        needed = [value] if reset is None else [value, reset.test, reset.start]
+        made = makers(ast.Tuple(needed, ast.Load()), names)
+        text, box = (
+            f"{t}.cast({ast.unparse(self._put(value))}, {dtype})",
+            f"0:{outer}, {PAD - 1}:{end}",
+        )
+        cut, anew, begins = list[str](), "", ""
+        if reset is not None:
+            flags, begin = self.fresh("begins"), ast.unparse(self._put(reset.start))
+            anew = f"{flags} = {t}.alloc_shared({(outer, end)}, 'bool')\n{each}"
+            anew += f"{flags}[{o}, {PAD - 1}] = False\n"
+            flag, begins = f"{flags}[{o}, {self.n} + {PAD}]", f", begins={flags}[{box}]"
+            test = f"{t}.cast({ast.unparse(self._put(reset.test))}, 'bool')"
+            begun = f"{t}.cast({begin}, {dtype})"
+            symbol = _OPERATORS.get(word, "")
+            both = f"{begun} {symbol} {text}" if symbol else f"{t}.{word}({begun}, {text})"
+            cut = [f"{flag} = {test}"]
+            text = f"{t}.if_then_else({test}, {both}, {text})"
         step = Step(
-            [*made, f"{own} = {text}"],
-            [*made, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
-            [f"{self.scan}({run}[0:{outer}, {PAD - 1}:{end}], {word!r}, 1)"],
+            [*made, *cut, f"{own} = {text}"],
+            [*made, *cut, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
+            [f"{self.scan}({run}[{box}], {word!r}, 1{begins})"],
         )
         self.running[name] = self._at(name, own)
-        begun = f"{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
+        begun = f"{anew}{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
         begun += f"{each}{first} = {self.held[name]}[{o}]"
         ended = f"{each}{self.held[name]}[{o}] = {self._at(name, first)}"
         return begun, step, f"{each}{first} = {run}[{o}, {end - 1}]", ended
