@@ -134,6 +134,10 @@ def test_numbers_that_follow_from_others_before_the_loop() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trace_lines("half = 1 << s", *lines)
+    butterfly = parallel(I, "H[i // half * 2 * half + i % half] += 1.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace_lines("half = 1 << (s - 1 - X[0])", *butterfly)  # which may be no shift at all
     for half in ("half = X[0]", "half = s + 3"):
         with pytest.warns(tilec.CompileWarning, match="folded by a run-time number"):
             trace_lines(half, *lines)

@@ -207,24 +207,32 @@ class _Body:
 
     def are_always_apart(self, store: Store) -> bool:
         """Whether the indices tell all iterations apart for each of a few numbers that may come
-        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does."""
+        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does: where
+        these are any numbers, or as they follow from others (`1 << s` beside `s`)."""
         args = self.loop.body.args
         behind = set().union(*map(self.behind, store.indices)).difference(self.made, args)
-        outside, made = self._from_outside({x for x in behind if x.is_integer})
+        outside = {v for x in behind if x.is_integer for v in self.forms.form(x).terms}
+        found, made = self._from_outside(outside)
+        return self._are_apart_for(store, outside) or (
+            bool(made) and self._are_apart_for(store, found, made)
+        )
+
+    def _are_apart_for(self, store: Store, outside: set[Value], before: Sequence[Op] = ()) -> bool:
+        """Whether they do for numbers in the place of `outside`, from which `before` makes more."""
         told = [_numbers(*self.forms.range(v)) for v in outside]
         if self.count * math.prod(map(len, told)) > LIMIT:
             return False
         for numbers in itertools.product(*told):
-            known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)), made)
+            known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)), before)
             found = rows_of(store.indices, known, self.count, self.forms)
             if found is None or len(np.unique(row_keys(found.rows)[0])) < self.count:
                 return False
         return True
 
-    def _from_outside(self, behind: set[Value]) -> tuple[list[Value], list[Op]]:
-        """The integers that values from outside of the loop follow from, and what makes the others
-        of these: `1 << s` is no number beside `s`."""
-        needed = {v for x in behind for v in self.forms.form(x).terms}
+    def _from_outside(self, outside: set[Value]) -> tuple[set[Value], list[Op]]:
+        """The integers that values from outside of the loop follow from, and the ops that make
+        these values of them."""
+        needed = {*outside}
         made = list[Op]()
         for o in (o for block in reversed(self.around) for o in reversed(block)):
             if isinstance(o, LINEAR) and o.result in needed:
@@ -232,7 +240,7 @@ class _Body:
                     needed.remove(o.result)
                     needed |= {x for v in o.operands for x in self.forms.form(v).terms}
                     made.append(o)
-        return [*needed], made[::-1]
+        return needed, made[::-1]
 
 
 def _numbers(low: int | None, high: int | None) -> list[int]:
