@@ -813,7 +813,7 @@ GRIDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no grid, a loop": (
         "def kernel(X):  #!\n" + X + "    for i in T.serial(4):\n        X[i] = 1.0\n",
         {},
-        "kernel has no grid, and is not one loop over whole tensors",
+        "kernel has no grid, and is not loops over whole tensors alone",
     ),
     "grid twice": (
         "def kernel(X):\n" + X + "    with T.Kernel(4):  #!\n        X[0] = 1.0\n",

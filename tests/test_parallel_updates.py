@@ -128,6 +128,21 @@ def test_others_are_left_alone(case: str) -> None:
         trace_lines(*parallel(*FINE[case]))
 
 
+def test_numbers_that_follow_from_others_before_the_loop() -> None:
+    """`half` is no number beside `s`; where it is one, they may fold the index."""
+    lines = parallel(I, "k = i & (half - 1)", "H[((i >> s) << (s + 1)) + k + half] += 1.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace_lines("half = 1 << s", *lines)
+    butterfly = parallel(I, "H[i // half * 2 * half + i % half] += 1.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace_lines("half = 1 << (s - 1 - X[0])", *butterfly)  # which may be no shift at all
+    for half in ("half = X[0]", "half = s + 3"):
+        with pytest.warns(tilec.CompileWarning, match="folded by a run-time number"):
+            trace_lines(half, *lines)
+
+
 def test_long_bodies_do_not_end_in_recursion() -> None:
     chain = ["x = A[i]", *["x = x * 2.0 + H[i]"] * 700, "H[i] = x"]
     trace_lines(*parallel(I, *chain))

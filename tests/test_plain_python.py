@@ -158,6 +158,61 @@ def test_extents_that_no_size_gives(rows: int, shape: tuple[int, int], message: 
         by_arithmetic(np.zeros(rows, np.int32), np.zeros(shape, np.float32))
 
 
+rows, halo, taps, wide = T.dynamic("rows, halo, taps, wide")
+
+
+@tilec.kernel
+def by_others(
+    A: T.Tensor((wide * taps - 1,), "int32"), X: T.Tensor((rows + 2 * halo,), "int32"),
+    Y: T.Tensor((rows,), "int32"), F: T.Tensor((halo + taps,), "int32"),
+):  # fmt: skip
+    """Y gives rows, then X halo, F taps, and A wide."""
+    for i in T.Parallel(rows):
+        s = 0
+        for r in range(2 * halo + 1):
+            s += X[i + r]
+        Y[i] = s + 1000 * taps + 100000 * wide
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("target", ["cpu", *GPUS])
+@pytest.mark.parametrize("n, r", [(70, 2), (5, 0), (1, 20)])
+def test_sizes_that_others_and_arithmetic_give(n: int, r: int, target: str) -> None:
+    x = np.arange(n + 2 * r, dtype=np.int32)
+    a, y, f = np.zeros(11, np.int32), np.zeros(n, np.int32), np.zeros(r + 4, np.int32)
+    if target == "cpu":
+        by_others(a, x, y, f)
+    else:
+        assert not tilec.simulate(by_others, a, x, y, f, target=target).findings
+    want = np.convolve(x, np.ones(2 * r + 1, np.int32), "valid")
+    np.testing.assert_array_equal(y, want + 304000)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ((11, 9, 4, 6), r"X: dimension 0: expected \(rows \+ \(2 \* halo\)\) = 8, got 9"),
+        ((11, 2, 4, 6), r"X: dimension 0: expected \(rows \+ \(2 \* halo\)\) = 4, got 2"),
+        ((10, 8, 4, 6), r"A: dimension 0: expected \(\(wide \* taps\) - 1\) = 7, got 10"),
+        ((11, 8, 4, 2), "nothing gives wide a value"),
+    ],
+)
+def test_extents_that_others_do_not_give(sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(tilec.LaunchError, match=message):
+        by_others(*(np.zeros(n, np.int32) for n in sizes))
+
+
+@tilec.kernel
+def of_squares(X: T.Tensor((rows * rows + halo * halo,), "int32"), Y: T.Tensor((rows,), "int32")):
+    for i in T.Parallel(rows):
+        Y[i] = X[i] + halo
+
+
+def test_squares_are_no_line() -> None:
+    with pytest.raises(tilec.CompileError, match="nothing gives the size halo a value"):
+        of_squares(np.zeros(4, np.int32), np.zeros(2, np.int32))
+
+
 @T.macro
 def checked_copy(A, B):
     m, n = A.shape

@@ -230,3 +230,91 @@ def test_blocks_look_together(target: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(y, [abs(x).max(), x.min()])
     if target == "cuda:sm_90a":
         assert "combine_parts" in of_all.compile(x, y, target=target).stages["tile"]
+
+
+@tilec.kernel
+def cast_in_loops(X: T.Tensor((M, N), "float16"), P: T.Tensor((M, 3), "int64")):
+    for i in T.Parallel(M):
+        top, low, far = -T.infinity("float32"), T.infinity("float32"), 0.0
+        a = b = c = -1
+        for j in range(N):
+            v = X[i, j]
+            if X[i, j] > top:
+                top = T.float32(X[i, j])
+                a = j
+            if T.cast(v, "float32") <= low:
+                low = v
+                b = j
+            d = T.abs(v)
+            if float(d) > far:
+                far = T.abs(X[i, j]).astype("float32")
+                c = j
+        P[i, 0], P[i, 1], P[i, 2] = a, b, c
+
+
+@tilec.kernel
+def cast_in_all(X: T.Tensor((N,), "bfloat16"), P: T.Tensor((1,), "int64")):
+    for _ in T.Parallel(1):
+        hi = -T.infinity("float32")
+        at = 0
+        for i in range(N):
+            if X[i] > hi:
+                hi = T.float32(X[i])
+                at = i
+        P[0] = at
+
+
+@tilec.kernel
+def another_number(X: T.Tensor((M, N), "float32"), P: T.Tensor((M, 2), "float32")):
+    """Casts that lose something, and a name for what has changed since, are other numbers."""
+    for i in T.Parallel(M):
+        top, old, last = -100.0, -100.0, 0.0
+        for j in range(N):
+            v = last
+            last = X[i, j]
+            if X[i, j] > top:
+                top = T.float32(T.float16(X[i, j]))
+            if last > old:
+                old = v
+        P[i, 0], P[i, 1] = top, old
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("m, n", ((5, 300), (1, 1), (3, 0), (130, 37)))
+@pytest.mark.parametrize("target", TARGETS)
+def test_casts_that_lose_nothing(target: str, m: int, n: int, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 10, (m, n)).astype(np.float16)
+    p = np.full((m, 3), -7)
+    run(cast_in_loops, target, x, p)
+    want = np.full((3, m), -1)
+    if n:
+        most = np.abs(x).max(1)
+        far = np.where(most > 0, np.abs(x).argmax(1), -1)
+        want = np.stack([x.argmax(1), n - 1 - x[:, ::-1].argmin(1), far])
+    np.testing.assert_array_equal(p.T, want)
+    assert n != 300 or target != "cuda:sm_90a" or is_over_tiles(cast_in_loops, x, p)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_casts_of_a_whole_vector(target: str, rng: np.random.Generator) -> None:
+    x = pytest.importorskip("ml_dtypes") and rng.standard_normal(5003).astype("bfloat16")
+    p = np.full(1, -7)
+    run(cast_in_all, target, x, p)
+    assert p[0] == x.astype(np.float32).argmax()
+    assert target != "cuda:sm_90a" or is_over_tiles(cast_in_all, x, p)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_numbers_are_not_the_most(target: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((5, 300)).astype(np.float32)
+    p = np.full((5, 2), np.nan, np.float32)
+    run(another_number, target, x, p)
+    want = []
+    for row in x:
+        top, old, last = np.float32(-100), np.float32(-100), np.float32(0)
+        for value in row:
+            v, last = last, value
+            top = np.float32(np.float16(value)) if value > top else top
+            old = v if last > old else old
+        want.append((top, old))
+    np.testing.assert_array_equal(p, want)

@@ -422,3 +422,26 @@ def test_tiles_go_along_rows_that_fill_them(b: int, m: int, others: str) -> None
         x, w, y = numbers(f16, b, m, 8), numbers(f16, 24, 8), np.full((b, m, 24), 77, f16)
         run(linear, "cuda:sm_90a", x, w, y, **TILES)
         np.testing.assert_allclose(y, x.astype(np.float64) @ w.T, rtol=2e-2, atol=2e-2)
+
+
+@tilec.kernel
+def cosines(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+    """A product by its syntax, of no operand with two sides: threads add it up."""
+    for by, bx, u, v in T.Parallel(M // 8, N // 8, 8, 8):
+        acc = 0.0
+        for y in range(8):
+            for x in range(8):
+                side = T.cos(T.cast((2 * y + 1) * u, "float32") * 0.19)
+                other = T.cos(T.cast((2 * x + 1) * v, "float32") * 0.19)
+                acc += X[by * 8 + y, bx * 8 + x] * side * other
+        Y[by * 8 + u, bx * 8 + v] = acc
+
+
+def test_tiles_that_no_loop_takes_are_not_chosen() -> None:
+    """All of their values are one kernel, which is traced once."""
+    args = tilec.spec((1080, 1928), "float32"), tilec.spec((1080, 1928), "float32")
+    made = cosines.compile(*args, target="cuda:sm_90a")
+    assert [p.name for p in cosines.parameters[2:]] == ["BM", "BN", "BK"]
+    assert "gemm" not in made.stages["tile"] and "idle=" in made.stages["tile"]
+    (chooser,) = cosines.choices._choosers.values()
+    assert len(chooser._candidates) == 1

@@ -308,3 +308,103 @@ def test_a_recurrence_is_one_threads(target: str, kernel: Any, rng: np.random.Ge
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
     if target != "cpu":
         assert "thread_index" in kernel.compile(x, y, target=target).stages["tile"]
+
+
+@tilec.kernel
+def begun_anew(
+    X: T.Tensor((M, N), "float32"), F: T.Tensor((M, N), "bool"), Y: T.Tensor((M, N), "float32"),
+    Z: T.Tensor((M, N), "float32"), C: T.Tensor((M, N), "int32"), S: T.Tensor((M,), "float32"),
+):  # fmt: skip
+    """Sums, the largest and counts since a flag: by a condition, a name for one, and a choice."""
+    for i in T.Parallel(M):
+        total, most, back, count = 0.5, -T.infinity("float32"), 0.0, 0
+        for j in range(N):
+            x = X[i, j] * 2.0
+            if F[i, j]:
+                total = 1.0
+            total += x
+            begins = x > 8.0
+            if begins:
+                most = X[i, j] - 3.0
+            most = T.max(most, X[i, j])
+            Y[i, j] = total + most
+            count = (0 if F[i, j] else count) + 1
+            C[i, j] = count
+        for j in range(N - 1, -1, -1):
+            back = T.if_then_else(F[i, j], back, 0.0) + X[i, j]
+            Z[i, j] = back
+        S[i] = total
+
+
+def since_flags(x: Any, f: Any) -> tuple[Any, ...]:
+    """As the loops say it."""
+    y, z, c = np.zeros_like(x), np.zeros_like(x), np.zeros(x.shape, np.int32)
+    s = np.full(len(x), 0.5, np.float32)
+    for i in range(len(x)):
+        most, back, count = -np.inf, 0.0, 0
+        for j in range(x.shape[1]):
+            s[i] = (1.0 if f[i, j] else s[i]) + x[i, j] * 2
+            most = max(x[i, j] - 3 if x[i, j] * 2 > 8 else most, x[i, j])
+            count = (0 if f[i, j] else count) + 1
+            y[i, j], c[i, j] = s[i] + most, count
+        for j in reversed(range(x.shape[1])):
+            back = (back if f[i, j] else 0.0) + x[i, j]
+            z[i, j] = back
+    return y, z, c, s
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("m, n", ((5, 300), (3, 1), (2, 0), (2, 3000)))
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_segments(target: str, m: int, n: int, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 10, (m, n)).astype(np.float32)
+    f = rng.random((m, n)) < 0.05
+    y, z = (np.full((m, n), np.nan, np.float32) for _ in range(2))
+    c, s = np.full((m, n), -7, np.int32), np.full(m, np.nan, np.float32)
+    run(begun_anew, target, x, f, y, z, c, s)
+    for got, want in zip((y, z, c, s), since_flags(x, f)):
+        np.testing.assert_array_equal(got, want)
+    if n == 300 and target == "cuda:sm_90a":
+        text = begun_anew.compile(x, f, y, z, c, s, target=target).stages["tile"]
+        assert text.count("scan %") == 4 and "begins=" in text and "thread_index" not in text
+
+
+@tilec.kernel
+def no_segments(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+    """Where rows begin anew follows from what runs: a recurrence."""
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            if total > 20.0:
+                total = 0.0
+            total += X[i, j]
+            Y[i, j] = total
+
+
+@tilec.kernel
+def read_between(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
+    """What a variable was before it began anew is read, and what it is then."""
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            was = total
+            if X[i, j] > 5.0:
+                total = 1.0
+            is_now = total
+            total += X[i, j]
+            Y[i, j] = total + was * 100.0 + is_now * 10000.0
+
+
+@pytest.mark.parametrize("target", ("cuda:sm_90a", "cpu"))
+def test_no_segments(target: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-9, 12, (3, 300)).astype(np.float32)
+    y, z = (np.full((3, 300), np.nan, np.float32) for _ in range(2))
+    run(no_segments, target, x, y)
+    run(read_between, target, x, z)
+    for row, got, other in zip(x, y, z):
+        a = b = 0.0
+        for j, v in enumerate(row):
+            a = (0.0 if a > 20 else a) + v
+            was, now = b, 1.0 if v > 5 else b
+            b = now + v
+            assert got[j] == a and other[j] == b + was * 100 + now * 10000

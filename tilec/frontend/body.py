@@ -135,16 +135,16 @@ class BodyReader:
                         return [made] * len(known.sequence(over))
         return []
 
-    def tiles(self) -> dict[str, str] | None:
-        """Names for the tile sizes of a kernel of mathematics only, none for what is no product;
-        None for a kernel that is something else."""
+    def loops(self) -> list[nests.Nest]:
+        """The loops of a kernel of mathematics only; none of a kernel that is something else."""
         body = self.source.node.body
         if not any(isinstance(s, ast.For) for s in body):
-            return None
-        found = nests.whole_loop(body, self.meaning)
-        if found is None:
-            return None
-        names = () if self._product(found[1]) is None else ("BM", "BN", "BK")
+            return []
+        return nests.whole_loops(body, self.meaning)
+
+    def tiles(self, nest: nests.Nest) -> dict[str, str]:
+        """Names for the tile sizes of such a loop, none for what is no product."""
+        names = () if self._product(nest) is None else ("BM", "BN", "BK")
         used = self.source.used_names()
         return {size: nests.fresh_name(size, used) for size in names}
 
@@ -163,15 +163,13 @@ class BodyReader:
             found = of_side(False)
         return found
 
-    def telling(self) -> dict[str, Tells]:
+    def telling(self, whole: nests.Nest) -> dict[str, Tells]:
         """The sizes that a whole loop's form follows, and what they count."""
-        found = nests.whole_loop(self.source.node.body, self.meaning)
-        assert found is not None
         told: dict[str, Tells] = {}
-        nest = places.as_folds(found[1], self.meaning, str) or found[1]
-        product = self._product(found[1])
+        nest = places.as_folds(whole, self.meaning, str) or whole
+        product = self._product(whole)
         several = () if product is None else product.several
-        longest = (e for i, e in zip(found[1].indices, found[1].extents) if i in several)
+        longest = (e for i, e in zip(whole.indices, whole.extents) if i in several)
         for what, extents in (
             ("loops", tuple(longest)),
             *nests.telling(nest, self.meaning).items(),

@@ -367,7 +367,7 @@ class ForLoops(Loops):
         return targets
 
     def _check_updates(self, loop: Parallel) -> None:
-        found = find_update(loop, self.indices)
+        found = find_update(loop, self.indices, [b.ops for b in self.builders])
         if found is None:
             return
         hint = (

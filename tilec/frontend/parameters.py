@@ -20,6 +20,7 @@ from tilec.ir.core import Block, Param, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.python_text import linear_text, size_text
 from tilec.ir.uniformity import LANES
+from tilec.support.syntax import names_in
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,8 @@ class Parameters(WholeLoops):
         for p in own:
             if p.kind == "tensor":
                 self._tensor(p)
-        for p in own:
-            if p.kind == "tensor":
-                self._solve_sizes(p)
+        while any([self._solve_sizes(p) for p in own if p.kind == "tensor"]):
+            pass  # one may give what another needs
         for name in self.signature.lost:
             self.size_values.setdefault(name, 0)
         for p in self.signature.parameters:
@@ -183,21 +183,63 @@ class Parameters(WholeLoops):
             self.stride_params[stride] = Param(value, "stride", tensor, dim)
         return self.scalar(self.stride_params[stride].value)
 
-    def _solve_sizes(self, p: Parameter) -> None:
-        """Sizes that only arithmetic names, `T.Tensor((n * 2,), …)`: from the extent they give."""
+    def _solve_sizes(self, p: Parameter) -> bool:
+        """Sizes that only arithmetic names, `T.Tensor((n * 2, m + 2 * r), …)`: from the extents
+        that give one each. Whether there are some."""
         buffer = self.names[p.name]
         assert isinstance(buffer, Buffer)
         named = (*(p.shape or ()), *(p.strides or ()))
         extents = buffer.stored or buffer.shape if p.shape else ()
+        before = len(self.sizes)
         for written, extent in zip(named, (*extents, *buffer.strides)):
-            found = linear_text(written) if isinstance(written, str) else None
-            if found is not None and found[0] not in self.sizes:
-                name, factor, constant = found
-                with self.at(p.loc):
+            if not isinstance(written, str) or written.isidentifier():
+                continue
+            found = linear_text(written)
+            with self.at(p.loc):
+                if found is not None and found[0] not in self.sizes:
+                    name, factor, constant = found
                     rest = self.binary("sub", extent, constant)
                     rest = self.binary("mul", rest, factor.denominator)
                     value = self.binary("floordiv", rest, factor.numerator)
-                self._bind_size(p, name, integer(value))
+                    self._bind_size(p, name, integer(value))
+                elif found is None:
+                    self._solve_size(p, ast.parse(written, mode="eval").body, extent)
+        return len(self.sizes) > before
+
+    def _solve_size(self, p: Parameter, written: ast.expr, extent: int | Scalar) -> None:
+        """The one size in an extent that is not known, if it is a number of these and no more."""
+        unknown = names_in(written) - self.sizes.keys()
+        found = self._line(written) if len(unknown) == 1 else None
+        if found is not None and found[1] != 0:
+            value = self.binary("floordiv", self.binary("sub", extent, found[0]), found[1])
+            self._bind_size(p, unknown.pop(), integer(value))
+
+    def _line(self, node: ast.expr) -> tuple[int | Scalar, int | Scalar] | None:
+        """What arithmetic on sizes is where the one that is not known is 0, and how much more for
+        each that it is; None of what is no sums and products."""
+        match node:
+            case ast.Constant(int() as n):
+                return n, 0
+            case ast.Name(name):
+                return (self.sizes[name], 0) if name in self.sizes else (0, 1)
+            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as op, right):
+                a, b = self._line(left), self._line(right)
+                if a is None or b is None:
+                    return None
+                if not isinstance(op, ast.Mult):
+                    kind = "add" if isinstance(op, ast.Add) else "sub"
+                    return self._of_sizes(kind, a[0], b[0]), self._of_sizes(kind, a[1], b[1])
+                (a, b) = (a, b) if b[1] == 0 else (b, a)
+                if b[1] == 0:
+                    return self._of_sizes("mul", a[0], b[0]), self._of_sizes("mul", a[1], b[0])
+        return None
+
+    def _of_sizes(self, kind: str, a: int | Scalar, b: int | Scalar) -> int | Scalar:
+        if b == (kind == "mul"):  # which changes nothing
+            return a
+        if kind != "sub" and a == (kind == "mul"):
+            return b
+        return 0 if kind == "mul" and 0 in (a, b) else integer(self.binary(kind, a, b))
 
     def _bind_size(self, p: Parameter, name: str, value: int | Scalar) -> None:
         old = self.size_values.setdefault(name, value)

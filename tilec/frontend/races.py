@@ -183,17 +183,21 @@ def looked_at(loop: Parallel) -> tuple[int, ...]:
 
 
 def evaluate(
-    loop: Parallel, forms: Forms, outside: Mapping[Value, int] = MappingProxyType({})
+    loop: Parallel,
+    forms: Forms,
+    outside: Mapping[Value, int] = MappingProxyType({}),
+    before: Sequence[Op] = (),
 ) -> dict[Value, _Index | None]:
     """Each integer of the body that could be computed, in the iterations that are `looked_at`; None
-    for the others. `outside`: numbers for values from outside of the loop."""
+    for the others. `outside`: numbers for values from outside of the loop; `before`: the ops that
+    make others of these."""
     extents = looked_at(loop)
     grid = np.indices(extents).reshape(len(extents), math.prod(extents))
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
     known |= {v: _Index(np.array([n]), {}) for v, n in outside.items()}
-    for o in walk(loop.body):
+    for o in (*before, *walk(loop.body)):
         known.update(dict.fromkeys(o.results))
         if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
             known[o.result] = _result(o, forms, known)

@@ -72,10 +72,11 @@ class Signature:
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take; `telling`:
     the sizes that its form follows, or the tiles of a T.Parallel, and what they count. `kernels`:
-    how many launches the body is (T.Kernel, T.sync_grid); of its parts (`Parts` in `tilec.jit`) the
-    first gives what T.empty makes to the others. `options`: what its decorator says. `lost`: sizes
-    that only tensors name that are None: they are 0. `given_back`: `returns` as the body has it, of
-    any part.
+    how many launches the body is (T.Kernel, T.sync_grid, loops over whole tensors); of its parts
+    (`Parts` in `tilec.jit`) the first gives what T.empty makes to the others. `options`: what its
+    decorator says. `lost`: sizes that only tensors name that are None: they are 0. `given_back`:
+    `returns` as the body has it, of any part. `idle`: of the tiles' parameters those that other
+    parts alone take.
     """
 
     source: Source
@@ -91,6 +92,7 @@ class Signature:
     lost: tuple[str, ...] = ()
     telling: Mapping[str, Tells] = field(default_factory=dict)
     given_back: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -174,15 +176,17 @@ def _read(source: Source, options: Options, constants: Mapping[str, Any]) -> Sig
     given_back = reader.returned()
     returns = given_back or out
     kernels = reader.launches()
-    tiles = None if kernels else reader.tiles()
+    loops = [] if kernels else reader.loops()
+    whole = loops[part or 0 : len(loops) if part is None else part + 1]  # those that it is
+    every = [reader.tiles(nest) for nest in loops]
+    taken = {name: None for tiles in every for name in tiles.values()}
+    tiles = {k: v for nest in whole for k, v in every[loops.index(nest)].items()}
     if part is not None:
         returns = (*out, *reader.allocated) if part == 0 else ()
     if part:
         header = source.header_loc()
         marked += tuple(Parameter(name, "tensor", header) for name in reader.allocated)
-    marked += tuple(
-        Parameter(name, "constexpr", source.header_loc(), T.auto) for name in (tiles or {}).values()
-    )
+    marked += tuple(Parameter(n, "constexpr", source.header_loc(), T.auto) for n in taken)
     return Signature(
         source,
         marked,
@@ -191,11 +195,12 @@ def _read(source: Source, options: Options, constants: Mapping[str, Any]) -> Sig
         returns,
         options,
         reader.pending,
-        not kernels and tiles is None,
-        tiles,
-        max(1, kernels),
-        telling=reader.telling_tiles() if tiles is None else reader.telling(),
+        not kernels and not loops,
+        tiles if loops else None,
+        max(1, kernels, len(loops)),
+        telling=reader.telling(whole[0]) if whole else reader.telling_tiles(),
         given_back=given_back,
+        idle=tuple(n for n in taken if n not in tiles.values()),
     )
 
 

@@ -115,9 +115,9 @@ class _KernelTracer(Parameters):
             )
         if any(isinstance(s, ast.For) for s in self.signature.source.node.body):
             return self.error(
-                f"{self.signature.name} has no grid, and is not one loop over whole tensors",
+                f"{self.signature.name} has no grid, and is not loops over whole tensors alone",
                 "put the body under with T.Kernel(T.ceildiv(N, BN), threads=128) as bx:, or leave "
-                "one loop: for i, j in T.Parallel(M, N): …",
+                "loops alone: for i, j in T.Parallel(M, N): …",
             )
         return self.error(
             f"{self.signature.name} has no grid",
@@ -190,8 +190,11 @@ class _KernelTracer(Parameters):
                 hint = "move it into the with"
                 raise self.error("code after T.Kernel would belong to no block", hint, at=node)
             return
-        whole = self.signature.tiles is not None and self.is_above_grid()
-        if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
+        whole = self.signature.tiles is not None and self.known.grid is None
+        if whole and isinstance(node, ast.For) and self._is_outside():
+            if self.options.part not in (None, self.kernels):  # another launch
+                self.kernels += 1
+                return
             blocks, names = self.blocks_of(node, self.signature.tiles or {})
             self.names.update(names)
             self.kernel_block(blocks)

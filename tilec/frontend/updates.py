@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 from tilec.frontend.races import LIMIT, Race, evaluate, np, row_keys, rows_of
-from tilec.ir.affine import Forms
+from tilec.ir.affine import LINEAR, Forms
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
@@ -41,10 +41,10 @@ _WORDS = {
 }
 
 
-def find_update(loop: Parallel, forms: Forms) -> Race | None:
+def find_update(loop: Parallel, forms: Forms, around: Sequence[Sequence[Op]] = ()) -> Race | None:
     """The first update in `loop` whose iterations may share an element; `forms`: what all integers
-    are."""
-    body = _Body(loop, forms)
+    are; `around`: the ops before it, of all blocks that it stands in."""
+    body = _Body(loop, forms, around)
     if body.count == 1:
         return None
     for store, conditions in body.stores(loop.body, ()):
@@ -71,8 +71,8 @@ class _Body:
     """A loop's body. `own`: what each iteration has for itself; `stored`: what is written in it;
     `made`: the op that made a value, or the loop inside of which it is an argument."""
 
-    def __init__(self, loop: Parallel, forms: Forms) -> None:
-        self.loop, self.count = loop, math.prod(loop.extents)
+    def __init__(self, loop: Parallel, forms: Forms, around: Sequence[Sequence[Op]]) -> None:
+        self.loop, self.count, self.around = loop, math.prod(loop.extents), around
         self.forms = forms
         self.made: dict[Value, Op] = {}
         self.own: set[Value] = set()
@@ -207,19 +207,40 @@ class _Body:
 
     def are_always_apart(self, store: Store) -> bool:
         """Whether the indices tell all iterations apart for each of a few numbers that may come
-        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does."""
+        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does: where
+        these are any numbers, or as they follow from others (`1 << s` beside `s`)."""
         args = self.loop.body.args
         behind = set().union(*map(self.behind, store.indices)).difference(self.made, args)
         outside = {v for x in behind if x.is_integer for v in self.forms.form(x).terms}
+        found, made = self._from_outside(outside)
+        return self._are_apart_for(store, outside) or (
+            bool(made) and self._are_apart_for(store, found, made)
+        )
+
+    def _are_apart_for(self, store: Store, outside: set[Value], before: Sequence[Op] = ()) -> bool:
+        """Whether they do for numbers in the place of `outside`, from which `before` makes more."""
         told = [_numbers(*self.forms.range(v)) for v in outside]
         if self.count * math.prod(map(len, told)) > LIMIT:
             return False
         for numbers in itertools.product(*told):
-            known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)))
+            known = evaluate(self.loop, self.forms, dict(zip(outside, numbers)), before)
             found = rows_of(store.indices, known, self.count, self.forms)
             if found is None or len(np.unique(row_keys(found.rows)[0])) < self.count:
                 return False
         return True
+
+    def _from_outside(self, outside: set[Value]) -> tuple[set[Value], list[Op]]:
+        """The integers that values from outside of the loop follow from, and the ops that make
+        these values of them."""
+        needed = {*outside}
+        made = list[Op]()
+        for o in (o for block in reversed(self.around) for o in reversed(block)):
+            if isinstance(o, LINEAR) and o.result in needed:
+                if all(v.is_integer for v in o.operands):
+                    needed.remove(o.result)
+                    needed |= {x for v in o.operands for x in self.forms.form(v).terms}
+                    made.append(o)
+        return needed, made[::-1]
 
 
 def _numbers(low: int | None, high: int | None) -> list[int]:

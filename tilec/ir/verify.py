@@ -26,6 +26,7 @@ MODULE_SPAN = {
     "scalar": ("TILE", "LOWERED"),
     "control": ("TILE", "LOWERED"),
     "tile": ("TILE", "SCHEDULED"),
+    "scan": ("TILE", "SCHEDULED"),
     "gather": ("TILE", "SCHEDULED"),
     "schedule": ("SCHEDULED", "LOWERED"),
     "thread": ("SCHEDULED", "LOWERED"),
@@ -321,7 +322,7 @@ def _needed_by(cls: type[Op]) -> Level | None:
     ):
         return Level.BLOCK
     if cls not in ELEMENTWISE:
-        if not cls.__module__.endswith(".tile") or cls.opname in _FREE_TILE_OPS:
+        if not cls.__module__.endswith((".tile", ".scan")) or cls.opname in _FREE_TILE_OPS:
             return None
     return Level.THREAD
 

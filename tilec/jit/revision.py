@@ -116,6 +116,7 @@ class Revision:
         check_threads(threads, "threads", LaunchError)
         signature, known = self.resolve(bound)
         call = read_arguments(name, known, bound, target or _target_of)
+        call.constants |= dict.fromkeys(signature.idle, 0)
         if launched:
             require_memory(name, self.parameters, call)
             if not call.tensors:

@@ -21,7 +21,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import Alloc, Copy, Load, Scan, Store
-from tilec.ir.types import BufferType
+from tilec.ir.types import BOOL, BufferType
 from tilec.passes.utils.building import beside
 from tilec.target import Target
 
@@ -36,6 +36,10 @@ def lower_scans(func: Func, target: Target) -> Func:
 def _lowered(o: Scan, target: Target) -> list[Op]:
     b = Builder(o.loc)
     source, dest = o.source, o.dest
+    begins = o.begins
+    if target.kind != "cpu" and begins is not None and _space(begins) == "fragment":
+        begins = beside(b, begins, "shared", "begins")
+        b.emit(Copy, o.begins, begins)
     if target.kind != "cpu" and "fragment" in (_space(source), _space(dest)):
         if _space(source) == "fragment":
             source = beside(b, source, "shared", "scanned")
@@ -43,7 +47,7 @@ def _lowered(o: Scan, target: Target) -> list[Op]:
         if _space(dest) == "fragment":
             same = dest.dtype == source.dtype and source is not o.source
             dest = source if same else beside(b, dest, "shared", "scanned")
-    _Rows(b, o, source, dest).loops()
+    _Rows(b, o, source, dest, begins).loops()
     if dest is not o.dest:
         b.emit(Copy, dest, o.dest)
     return b.ops
@@ -56,11 +60,14 @@ def _space(r: Region) -> str:
 class _Rows:
     """The loops of one scan from a region in memory to another."""
 
-    def __init__(self, b: Builder, o: Scan, source: Region, dest: Region) -> None:
+    def __init__(
+        self, b: Builder, o: Scan, source: Region, dest: Region, begins: Region | None
+    ) -> None:
         self.b = b
         self.o = o
         self.source = source
         self.dest = dest
+        self.begins = begins
         self.count = o.source.extents[o.dim]
         self.pieces = 1 if self.count <= SHORT else -(-self.count // PIECE)
 
@@ -73,11 +80,17 @@ class _Rows:
             return
         made = BufferType(shape, o.accumulator, "shared")
         totals = self.b.value(Alloc, made, name=f"{o.source.buffer.name}_totals")
+        of_totals, of_begins, cut = self.b.whole(totals), None, None
+        if self.begins is not None:
+            name = f"{self.begins.buffer.name}_totals"
+            cut = self.b.value(Alloc, replace(made, dtype=BOOL), name=name)
+            of_begins = self.b.whole(cut)
         with self.b.each_element(shape) as (inner, at):
             self._total(inner, at, totals)
-        of_totals = self.b.whole(totals)
-        again = replace(o, source=of_totals, dest=of_totals, reverse=False)
-        _Rows(self.b, again, of_totals, of_totals).loops()
+            if cut is not None:
+                self._total_begins(inner, at, cut)
+        again = replace(o, source=of_totals, dest=of_totals, reverse=False, begins=of_begins)
+        _Rows(self.b, again, of_totals, of_totals, of_begins).loops()
         with self.b.each_element(shape) as (inner, at):
             self._run(inner, at, totals)
 
@@ -86,11 +99,20 @@ class _Rows:
         begin, end = self._bounds(b, at[self.o.dim])
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            return self._combined(inner, so_far, self._element(inner, at, k))
+            return self._combined(inner, at, k, so_far, self._element(inner, at, k))
 
         first = self._element(b, at, begin)
         after = b.binary("add", begin, 1)
         b.emit(Store, totals, tuple(at), b.carried(after, end, first, step))
+
+    def _total_begins(self, b: Builder, at: Sequence[Value], cut: Value) -> None:
+        """Whether a segment begins in a piece."""
+        begin, end = self._bounds(b, at[self.o.dim])
+
+        def step(inner: Builder, k: Value, so_far: Value) -> Value:
+            return inner.binary("or", so_far, self._begins(inner, at, k))
+
+        b.emit(Store, cut, tuple(at), b.carried(begin, end, b.const(False, BOOL), step))
 
     def _run(self, b: Builder, at: Sequence[Value], totals: Value | None) -> None:
         """The running values of a piece."""
@@ -104,11 +126,12 @@ class _Rows:
             before = b.binary("max", b.binary("sub", at[dim], 1), zero)
             earlier = b.value(Load, totals, (*at[:dim], before, *at[dim + 1 :]))
             is_first = b.compare("eq", at[dim], zero)
-            first = b.select(is_first, first, self._combined(b, earlier, first))
+            combined = self._combined(b, at, begin, earlier, first)
+            first = b.select(is_first, first, combined)
         self._store(b, at, begin, first)
 
         def step(inner: Builder, k: Value, so_far: Value) -> Value:
-            value = self._combined(inner, so_far, self._element(inner, at, k))
+            value = self._combined(inner, at, k, so_far, self._element(inner, at, k))
             self._store(inner, at, k, value)
             return value
 
@@ -121,8 +144,15 @@ class _Rows:
         end = b.binary("add", begin, PIECE)
         return begin, b.binary("min", end, self.count)
 
-    def _combined(self, b: Builder, x: Value, y: Value) -> Value:
-        return b.binary(self.o.combine, x, y)
+    def _combined(self, b: Builder, at: Sequence[Value], k: Value, x: Value, y: Value) -> Value:
+        """What is before the row's element number `k` and what begins there, `y`."""
+        both = b.binary(self.o.combine, x, y)
+        return both if self.begins is None else b.select(self._begins(b, at, k), y, both)
+
+    def _begins(self, b: Builder, at: Sequence[Value], k: Value) -> Value:
+        assert self.begins is not None
+        place = self._place(b, self.begins, at, k)
+        return b.cast(b.value(Load, self.begins.buffer, place), BOOL)
 
     def _element(self, b: Builder, at: Sequence[Value], k: Value) -> Value:
         value = b.value(Load, self.source.buffer, self._place(b, self.source, at, k))

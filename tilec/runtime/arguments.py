@@ -267,9 +267,11 @@ def _check_extent(
                 raise LaunchError(message, hint=hint())
 
 
-def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
+def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> bool:
     """Add the sizes that only arithmetic names, one of them in an extent or stride: of n * 2 + 1
-    the n that gives this extent. Where none does, `check_expressions` says so of the nearest."""
+    the n that gives this extent. Where none does, `check_expressions` says so of the nearest.
+    Whether there are some."""
+    before = len(sizes.values)
     written = [("dimension", f"shape[{d}]", w, n) for d, (w, n) in _pairs(p.shape, t.shape)]
     written += [("stride", f"stride({d})", w, n) for d, (w, n) in _pairs(p.strides, t.strides)]
     for kind, where, w, got in written:
@@ -284,6 +286,7 @@ def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
             if at[1] != at[0]:
                 sizes.values[name] = max(0, (got - at[0]) * apart // (at[1] - at[0]))
                 sizes.origins[name] = f"{p.name}.{where}"
+    return len(sizes.values) > before
 
 
 def _pairs(
@@ -439,8 +442,8 @@ def read_arguments(
         name = target if isinstance(target, str) else target(device, index)
         for n, t in tensors.items():
             check_tensor(about := by_name[n], t, sizes, name)
-        for n, t in tensors.items():
-            solve_expressions(by_name[n], t, sizes)
+        while any([solve_expressions(by_name[n], t, sizes) for n, t in tensors.items()]):
+            pass  # one may give what another needs
         for n, t in tensors.items():
             check_expressions(about := by_name[n], t, sizes)
     except LaunchError as e:

@@ -131,12 +131,13 @@ class Chooser:
             first = found[at][0].estimate if found[at] else None
             return math.inf if first is None else first.seconds
 
+        self._leave_out_idle()
         if math.prod(map(len, self._open.values())) <= MOST_TRACED:
             for at in itertools.product(*self._open.values()):
                 best(at)
         else:
             lists = [sorted(v) for v in self._open.values()]
-            at = middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+            at = middle = self._middle
             if starts:
                 tiles = [tuple(s[name] for name in self._open) for s in starts]
                 if min(map(best, tiles)) > FOUND * below:
@@ -158,6 +159,20 @@ class Chooser:
             kept += [r for r in _near(ranked, constants) if r not in kept]
         kept = sorted([*mine, *kept], key=self._order)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
+
+    @property
+    def _middle(self) -> Tile:
+        lists = map(sorted, self._open.values())
+        return tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+
+    def _leave_out_idle(self) -> None:
+        """Arguments that the kernel does not take under these facts have one value: all others are
+        the same kernel."""
+        if math.prod(map(len, self._open.values())) > MOST_TRACED:
+            candidate = self._candidate(self._middle)
+            if isinstance(candidate, Candidate):
+                for name in candidate.func.attrs.get("idle", ()):
+                    self._open[name] = [self._middle[[*self._open].index(name)]]
 
     def as_compiled(self, choice: Choice, most: int) -> Choice:
         """`choice` with what its first configurations take by the passes, without those that the

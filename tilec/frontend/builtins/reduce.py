@@ -29,7 +29,8 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Value, squeeze
 from tilec.ir.element_loops import shifted
 from tilec.ir.ops import BlockIndex, CombineParts, Const, For, Load, Reduce, Scan, Yield
-from tilec.ir.ops.tile import REDUCTIONS, SCANS
+from tilec.ir.ops.scan import SCANS
+from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
 
 _MOST_LOCAL = 1024  # elements that a thread reduces by itself
@@ -147,17 +148,20 @@ builtin(T.cumsum)(lambda t, c: _scan(t, c, "sum"))
 builtin(T.cummax)(lambda t, c: _scan(t, c, "max"))
 
 
-def scan_tile(src: Any, kind: str, dim: int, dst: Any = None, reverse: bool = False) -> None:
-    """As T.cumsum and T.cummax, of any `kind` of `Scan`. Programs that tilec writes say it
-    (`whole_loops.scans`)."""
+def scan_tile(
+    src: Any, kind: str, dim: int, dst: Any = None, reverse: bool = False, begins: Any = None
+) -> None:
+    """As T.cumsum and T.cummax, of any `kind` of `Scan`, of rows that begin anew where a tile of
+    bools says so. Programs that tilec writes say it (`whole_loops.scans`)."""
 
 
 @builtin(scan_tile)
 def _scan_tile(t: Expressions, c: Call) -> None:
-    _scan(t, c, c.choice("kind", SCANS))
+    begins = None if c["begins"] is None else _tile(t, c, "begins")
+    _scan(t, c, c.choice("kind", SCANS), begins)
 
 
-def _scan(t: Expressions, c: Call, kind: str) -> None:
+def _scan(t: Expressions, c: Call, kind: str, begins: Tile | None = None) -> None:
     c.of("tiles")
     source = _tile(t, c, "src")
     dest = source if c["dst"] is None else _tile(t, c, "dst")
@@ -175,7 +179,8 @@ def _scan(t: Expressions, c: Call, kind: str) -> None:
             raise t.error(f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}", hint)
     check_overlap(t, f"T.{c.builtin} of {t.tile_text(source)}", source, dest)
     reverse = c.flag("reverse")
-    t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse)
+    cut = None if begins is None else t.box(begins)
+    t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse, begins=cut)
 
 
 # --- conditions -----------------------------------------------------------------------------------

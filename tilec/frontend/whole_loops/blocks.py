@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tilec.frontend.whole_loops.folds import Magnitude
 from tilec.frontend.whole_loops.inner import Inner, Inners
-from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, unravelled
+from tilec.frontend.whole_loops.nests import DtypeOf, Named, Nest, no_less, unravelled
 from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
@@ -38,7 +38,8 @@ class Blocks(Writer):
         batch = [d for d in range(len(p.outer)) if d not in (*m, *n)]
         batches = f", {_product(batch)}" * bool(batch)
         for d, (index, extent) in enumerate(p.inner):
-            self.given |= {f"J{d}": index, f"K{d}": extent}
+            count = extent if len(p.inner) == 1 else no_less(extent, self.language)
+            self.given |= {f"J{d}": index, f"K{d}": count}
         *around, k = range(len(p.inner))
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
         if around:
@@ -72,7 +73,8 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
         m, n = map(self.nest.indices.index, (p.row, p.column))
         batch = [d for d in range(len(self.nest.indices)) if d not in (m, n)]
         for d, (index, extent) in enumerate(p.inner):
-            self.given |= {f"J{d}": index, f"K{d}": extent}
+            count = extent if len(p.inner) == 1 else no_less(extent, self.language)
+            self.given |= {f"J{d}": index, f"K{d}": count}
         k = len(p.inner) - 1
         around, steps = [f"J{d}" for d in range(k)], f"T.ceildiv(K{k}, BK)"
         extents = [f"K{d}" for d in range(k)]

@@ -182,12 +182,18 @@ class _Folded:
     def _folded(self, behind: Sequence[ast.stmt]) -> set[DType | None]:
         """The dtypes of what is folded."""
         counts, reads = {index_of(s) for s in every(ast.For, *behind)}, self._reads()
-        return {
-            self.index
-            if _is_int(value) or (isinstance(value, ast.Name) and value.id in counts)
-            else reads.dtype(value, before)
-            for _, value, before in self._folds(behind)
-        }
+
+        def dtype(value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
+            match value:
+                case ast.Name(name) if name in counts:
+                    return self.index
+                case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+                    a, b = dtype(left, before), dtype(right, before)
+                    if a is b is self.index:
+                        return a
+            return self.index if _is_int(value) else reads.dtype(value, before)
+
+        return {dtype(value, before) for _, value, before in self._folds(behind)}
 
     def _reads(self) -> Folds:
         known = self.dtype_of or (lambda written: FLOAT32)

@@ -15,6 +15,7 @@ under conditions and of several loops, and the place of the largest or smallest 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +24,21 @@ from tilec import language as T
 from tilec.frontend.arithmetic import common_dtype
 from tilec.frontend.python_numbers import word_for
 from tilec.frontend.values import Scalar, is_literal
-from tilec.frontend.whole_loops.nests import DtypeOf, changed_by, counted, is_alone, tensor_of
+from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
+    Put,
+    changed_by,
+    counted,
+    elements_of,
+    index_of,
+    is_alone,
+    tensor_of,
+)
 from tilec.frontend.whole_loops.places import neutral_of
 from tilec.frontend.whole_loops.rows import Rows
 from tilec.ir.ops import FOLDS
 from tilec.ir.types import FLOAT32, FLOAT64, DType
-from tilec.support.syntax import every, stored_names
+from tilec.support.syntax import every, names_in, stored_names
 
 Magnitude = Callable[[ast.expr], tuple[int, int]]
 
@@ -52,18 +62,26 @@ _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
 class Pick(NamedTuple):
-    """`if value > best: best = value; at = index`: `word` is max or min, `compared` how."""
+    """`if value > best: best = value; at = index`: `word` is max or min, `compared` how, `place`
+    the index or what it is added to, which is less the later it is if it goes `down`."""
 
     best: str
     at: str
     word: str
     compared: str
     value: ast.expr
+    place: ast.expr
+    down: bool = False
 
     @property
     def first(self) -> bool:
         """Whether it is the first of equal elements that counts."""
         return "=" not in self.compared
+
+    @property
+    def of_equal(self) -> str:
+        """Which place of equal elements counts: the smallest one or the largest."""
+        return "max" if self.first == self.down else "min"
 
 
 @dataclass
@@ -158,9 +176,51 @@ class Folds(Rows):
         if isinstance(left, ast.Name) and left.id == name:
             value, how = right, _TURNED[how]
             word = "max" if word == "min" else "min"
-        if ast.unparse(given[name]) != ast.unparse(value) or not self._is_pure(value):
+        one, other = (self._as_it_is(v, self._before(s)) for v in (value, given[name]))
+        if one != other or not self._is_pure(value):
             return None
-        return Pick(name, "", word, how, value), given
+        return Pick(name, "", word, how, value, value), given
+
+    def _before(self, s: ast.stmt) -> Sequence[ast.stmt]:
+        """The statements of a loop's body before the one that `s` is, or stands in."""
+        bodies: list[list[ast.stmt]] = [x.body for x in every(ast.For, *self.nest.body)]
+        for body in bodies:
+            for at, outer in enumerate(body):
+                if not isinstance(outer, ast.For) and s in every(ast.stmt, outer):
+                    return body[:at]
+        return ()
+
+    def _as_it_is(self, value: ast.expr, before: Sequence[ast.stmt]) -> str:
+        """The text of an expression with what names of statements `before` it stand for, and
+        without casts of all of it that lose nothing: equal ones are the same number."""
+        changed = set[str]()
+        for s in reversed(before):
+            match s:
+                case ast.Assign([ast.Name(name)], given) if name in names_in(value):
+                    if (names_in(given) | {name}) & changed:
+                        break
+                    value = Put({name: given}).visit(copy.deepcopy(value))
+            changed |= {*stored_names(s)}
+            if any(every(ast.Expr, s)) or any(isinstance(e.ctx, ast.Store) for e in elements_of(s)):
+                break  # which elements it changes is not asked
+        while (operand := self._cast_of(value)) is not None:
+            kept, given_dtype = self.dtype(value, before), self.dtype(operand, before)
+            if kept is None or given_dtype is None or not is_exact(given_dtype, kept):
+                break
+            value = operand
+        return ast.unparse(value)
+
+    def _cast_of(self, value: ast.expr) -> ast.expr | None:
+        """What a cast is of; None for anything else."""
+        match value:
+            case ast.Call(ast.Attribute(operand, "astype"), [_], []):
+                return operand
+            case ast.Call(func, [operand, *others], []):
+                word = self.named(func)
+                if word is T.cast or word is T.Cast:
+                    return operand if word is T.cast else others[0]
+                return operand if word is float or isinstance(word, DType) else None
+        return None
 
     def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
         """That and the place of the element."""
@@ -168,10 +228,12 @@ class Folds(Rows):
         if found is None or len(found[1]) != 2 or len(chain) != 1:
             return None
         (at,) = found[1].keys() - {found[0].best}
-        pick = found[0]._replace(at=at)
-        if ast.unparse(found[1][at]) != ast.unparse(chain[0].target):
+        place, body = found[1][at], chain[-1].body
+        changed = {*stored_names(chain[-1]), *map(tensor_of, elements_of(ast.Expr(place)))}
+        sign = _sign_of(place, index_of(chain[0]), changed)
+        pick = found[0]._replace(at=at, place=place, down=sign < 0)
+        if not sign:
             return None
-        body = chain[-1].body
         return pick if self._keeps(pick, body[: body.index(s)]) else None
 
     def _asked(self, s: ast.stmt) -> Pick | None:
@@ -194,7 +256,10 @@ class Folds(Rows):
             return False
         if at.bits < 32:
             return False
-        return p.first or at.kind in ("int", "float")  # no uint says that there is no last one
+        return p.of_equal == "min" or at.kind in (
+            "int",
+            "float",
+        )  # no uint says that there is no last one
 
     def dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
         """That of an expression behind the statements `before` it in a loop; None where it does not
@@ -295,6 +360,21 @@ class Folds(Rows):
                 ours = any(word is w for w in _ATOMICS) and is_alone(self.nest, tensor_of(place))
                 return ours and self._is_pure(value) and self._is_pure(place.slice)
         return False
+
+
+def _sign_of(value: ast.expr, index: str, changed: set[str]) -> int:
+    """1 if an expression is the index of a loop plus what the loop does not change, -1 if it is
+    that less the index, 0 for anything else."""
+    match value:
+        case ast.Name(name) if name == index:
+            return 1
+        case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+            if names_in(right).isdisjoint(changed):
+                return _sign_of(left, index, changed)
+            if names_in(left).isdisjoint(changed):
+                sign = _sign_of(right, index, changed)
+                return -sign if isinstance(op, ast.Sub) else sign
+    return 0
 
 
 def given_by(s: ast.stmt) -> tuple[str, ast.expr | None]:

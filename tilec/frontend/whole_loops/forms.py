@@ -54,11 +54,16 @@ class WholeLoops(Statements):
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
         functions = {n.name for n in every(ast.FunctionDef, node)}
-        local = assigned_names([node]) | functions | self.names.keys()
+        own = assigned_names([node])
+        local = own | functions | self.names.keys()
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
             free = names_in(callee).isdisjoint(local)
+            if isinstance(callee, ast.Name) and callee.id not in own:
+                known = self.names.get(callee.id)
+                if isinstance(known, Scalar):
+                    return known
             return self.expression(callee) if plain and free else None
 
         nest = nests.nest_of(node, named)
@@ -68,6 +73,9 @@ class WholeLoops(Statements):
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
             forms[node] = self._form(node, nest, named, local, extents, tiles)
+        taken = name_nodes(forms[node][0])
+        if tiles and {*tiles.values()}.isdisjoint(n.id for n in taken):
+            self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 
     def _form(
@@ -101,7 +109,7 @@ class WholeLoops(Statements):
         inner = self._of_sums(node, single, named, local) if self.row_lanes else None
         if inner is not None:
             return inner
-        self._tell_missed(typed, named)
+        self._tell_missed(typed, named, nest)
         made = self._of_pairs(blocks, named) or self._over_tiles(blocks, named)
         if made is None and self.row_lanes:
             made = blocks.rows(named, self._static, self.row_lanes)
@@ -244,7 +252,7 @@ class WholeLoops(Statements):
             case ast.BinOp(left, ast.FloorDiv(), right):
                 (a, _), n = self._about(left), self._static(right)
                 return (-(-a // n) if n and n > 0 else a), 1
-            case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
+            case ast.BinOp(left, ast.Add(), ast.Constant(int())) | ast.BinOp(left, ast.Sub()):
                 return self._about(left)[0], 1
         value, usual = self.expression(extent), (_USUAL, 1)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
@@ -262,8 +270,9 @@ class WholeLoops(Statements):
             nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
         )
 
-    def _tell_missed(self, nest: nests.Nest, named: nests.Named) -> None:
-        """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU."""
+    def _tell_missed(self, nest: nests.Nest, named: nests.Named, written: nests.Nest) -> None:
+        """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU;
+        `written`: the nest as its author has it."""
         found = missed_product(nest, named) if self.row_lanes else None
         if found is None or self._number(found.inner) < _SMALL:
             return
@@ -278,7 +287,10 @@ class WholeLoops(Statements):
             )
             narrow = {d for d in dtypes if d and d.bits < 32}
             wide = "float32" if any(d.is_float for d in narrow) else "int32"
-            cast = nests.with_factors_cast(found.statement, found.tensors, wide)
+            place = found.statement.lineno, found.statement.col_offset
+            own = (s for s in every(ast.Assign | ast.AugAssign, *written.body))
+            said = next((s for s in own if (s.lineno, s.col_offset) == place), found.statement)
+            cast = nests.with_factors_cast(said, found.tensors, wide)
             if cast is not None and len(narrow) == len({*dtypes}):
                 names = " or ".join(sorted(d.name for d in narrow))
                 why = f"each is made {names} before it is added"

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tilec import language as T
 from tilec.frontend.values import Indices, LoopIndex, as_syntax
+from tilec.frontend.whole_loops.counting import COUNTING, counted_from
 from tilec.ir.types import DType
 from tilec.support.syntax import (
     assigned_names,
@@ -29,9 +30,8 @@ Tells = Literal["loops", "columns", "rows", "tiles"]
 MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
 
-_COUNTING = (range, T.serial, T.unroll)
 _COUNTS = (T.ceildiv, T.cdiv, T.floordiv, T.max, T.min, max, min, abs)
-_TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty)
+_TENSORS = (T.Tensor, T.StridedTensor, T.make_tensor, T.empty, T.alloc_global)
 _PREAMBLE = (*_TENSORS, T.const, T.ceildiv, T.max, T.min, T.assume)
 
 
@@ -136,24 +136,13 @@ def counted(iterated: ast.expr, named: Named) -> ast.expr | None:
     """The extent of a loop that counts from 0 by 1."""
     if not isinstance(iterated, ast.Call) or iterated.keywords:
         return None
-    if named(iterated.func) not in (range, T.serial, T.unroll):
+    if named(iterated.func) not in COUNTING:
         return None
     match iterated.args:
         case [extent]:
             return extent
         case [ast.Constant(0), extent]:
             return extent
-    return None
-
-
-def counted_down(iterated: ast.expr, named: Named) -> ast.expr | None:
-    """The extent of a loop that counts down to 0 by 1: `range(n - 1, -1, -1)`."""
-    match iterated:
-        case ast.Call(func, [first, ast.UnaryOp(ast.USub(), a), ast.UnaryOp(ast.USub(), b)], []):
-            if named(func) is range and _is_one(a) and _is_one(b):
-                match first:
-                    case ast.BinOp(extent, ast.Sub(), last) if _is_one(last):
-                        return extent
     return None
 
 
@@ -221,7 +210,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     where they are in one another; that of the last index, where elements have it last; and, of
     other nests, those of rows that may be shorter than a tile."""
     within = [*every(ast.For, *nest.body)]
-    inner = [counted(s.iter, named) or counted_down(s.iter, named) for s in within]
+    inner = [counted(s.iter, named) or (counted_from(s.iter, named) or [None])[0] for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
     rows = nest.extents[-1:] if len(nest.extents) < 3 else nest.extents[-2:]
     if all(e is None or isinstance(e, ast.Constant) for e in inner):
@@ -240,6 +229,15 @@ def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> s
         made.append(f"{indices[k]} = {number}" + f" % {extents[k]}" * (k > 0))
         number = f"({number} // {extents[k]})"
     return "; ".join(made) or "pass"
+
+
+def no_less(extent: ast.expr, language: str) -> ast.expr:
+    """An extent that counts none where it is below 0: two of these, multiplied, would count some.
+    `language` stands for `tilec.language`."""
+    if not any(every(ast.Sub | ast.USub, extent)):
+        return extent
+    made = ast.parse(f"{language}.max({ast.unparse(extent)}, 0)", mode="eval").body
+    return placed(made, extent)
 
 
 def is_elementwise(nest: Nest, named: Named, variables: bool = False) -> bool:
@@ -285,7 +283,7 @@ class _Straight(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         match node.iter:
-            case ast.Call(func, args, []) if self.named(func) in _COUNTING and 0 < len(args) < 4:
+            case ast.Call(func, args, []) if self.named(func) in COUNTING and 0 < len(args) < 4:
                 bounds = [n for n in map(self.known, args) if n is not None]
                 if len(bounds) == len(args) and 0 not in bounds[2:]:
                     numbers = Indices(map(LoopIndex, range(*bounds)[: MOST_COPIES + 1]))
@@ -315,28 +313,25 @@ def is_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
 
 
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1
-
-
-def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | None:
-    """The loop of a kernel that is mathematics only: its last statement but for a return, with no
-    other loop and no tile word before it, and no word of a grid inside."""
+def whole_loops(body: Sequence[ast.stmt], named: Named) -> list[Nest]:
+    """The loops of a kernel that is mathematics only, each a launch: the last of its statements but
+    for a return is one; between them stand no other loop and no tile word, inside no word of a
+    grid. None of any other kernel."""
     rest = body[:-1] if isinstance(body[-1], ast.Return) else body
-    found = nest_of(rest[-1], named) if rest else None
-    if found is None:
-        return None
+    found = {s: nest for s in rest if (nest := nest_of(s, named)) is not None}
+    if not rest or rest[-1] not in found:
+        return []
     plain = ast.Assign | ast.AnnAssign | ast.Expr | ast.Assert | ast.Pass | ast.Import
-    functions = [s for s in rest[:-1] if isinstance(s, ast.FunctionDef)]  # that the loop calls
-    before = [s for s in rest[:-1] if s not in functions]
-    calls, inside = every(ast.Call, *before), every(ast.Call, rest[-1], *functions)
-    if not all(isinstance(s, plain) for s in before):
-        return None
+    functions = [s for s in rest if isinstance(s, ast.FunctionDef)]  # that loops call
+    others = [s for s in rest if s not in found and s not in functions]
+    calls, inside = every(ast.Call, *others), every(ast.Call, *found, *functions)
+    if not all(isinstance(s, plain) for s in others):
+        return []
     if any(_word(c, named) not in _PREAMBLE for c in calls):
-        return None
+        return []
     if any(_word(c, named) in (T.program_id, T.get_thread_binding) for c in inside):
-        return None
-    return rest[-1], found
+        return []
+    return [*found.values()]
 
 
 def _word(call: ast.Call, named: Named) -> object:

@@ -11,7 +11,7 @@
                                                                 other += -X[b, c, h, w]
     if X[i, j] > 0:                             found = max(found, X[i, j] > 0)  # bools
         found = True
-    for j in range(N - 1, -1, -1):              for k in range(N):  # j is N - 1 - k
+    for j in range(N - 1, -1, -1):              for k in range(N):  # j is N - 1 - k (`counting`)
         a, b = X[i, j], Y[i, j]                     a = X[i, N - 1 - k]; b = Y[i, N - 1 - k]
 
 Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
@@ -25,6 +25,9 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tilec import language as T
+from tilec.frontend.values import Scalar
+from tilec.frontend.whole_loops.counting import counted_from, number_in, plus
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Named,
@@ -32,13 +35,12 @@ from tilec.frontend.whole_loops.nests import (
     Put,
     chain_of,
     changed_by,
-    counted_down,
     declared,
     fresh_name,
     index_of,
 )
 from tilec.ir.types import BOOL, DType
-from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, stored_names
+from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, placed, stored_names
 
 DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
 
@@ -50,7 +52,7 @@ _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
 def one_by_one(nest: Nest, named: Named, used: set[str]) -> Nest:
     """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
-    `used`, where `y` reads `a`, and of `a = b = 0`; and with loops downwards as others."""
+    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1."""
     apart = _OneByOne(nest, named, {*used})
     made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
@@ -81,28 +83,98 @@ class _OneByOne(ast.NodeTransformer):
                     for n in (*made, *kept):
                         ast.copy_location(n, s)
                     pairs = [*zip(made, values), *zip(targets, kept)]
-            case ast.Assign([_, _, *_] as targets, ast.Constant() as value):
+            case ast.Assign(
+                [_, _, *_] as targets, ast.Constant() | ast.UnaryOp(_, ast.Constant()) as value
+            ):
                 pairs = [(target, value) for target in targets]
+            case ast.Assign([ast.Name() as target], ast.BinOp(a, ast.Add() as op, b)):
+                return (
+                    self._begun_anew(s, target, op, a, b)
+                    or self._begun_anew(s, target, op, b, a)
+                    or s
+                )
             case _:
                 return s
         self.changed = True
         return [ast.copy_location(ast.Assign([t], v), s) for t, v in pairs]
 
+    def _begun_anew(
+        self, s: ast.stmt, target: ast.Name, op: ast.operator, chosen: ast.expr, more: ast.expr
+    ) -> list[ast.stmt]:
+        """`t = (0.0 if f else t) + x` as `if f: t = 0.0` and `t += x`; nothing of anything else."""
+        match chosen:
+            case ast.Call(func, [test, a, b], []):
+                ours = any(self.named(func) is word for word in (T.if_then_else, T.where))
+            case ast.IfExp(test, a, b):
+                ours = True
+            case _:
+                return []
+        kept = [isinstance(x, ast.Name) and x.id == target.id for x in (a, b)]
+        if not ours or kept == [False, False] or target.id in names_in(test, more):
+            return []
+        begin = b if kept[0] else a
+        if target.id in names_in(begin):
+            return []
+        if kept[0]:
+            test = ast.UnaryOp(ast.Not(), test)
+        anew: ast.If = headed(f"if {ast.unparse(test)}:", [ast.Assign([target], begin)], s)
+        added = ast.AugAssign(target, op, more)
+        self.changed = True
+        return [placed(anew, s), placed(added, s)]
+
     def visit_For(self, s: ast.For) -> ast.AST:
         self.generic_visit(s)
-        extent, index = counted_down(s.iter, self.named), index_of(s)
+        found, index = counted_from(s.iter, self.named), index_of(s)
         loops = [x for x in every(ast.For, *self.nest.body) if index_of(x) == index]
         inside = [n for x in loops for n in name_nodes(x) if n.id == index]
         everywhere = sum(n.id == index for n in name_nodes(*self.nest.body))
         set_by = sum(isinstance(n.ctx, ast.Store) for n in inside)
-        if extent is None or set_by != len(loops) or len(inside) != everywhere or s.orelse:
+        if found is None or set_by != len(loops) or len(inside) != everywhere or s.orelse:
+            return s
+        extent, begin, step = found
+        read = ast.Tuple([extent, begin], ast.Load())
+        numbers = map(self.named, name_nodes(read))
+        unsigned = any(isinstance(x, Scalar) and x.dtype.kind == "uint" for x in numbers)
+        if unsigned or names_in(read) & {*stored_names(*s.body)} or any(every(ast.Subscript, read)):
             return s
         self.changed = True
         count, name = ast.unparse(extent), self.fresh(index)
-        put = Put({index: ast.parse(f"({count}) - 1 - {name}", mode="eval").body})
+        if step == -1:
+            at = f"({ast.unparse(begin)}) - {name}"
+        else:
+            at = f"{name}{f' * {step}' * (step != 1)} + ({ast.unparse(begin)})"
+        number = ast.parse(at, mode="eval").body
+        if (first := number_in(begin)) is not None and step != -1:
+            assert isinstance(number, ast.BinOp)
+            number = plus(number.left, first)
+        put = _Number({index: number})
         made: ast.For = headed(f"for {name} in range({count}):", [*map(put.visit, s.body)], s)
         assert isinstance(made.iter, ast.Call) and isinstance(s.iter, ast.Call)
         made.iter.func = s.iter.func  # `range`, as the author calls it
+        return made
+
+
+class _Number(Put):
+    """Puts what is counted in the place of an index, and adds numbers up: of `j - 1` where `j` is
+    `k + 1` only `k` is left."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        super().__init__(given)
+        self.made = list[ast.expr]()
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        made = super().visit_Name(node)
+        if made is not node and isinstance(made, ast.expr):
+            self.made.append(made)
+        return made
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        n = number_in(node.right)
+        if n is None or node.left not in self.made or not isinstance(node.op, ast.Add | ast.Sub):
+            return node
+        made = placed(plus(node.left, n if isinstance(node.op, ast.Add) else -n), node)
+        self.made.append(made)
         return made
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilec import language as T
 from tilec.builtins import formulas, maths
@@ -32,6 +33,14 @@ _PURE |= {T.cast, T.Cast, T.if_then_else, T.where, T.clamp, max, min}
 FOLDS: dict[object, str] = {T.max: "max", max: "max", T.min: "min", min: "min"}
 
 Known = Callable[[ast.expr], int | None]
+
+
+class Reset(NamedTuple):
+    """`if test: name = start`."""
+
+    name: str
+    test: ast.expr
+    start: ast.expr
 
 
 @dataclass
@@ -91,19 +100,20 @@ class Rows:
         inner = {nests.index_of(s) for s in self.nest.body if isinstance(s, ast.For)}
         elements = nests.elements_of(*self.nest.body)
         last = [nests.indices_of(n)[-1] for n in elements]
-        ends = {n.id for n in last if isinstance(n, ast.Name)}
-        columns = (nests.indices_of(e)[-1] for e in elements if len(nests.indices_of(e)) > 1)
-        if not ends & inner or self.nest.indices[-1] in names_in(*columns):
+        ends = {name for name in inner for n in last if _goes_along(n, name, inner)}
+        own = self.nest.indices[-1]
+        matrices = [nests.indices_of(e) for e in elements if len(nests.indices_of(e)) > 1]
+        columns = [last for *rows, last in matrices if own not in names_in(*rows)]
+        if not ends or own in names_in(*columns):
             return False
         places: dict[str, set[str]] = {}
-        written, by_one = set[str](), set[str]()
+        by_all, by_one = set[str](), set[str]()  # lanes
         for n in elements:
             places.setdefault(nests.tensor_of(n), set()).add(ast.unparse(n))
             if isinstance(n.ctx, ast.Store):
-                written.add(nests.tensor_of(n))
-                by_one |= {nests.tensor_of(n)} if not inner & names_in(n) else set()
+                (by_all if inner & names_in(n) else by_one).add(nests.tensor_of(n))
         read = {nests.tensor_of(n) for n in elements if isinstance(n.ctx, ast.Load)}
-        return all(len(places[name]) == 1 for name in written) and not by_one & read
+        return all(len(places[name]) == 1 for name in by_all) and not by_one & read
 
     def _read(self, chain: Sequence[ast.For], behind: Sequence[ast.stmt]) -> dict[str, str] | None:
         """The variables that loops in one another fold into, and how; None where they do anything
@@ -113,8 +123,11 @@ class Rows:
             return None
         own, loop = {*targets}, chain[-1]
         folds: dict[str, str] = {}
-        places = set[str]()
+        places, begun = set[str](), set[str]()
         for s in loop.body:
+            if (reset := self._reset(s)) is not None:
+                begun.add(reset.name)
+                continue
             if picked := self._picked(s, chain):
                 if not folds.keys().isdisjoint(picked):
                     return None
@@ -144,9 +157,10 @@ class Rows:
         used = [n.id for n in name_nodes(*loop.body)]
         others = {name for s in behind for name in needed_by(s)} | self.outside
         once = {name: self._added(loop, name) + (name in places) for name in folds}
-        apart = folds.keys() - self._running(chain)
+        running = self._running(chain)
+        apart = folds.keys() - running
         folded = all(used.count(name) == 2 - once[name] for name in apart)
-        return None if not folded or own & others else folds
+        return None if not folded or own & others or begun - running else folds
 
     def _loop(self, loop: ast.For, behind: Sequence[ast.stmt]) -> list[ast.stmt] | None:
         extent = nests.counted(loop.iter, self.named)
@@ -198,6 +212,10 @@ class Rows:
         """The variables that are read between the folds into them, too: of a warp's lanes none."""
         return set()
 
+    def _reset(self, s: ast.stmt) -> Reset | None:
+        """The variable that a statement lets begin anew: of a warp's lanes none."""
+        return None
+
     def _is_atomic(self, s: ast.stmt) -> bool:
         """Whether a statement adds to an element, in any order: not where lanes of a warp come
         together behind each loop."""
@@ -242,19 +260,19 @@ def is_pure(value: ast.expr, named: nests.Named, language: str = "") -> bool:
 
 
 def _tells(place: ast.Subscript, name: str, changed: set[str]) -> bool:
-    """Whether iterations of a loop that differ in `name` alone have different places: an index is
-    `name`, or its negative, plus what no loop changes."""
+    """Whether iterations of a loop that differ in `name` alone have different places."""
+    return any(_goes_along(index, name, changed) for index in nests.indices_of(place))
 
-    def plain(index: ast.expr) -> bool:
-        match index:
-            case ast.BinOp(left, ast.Add() | ast.Sub(), right):
-                return any(
-                    plain(a) and names_in(b).isdisjoint(changed)
-                    for a, b in ((left, right), (right, left))
-                )
-        return isinstance(index, ast.Name) and index.id == name
 
-    return any(map(plain, nests.indices_of(place)))
+def _goes_along(index: ast.expr, name: str, changed: set[str]) -> bool:
+    """Whether an index is `name`, or its negative, plus what no loop changes."""
+    match index:
+        case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+            return any(
+                _goes_along(a, name, changed) and names_in(b).isdisjoint(changed)
+                for a, b in ((left, right), (right, left))
+            )
+    return isinstance(index, ast.Name) and index.id == name
 
 
 def needed_by(s: ast.stmt) -> set[str]:

@@ -8,8 +8,10 @@
                                                     run[o, 0] = run[o, last]
                                                 total[o] = run[o, 0]
 
-What stands before the fold reads `run[o, n]`. Names and further running values may follow from it,
-but not what is folded into it: that is a recurrence, of one thread for each row.
+Where a condition lets it begin anew (`if F[i, j]: total = 0.0`, before the fold) the scan is told
+so, by a tile of bools. What stands before the fold reads `run[o, n]`. Names and further running
+values may follow from it, but not what is folded into it: that is a recurrence, of one thread for
+each row.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import ast
 from collections.abc import Sequence
 
 from tilec.frontend.whole_loops.folds import Folds, given_by, is_exact
-from tilec.ir.ops.tile import SCANS
+from tilec.frontend.whole_loops.rows import Reset
+from tilec.ir.ops.scan import SCANS
 from tilec.ir.types import BOOL
 from tilec.support.syntax import names_in
 
@@ -45,12 +48,38 @@ class Scans(Folds):
         for s, fold in zip(body, folds):
             if fold is not None and fold[0] in read:
                 if self._is_scanned(*fold) and _from(origins, fold[2]) <= found:
-                    found.add(fold[0])
+                    found |= {fold[0]} if self._begins_well(fold[0], s, body, origins) else set()
                 continue
             name, value = given_by(s)
             if value is not None and name not in read:
                 origins[name] = _from(origins, value)
         return found
+
+    def _reset(self, s: ast.stmt) -> Reset | None:
+        match s:
+            case ast.If(test, [ast.Assign([ast.Name(name)], start)], []) if name in self.sums:
+                pure = self._is_pure(test) and self._is_pure(start)
+                return (
+                    Reset(name, test, start)
+                    if pure and name not in names_in(s.test, start)
+                    else None
+                )
+        return None
+
+    def _begins_well(
+        self, name: str, fold: ast.stmt, body: Sequence[ast.stmt], origins: dict[str, set[str]]
+    ) -> bool:
+        """Whether a variable that begins anew does so once, before the fold, by what no variable
+        runs in, and is not read in between."""
+        resets = [(s, r) for s in body if (r := self._reset(s)) is not None and r.name == name]
+        if not resets:
+            return True
+        before = body[: body.index(fold)]
+        own, reset = resets[0]
+        others = (s for s in before if s is not own)
+        alone = len(resets) == 1 and own in before and name not in names_in(*others)
+        asked = any(p.best == name for s in body if (p := self._asked_inside(s)) is not None)
+        return alone and not asked and not _from(origins, reset.test) | _from(origins, reset.start)
 
     def _is_scanned(self, name: str, word: str, value: ast.expr) -> bool:
         """Whether a scan gives what a fold does: one of a kind that there is, whose order does not

@@ -19,6 +19,7 @@ from tilec.frontend.whole_loops.nests import (
     tensor_of,
     unravelled,
 )
+from tilec.frontend.whole_loops.rows import Reset
 from tilec.frontend.whole_loops.scans import PAD, makers
 from tilec.frontend.whole_loops.tile_places import Summed
 from tilec.ir.ops.tile import COMBINED
@@ -87,8 +88,11 @@ class TileLoops(Across):
         self.shared: list[str] = []
         self.kinds: list[str] = []
         shape, place = self._tile()
-        first = list[str]()
+        first, resets = list[str](), dict[str, Reset]()
         for s in loop.body:
+            if (reset := self._reset(s)) is not None:
+                resets[reset.name] = reset
+                continue
             if (pick := self._pick(s, chain)) is not None:
                 if {pick.best, pick.at} & self.frozen:
                     return None
@@ -114,7 +118,7 @@ class TileLoops(Across):
             if name in self.frozen:
                 return None
             if name in runs:
-                found = self._scan(name, runs[name], word, value, names)
+                found = self._scan(name, runs[name], word, value, names, resets.get(name))
                 if found is None:
                     return None
                 begun, step, carry, ended = found
@@ -181,26 +185,48 @@ class TileLoops(Across):
         return parsed(each, at)
 
     def _scan(
-        self, name: str, run: str, word: str, value: ast.expr, names: Sequence[tuple[ast.stmt, str]]
+        self,
+        name: str,
+        run: str,
+        word: str,
+        value: ast.expr,
+        names: Sequence[tuple[ast.stmt, str]],
+        reset: Reset | None,
     ) -> tuple[str, Step, str, str] | None:
         """What stands before a loop to have all values of a variable that runs in `run`, what is
         done in a tile, then at its end, and behind the loop. `names`: the statements of the loop
-        before the fold, as they are written for a tile."""
+        before the fold, as they are written for a tile; `reset`: where it begins anew."""
         t, o, outer, end = self.language, self.o, self.outer, self.inner + PAD
         dtype, start = ast.unparse(self.sums[name]), self._neutral(word, self.sums[name])
         if start is None:
             return None
         own, first = f"{run}[{o}, {self.n} + {PAD}]", f"{run}[{o}, {PAD - 1}]"
         each = f"for {o} in {t}.Parallel({outer}):\n    "
-        made = makers(value, names)
-        text = f"{t}.cast({ast.unparse(self._put(value))}, {dtype})"
+        needed = [value] if reset is None else [value, reset.test, reset.start]
+        made = makers(ast.Tuple(needed, ast.Load()), names)
+        text, box = (
+            f"{t}.cast({ast.unparse(self._put(value))}, {dtype})",
+            f"0:{outer}, {PAD - 1}:{end}",
+        )
+        cut, anew, begins = list[str](), "", ""
+        if reset is not None:
+            flags, begin = self.fresh("begins"), ast.unparse(self._put(reset.start))
+            anew = f"{flags} = {t}.alloc_shared({(outer, end)}, 'bool')\n{each}"
+            anew += f"{flags}[{o}, {PAD - 1}] = False\n"
+            flag, begins = f"{flags}[{o}, {self.n} + {PAD}]", f", begins={flags}[{box}]"
+            test = f"{t}.cast({ast.unparse(self._put(reset.test))}, 'bool')"
+            begun = f"{t}.cast({begin}, {dtype})"
+            symbol = _OPERATORS.get(word, "")
+            both = f"{begun} {symbol} {text}" if symbol else f"{t}.{word}({begun}, {text})"
+            cut = [f"{flag} = {test}"]
+            text = f"{t}.if_then_else({test}, {both}, {text})"
         step = Step(
-            [*made, f"{own} = {text}"],
-            [*made, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
-            [f"{self.scan}({run}[0:{outer}, {PAD - 1}:{end}], {word!r}, 1)"],
+            [*made, *cut, f"{own} = {text}"],
+            [*made, *cut, f"{own} = {t}.if_then_else({self.wanted}, {text}, {start})"],
+            [f"{self.scan}({run}[{box}], {word!r}, 1{begins})"],
         )
         self.running[name] = self._at(name, own)
-        begun = f"{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
+        begun = f"{anew}{run} = {t}.alloc_shared({(outer, end)}, {dtype})\n"
         begun += f"{each}{first} = {self.held[name]}[{o}]"
         ended = f"{each}{self.held[name]}[{o}] = {self._at(name, first)}"
         return begun, step, f"{each}{first} = {run}[{o}, {end - 1}]", ended
@@ -223,7 +249,7 @@ class TileLoops(Across):
         t, o = self.language, self.o
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
-        of_equal = "min" if p.first else "max"
+        of_equal = p.of_equal
         least, none = self._neutral(p.word, dtypes[0]), self._neutral(of_equal, dtypes[1])
         if least is None or none is None:
             return None
@@ -234,7 +260,7 @@ class TileLoops(Across):
         before = [f"{x} = {t}.alloc_fragment({s}, {ast.unparse(d)})" for x, s, d in allocated]
         before += [f"{t}.fill({most}, {least})", f"{t}.fill({where}, {none})"]
         value, own = ast.unparse(self._put(p.value)), f"{most}[{place}]"
-        index = ast.unparse(loop.target)
+        index = ast.unparse(self._put(p.place))
         whole = f"""
 {better} = ({value}) {p.compared} {own}
 {where}[{place}] = {t}.if_then_else({better}, {index}, {where}[{place}])
@@ -265,14 +291,14 @@ for {o} in {t}.Parallel({self.outer}):
         """The loops over tiles, of which a block has its share: what is `summed`, what is done
         `first`, then in steps."""
         around, flat, _ = self._levels(chain)
-        extents = [self._range(s) for s in flat]
+        extents = [self._range(s, len(chain) == 1) for s in flat]
         extent = " * ".join(extents)
         index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
         long, number = self.inner // self.rows, self.step
         count = f"{self.language}.ceildiv({extent}, {long})"
-        loops = {index_of(s): self._range(s) for s in around}
+        loops = {index_of(s): self._range(s, False) for s in around}
         along = [f"{index} = {number} * {long} + {self.n}"]
         inside, whole = f"{index} < {extent}", f"({number} + 1) * {long} <= {extent}"
         if self.rows > 1:  # of the loop around: each has a part of the tile

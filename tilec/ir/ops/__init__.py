@@ -9,6 +9,7 @@ from tilec.ir.ops.foreign import *
 from tilec.ir.ops.gather import *
 from tilec.ir.ops.peers import *
 from tilec.ir.ops.scalar import *
+from tilec.ir.ops.scan import *
 from tilec.ir.ops.schedule import *
 from tilec.ir.ops.thread import *
 from tilec.ir.ops.tile import *

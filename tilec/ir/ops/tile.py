@@ -19,7 +19,7 @@ from tilec.ir.sparse import covered, expand
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, scalar_type
 
 __all__ = [
-    "Alloc", "View", "Load", "Store", "Copy", "Fill", "Gemm", "Reduce", "Scan",
+    "Alloc", "View", "Load", "Store", "Copy", "Fill", "Gemm", "Reduce",
     "Print", "DeviceAssert", "Assume", "AnnotateLayout", "AnnotateSafeValue", "UseSwizzle",
     "AnnotateSchedule",
 ]  # fmt: skip
@@ -302,7 +302,6 @@ class Gemm(Op):
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
-SCANS = ("sum", "prod", "max", "min")
 COMBINED = {"sum": "add", "prod": "mul", "bitand": "and", "bitor": "or", "bitxor": "xor"}
 """The kind of `Binary` that combines two results of a reduction, where it has another name."""
 
@@ -368,47 +367,6 @@ class Reduce(Op):
             both = semantics.np.stack([old, found])
             found = semantics.reduce(self.combine, both, 0, acc, self.propagate_nan)
         return semantics.cast(found, acc, self.dest.dtype).reshape(self.dest.extents)
-
-
-@op("scan", reads="source", writes="dest")
-class Scan(Op):
-    """Each element of `dest` is what the elements of `source` along dimension `dim`, up to its own
-    place and with it, make together; with `reverse`, from its own place on. Both have the same
-    extents, and may be the same region.
-
-    `kind`: one of `SCANS`. It is computed in `accumulator` and rounded once."""
-
-    source: Region
-    dest: Region
-    dim: int
-    kind: str
-    reverse: bool = False
-
-    @property
-    def combine(self) -> str:
-        """The kind of `Binary` that combines two results."""
-        return COMBINED.get(self.kind, self.kind)
-
-    @property
-    def accumulator(self) -> DType:
-        """What a sum of one row is computed in (see `Reduce`)."""
-        return Reduce(self.source, self.dest, self.dim, self.kind, loc=self.loc).accumulator
-
-    def verify(self) -> None:
-        if self.source.extents != self.dest.extents or self.kind not in SCANS:
-            boxes = f"{self.source.extents} into {self.dest.extents}"
-            raise InternalError(f"scan by {self.kind!r} of {boxes}", self.loc)
-
-    def evaluate(self, source: Array, dest: Array | None = None) -> Array:
-        """`dest`, its old values (where it is in the source's buffer), does not count."""
-        acc, np = self.accumulator, semantics.np
-        x = semantics.cast(source.reshape(self.source.extents), self.source.dtype, acc)
-        rows = np.moveaxis(x, self.dim, 0)
-        found = list(rows[::-1] if self.reverse else rows)
-        for i in range(1, len(found)):
-            found[i] = semantics.binary(self.combine, found[i - 1], found[i], acc)
-        done = np.stack(found[::-1] if self.reverse else found)
-        return semantics.cast(np.moveaxis(done, 0, self.dim), acc, self.dest.dtype)
 
 
 @op("print")
