@@ -52,40 +52,44 @@ class WholeLoops(Statements):
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
         functions = {n.name for n in every(ast.FunctionDef, node)}
-        local = assigned_names([node]) | functions | self.names.keys()
+        self.whole_names = assigned_names([node]) | functions
+        known = {*self.names}
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
-            free = names_in(callee).isdisjoint(local)
+            free = names_in(callee).isdisjoint(known) and self._is_fixed(callee)
             return self.expression(callee) if plain and free else None
 
         nest = nests.nest_of(node, named)
         assert nest is not None, "the signature has seen it"
-        self.whole_indices = nest.indices
+        self.whole_indices, self.whole_extents = nest.indices, nest.extents
         extents = [self.expression(e) for e in nest.extents]
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
-            forms[node] = self._form(node, nest, named, local, extents, tiles)
+            forms[node] = self._form(node, nest, named, extents, tiles)
         return forms[node]
 
+    def _is_fixed(self, node: ast.expr) -> bool:
+        """Whether an expression is the same for the whole of the loop: it names nothing of its
+        own, the iterations' indices among them, or of what its statements have become."""
+        return self.whole_names.isdisjoint(names_in(node))
+
     def _form(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str],
-        extents: list[object], tiles: Mapping[str, str],
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, extents: list[object],
+        tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
-        """`local`: the names that `named` takes for the loop's own, to which those are added that
-        its statements become."""
-        used = self.frame.source.used_names()
+        used = self.frame.source.used_names() | self.names.keys()
         items = every(ast.Subscript, *nest.body)
         if any(isinstance(named(n.value), list | tuple) for n in items):  # no tensors' elements
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)
         single = one_by_one(nest, named, used)
-        local |= assigned_names([*single.body])
-        used = used | local
+        self.whole_names |= assigned_names([*single.body])
+        used = used | self.whole_names
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
-        product = self._product(node, typed, named, used) if tiles else None
+        product = self._product(typed, named, used) if tiles else None
         product = None if product is None else self._without_bounds(product)
         if product is not None and (tiled := self._tiled(product, typed, named)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
@@ -96,7 +100,7 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
-        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
+        inner = self._of_sums(node, single, named) if self.row_lanes else None
         if inner is not None:
             return inner
         self._tell_missed(typed, named)
@@ -116,15 +120,15 @@ class WholeLoops(Statements):
         blocks = Blocks(node, nest, used, self.threads)
         return blocks.threads(), blocks.names
 
-    def _of_sums(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str]
-    ) -> Form | None:
+    def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
         def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
             typed = self._typed(inner, named)
-            product = self._product(node, typed, named, used)
+            product = self._product(typed, named, used)
             if product is None or inner.indices[-1] not in product.columns:
+                return None
+            if not all(self._is_fixed(e) for _, e in product.inner):
                 return None
             if self._number([e for _, e in product.inner]) < _LEAST:
                 return None
@@ -137,11 +141,12 @@ class WholeLoops(Statements):
             dtypes += [self._dtype_of(d) or FLOAT32 for d in tiled.dtypes.values() if d]
             return product, tiled, max(d.bits for d in dtypes) // 8
 
-        used = self.frame.source.used_names() | local
+        used = self.frame.source.used_names() | self.names.keys() | self.whole_names
 
         def fresh(base: str) -> str:
-            name = nests.fresh_name(base, used | local)
-            local.add(name)
+            name = nests.fresh_name(base, used)
+            used.add(name)
+            self.whole_names.add(name)
             return name
 
         columns = with_columns(nest, named)
@@ -152,7 +157,7 @@ class WholeLoops(Statements):
             typed = self._typed(in_two_loops(found[0], named), named)
             shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
             for across in (*(i for i in typed.indices if i not in shared), *[""] * (rows is nest)):
-                blocks = Blocks(node, typed, used | local, self.threads)
+                blocks = Blocks(node, typed, {*used}, self.threads)
                 made = self._over_tiles(blocks, named, found[1], across)
                 if made is not None:
                     return made, blocks.names
@@ -187,7 +192,7 @@ class WholeLoops(Statements):
         return None if made is None else (made, blocks.names)
 
     def _static(self, extent: ast.expr) -> int | None:
-        return static_int(self.expression(extent))
+        return static_int(self.expression(extent)) if self._is_fixed(extent) else None
 
     def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
@@ -242,16 +247,17 @@ class WholeLoops(Statements):
                 return (-(-a // n) if n and n > 0 else a), 1
             case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(int())):
                 return self._about(left)[0], 1
-        value, usual = self.expression(extent), (_USUAL, 1)
+            case ast.Name(index) if index in self.whole_indices:
+                return self._about(self.whole_extents[self.whole_indices.index(index)])[0], 1
+        usual = _USUAL, 1
+        if not self._is_fixed(extent):
+            return usual
+        value = self.expression(extent)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
-    def _product(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, used: set[str]
-    ) -> Product | None:
-        own = assigned_names([node])
-
+    def _product(self, nest: nests.Nest, named: nests.Named, used: set[str]) -> Product | None:
         def decided(test: ast.expr) -> bool | None:
-            known = self.expression(test) if own.isdisjoint(names_in(test)) else None
+            known = self.expression(test) if self._is_fixed(test) else None
             return bool(known) if is_literal(known) else None
 
         return find_product(
