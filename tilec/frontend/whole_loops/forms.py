@@ -18,6 +18,7 @@ from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.across import with_columns
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
+from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
@@ -149,6 +150,7 @@ class WholeLoops(Statements):
             self.whole_names.add(name)
             return name
 
+        nest = with_ends_of_rows(nest, named, self._decided)
         columns = with_columns(nest, named)
         for rows in (columns, nest) if columns is not nest else (nest,):
             found = without_sums(rows, named, find, fresh)
@@ -256,13 +258,14 @@ class WholeLoops(Statements):
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
     def _product(self, nest: nests.Nest, named: nests.Named, used: set[str]) -> Product | None:
-        def decided(test: ast.expr) -> bool | None:
-            known = self.expression(test) if self._is_fixed(test) else None
-            return bool(known) if is_literal(known) else None
-
         return find_product(
-            nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
+            nest, named, self._decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
         )
+
+    def _decided(self, test: ast.expr) -> bool | None:
+        """What is known of a condition before the kernel runs."""
+        known = self.expression(test) if self._is_fixed(test) else None
+        return bool(known) if is_literal(known) else None
 
     def _tell_missed(self, nest: nests.Nest, named: nests.Named) -> None:
         """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU."""

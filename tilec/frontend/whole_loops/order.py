@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.frontend.whole_loops.nests import (
@@ -118,17 +118,18 @@ def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -
     """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
     that of an expression behind statements, where it is known; `language` stands for
     `tilec.language`."""
-    simple = _Simple(declared(nest), dtype_of, dtype, language)
+    simple = _Simple(nest, dtype_of, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
 
 class _Simple:
-    """`kept`: the variables that loops may fold into, with their dtypes."""
+    """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
-    def __init__(
-        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeBehind, language: str
-    ) -> None:
-        self.kept, self.dtype_of, self.dtype, self.language = kept, dtype_of, dtype, language
+    def __init__(self, nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> None:
+        self.kept, self.dtype_of, self.dtype, self.language = (
+            declared(nest), dtype_of, dtype, language,
+        )  # fmt: skip
+        self.names = [n.id for n in name_nodes(*nest.body)]
 
     def statement(self, s: ast.stmt) -> ast.stmt:
         match s:
@@ -187,6 +188,7 @@ class _Simple:
         if isinstance(s, ast.If):
             if (both := self._of_both(s)) is not None:
                 return self.parts(both, tests)
+            s = self._without_names(s)
             if not all(map(self._folds, ast.walk(s))):
                 return [s]
             other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
@@ -200,6 +202,27 @@ class _Simple:
             return []
         test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
         return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+
+    def _without_names(self, s: ast.If) -> ast.If:
+        """A condition without names of its own: what they stand for is in their place."""
+        made = copy.copy(s)
+        for side in ("body", "orelse"):
+            puts, body = dict[str, ast.expr](), list[ast.stmt]()
+            for t in getattr(s, side):
+                t = Put(puts).visit(copy.deepcopy(t))
+                match t:
+                    case ast.If():
+                        t = self._without_names(t)
+                    case ast.Assign([ast.Name(name)], value) if name not in self.kept:
+                        inside = [n.id for n in name_nodes(*getattr(s, side))]
+                        once = stored_names(*getattr(s, side)).count(name) == 1
+                        own = inside.count(name) == self.names.count(name)
+                        if once and own and names_in(value).isdisjoint(stored_names(s)):
+                            puts[name] = value
+                            continue
+                body.append(t)
+            setattr(made, side, body)
+        return made
 
     def _of_both(self, s: ast.If) -> ast.stmt | None:
         """What either side adds to one float, or multiplies it by, as one of both."""

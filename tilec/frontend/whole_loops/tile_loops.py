@@ -263,7 +263,7 @@ for {o} in {t}.Parallel({self.outer}):
         `first`, then in steps."""
         around, flat, _ = self._levels(chain)
         extents = [self._range(s) for s in flat]
-        extent = " * ".join(extents)
+        own, extent, least = map(" * ".join, zip(*map(self._end, flat)))
         index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
@@ -271,7 +271,7 @@ for {o} in {t}.Parallel({self.outer}):
         count = f"{self.language}.ceildiv({extent}, {long})"
         loops = {index_of(s): self._range(s) for s in around}
         along = [f"{index} = {number} * {long} + {self.n}"]
-        inside, whole = f"{index} < {extent}", f"({number} + 1) * {long} <= {extent}"
+        inside, whole = f"{index} < {own}", f"({number} + 1) * {long} <= {least}"
         if self.rows > 1:  # of the loop around: each has a part of the tile
             (row, rows), group = loops.popitem(), self.fresh("group")
             loops[group] = f"{self.language}.ceildiv({rows}, {self.rows})"

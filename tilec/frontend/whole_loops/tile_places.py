@@ -154,9 +154,6 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         own, _, total = self._numbers()
         return "True" if self.outer == 1 else f"({own} + 1) * {self.outer} <= {total}"
 
-    def _range(self, s: ast.For) -> str:
-        return f"({ast.unparse(self._extent(s))})"
-
     def _tile(self) -> tuple[tuple[int, int], str]:
         """A tile's shape, and the place in it of a block's iteration and a loop's."""
         if self.columns:

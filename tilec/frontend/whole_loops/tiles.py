@@ -82,8 +82,7 @@ class Tiles(TileLoops):
         if columns is None or not loops or self._reads_what_it_writes():
             return None
         chains = [nests.chain_of(s) for s in loops]
-        extents = [nests.counted(s.iter, self.named) for chain in chains for s in chain]
-        if any(e is None or self.own & names_in(e) for e in extents):
+        if not all(self._is_end(chain, self.across) for chain in chains):
             return None
         short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
         if short and not columns and not self.totals:
@@ -128,7 +127,7 @@ class Tiles(TileLoops):
         self.columns, self.parts = columns, parts
         self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
-        body = self._statements()
+        body = self._statements([chain[-1] for chain in chains])
         if body is None:
             return None
         return Tiled(self.outer, threads, parts, self.alone, self.width, body)
@@ -245,8 +244,9 @@ class Tiles(TileLoops):
 
     # --- statements -------------------------------------------------------------------------------
 
-    def _statements(self) -> list[ast.stmt] | None:
-        made: list[ast.stmt] = self._of_block()
+    def _statements(self, loops: Sequence[ast.For]) -> list[ast.stmt] | None:
+        """What a block does; `loops`: that go along its rows."""
+        made = [*self._of_block(), *self._ends_of_rows(loops)]
         behind: list[ast.stmt] | None = None  # what the last block alone does
         for at, s in enumerate(self.nest.body):
             match s:
