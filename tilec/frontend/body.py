@@ -151,15 +151,16 @@ class BodyReader:
     def _product(self, nest: nests.Nest) -> products.Product | None:
         """What it is where all conditions of operands, which may depend on constants, have one
         side."""
-        nest = order.one_by_one(nest, self.meaning, self.source.used_names())
-        nest = dtypes.with_dtypes(nest, self.meaning)
 
         def of_side(side: bool) -> products.Product | None:
-            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+            used = self.source.used_names()
+            single = order.one_by_one(nest, self.meaning, used, lambda test: side)
+            typed = dtypes.with_dtypes(single, self.meaning)
+            args = typed, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
             return products.find_product(*args)
 
         found = of_side(True)
-        if found is None and any(every(ast.IfExp, *nest.body)):
+        if found is None and any(every(ast.IfExp | ast.If, *nest.body)):
             found = of_side(False)
         return found
 

@@ -85,7 +85,7 @@ class WholeLoops(Statements):
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)
-        single = one_by_one(nest, named, used)
+        single = one_by_one(nest, named, used, self._decided)
         self.whole_names |= assigned_names([*single.body])
         used = used | self.whole_names
         typed = self._typed(in_two_loops(single, named), named)
