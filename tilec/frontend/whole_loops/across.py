@@ -23,6 +23,7 @@ from typing import NamedTuple
 from tilec.frontend.whole_loops.ends import Ends
 from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
+    Fresh,
     Named,
     Nest,
     Put,
@@ -230,9 +231,10 @@ def _spread(nest: Nest, across: str) -> Nest:
     return Nest(nest.indices, nest.extents, tuple(body))
 
 
-def with_columns(nest: Nest, named: Named) -> Nest:
+def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     """The nest with its last loop's iterations as its own, where that has rows of sums inside of
-    it and nothing else writes: what stands before it is the same for all of them."""
+    it and nothing else writes: what stands before it is the same for all of them, though it may
+    call something else as the loop calls its index."""
     *before, last = nest.body
     rows = [s for s in last.body if isinstance(s, ast.For)] if isinstance(last, ast.For) else []
     stores = any(isinstance(n.ctx, ast.Store) for n in elements_of(*before))
@@ -242,7 +244,11 @@ def with_columns(nest: Nest, named: Named) -> Nest:
     extent, own = counted(last.iter, named), {*nest.indices, *stored_names(*nest.body)}
     if extent is None or last.orelse or not index_of(last) or names_in(extent) & own:
         return nest
-    if index_of(last) in names_in(*before) or any(every(ast.Expr, *before)):
+    if any(every(ast.Expr, *before)):
         return nest
-    indices, extents = (*nest.indices, index_of(last)), (*nest.extents, extent)
-    return Nest(indices, extents, (*before, *last.body))
+    index, body = index_of(last), last.body
+    if index in names_in(*before):
+        index = fresh(index)
+        put = Put({index_of(last): ast.Name(index, ast.Load())})
+        body = [put.visit(copy.deepcopy(s)) for s in body]
+    return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))

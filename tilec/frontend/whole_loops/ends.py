@@ -22,36 +22,121 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tilec import language as T
+from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
+    DtypeOf,
     Named,
     Nest,
     counted,
     elements_of,
+    index_of,
     tensor_of,
     with_ends,
 )
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.tile_places import TilePlaces
-from tilec.support.syntax import every, names_in, parsed, stored_names
+from tilec.ir.types import DType
+from tilec.support.syntax import names_in, parsed, stored_names
+
+_SMALLEST = (min, max, T.min, T.max)
 
 
-def with_ends_of_rows(nest: Nest, named: Named, decided: Callable[[ast.expr], bool | None]) -> Nest:
+def with_ends_of_rows(
+    nest: Nest, named: Named, decided: Callable[[ast.expr], bool | None], dtype_of: DtypeOf
+) -> Nest:
     """The nest with what follows from its indices in place of names for it in the extents of its
-    loops; of conditions whose side is known that."""
+    loops; of conditions whose side is known that. Where a loop does nothing but what it does before
+    an end, `for s in range(S): if s < n: …`, it ends there."""
     stored = {*stored_names(*nest.body), *_written(nest)}
+    ends = _Ends(nest, named, decided, dtype_of)
+    body = tuple(map(ends.visit, copy.deepcopy(nest.body)))
+    nest = replace(nest, body=body) if ends.changed else nest
+    return replace(
+        nest, body=with_ends(nest, lambda e: is_pure(e, named) and stored.isdisjoint(names_in(e)))
+    )
 
-    class Side(ast.NodeTransformer):
-        def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-            self.generic_visit(node)
-            side = decided(node.test)
-            return node if side is None else node.body if side else node.orelse
 
-    body = with_ends(nest, lambda e: is_pure(e, named) and stored.isdisjoint(names_in(e)))
-    if any(every(ast.IfExp, *(s.iter for s in every(ast.For, *body)))):
-        body = copy.deepcopy(body)
-        for s in every(ast.For, *body):
-            s.iter = Side().visit(s.iter)
-    return replace(nest, body=tuple(body))
+class _Ends(ast.NodeTransformer):
+    def __init__(
+        self,
+        nest: Nest,
+        named: Named,
+        decided: Callable[[ast.expr], bool | None],
+        dtype_of: DtypeOf,
+    ) -> None:
+        self.nest, self.named, self.decided, self.dtype_of = nest, named, decided, dtype_of
+        self.changed = False
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        side = self.decided(node.test)
+        self.changed |= side is not None
+        return node if side is None else node.body if side else node.orelse
+
+    def visit_For(self, s: ast.For) -> ast.AST:
+        self.generic_visit(s)
+        extent, smaller = counted(s.iter, self.named), ast.Name("min", ast.Load())
+        if extent is None or s.orelse or self.named(smaller) is not min:
+            return s
+        match s.body:
+            case [ast.If(ast.BoolOp(ast.And(), tests), body, [])]:
+                pass
+            case [ast.If(test, body, [])]:
+                tests = [test]
+            case _:
+                return s
+        found = [(t, self._end_of(t, s)) for t in tests]
+        ends = [e for _, e in found if e is not None]
+        left = [t for t, e in found if e is None]
+        if not ends or not isinstance(s.iter, ast.Call):
+            return s
+        self.changed = True
+        if left:
+            test = left[0] if len(left) == 1 else ast.BoolOp(ast.And(), left)
+            body = [ast.copy_location(ast.If(test, body, []), s.body[0])]
+        s.body = body
+        s.iter.args[-1] = ast.Call(smaller, [extent, *ends], [])
+        ast.copy_location(s.iter.args[-1], extent)
+        ast.fix_missing_locations(s)
+        return s
+
+    def _end_of(self, test: ast.expr, s: ast.For) -> ast.expr | None:
+        """Where a loop ends all of whose iterations ask whether they are before it."""
+        at: ast.expr
+        end: ast.expr
+        match test:
+            case ast.Compare(at, [ast.Lt()], [end]) | ast.Compare(end, [ast.Gt()], [at]):
+                pass
+            case ast.Compare(at, [ast.LtE()], [last]) | ast.Compare(last, [ast.GtE()], [at]):
+                end = ast.copy_location(ast.BinOp(last, ast.Add(), ast.Constant(1)), last)
+            case _:
+                return None
+        if not (isinstance(at, ast.Name) and at.id == index_of(s)):
+            return None
+        changed = {*stored_names(s), *_written(self.nest)}
+        ours = self._is_int(end) and is_pure(end, self.named)
+        return end if ours and changed.isdisjoint(names_in(end)) else None
+
+    def _is_int(self, e: ast.expr) -> bool:
+        match e:
+            case ast.Constant(number):
+                return isinstance(number, int)
+            case ast.Name(name) if name in self.nest.indices:
+                return True
+            case ast.Name(name) if name in (stored := stored_names(*self.nest.body)):
+                given = dict(map(given_by, self.nest.body)).get(name)
+                return stored.count(name) == 1 and given is not None and self._is_int(given)
+            case ast.BinOp(a, ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv(), b):
+                return self._is_int(a) and self._is_int(b)
+            case ast.Call(func, args, []) if any(self.named(func) is x for x in _SMALLEST):
+                return all(map(self._is_int, args))
+            case ast.Subscript(ast.Name(tensor)):
+                found = self.dtype_of(ast.parse(f"{tensor}.dtype", mode="eval").body)
+                return found is not None and found.is_int
+        value = self.named(e)
+        dtype = getattr(value, "dtype", None)
+        return isinstance(value, int) or (isinstance(dtype, DType) and dtype.is_int)
 
 
 def _written(nest: Nest) -> set[str]:

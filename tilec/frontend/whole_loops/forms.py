@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.arithmetic import common_dtype, static_int
@@ -20,6 +20,7 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.groups import in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
@@ -101,7 +102,7 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
-        inner = self._of_sums(node, single, named) if self.row_lanes else None
+        inner = self._of_sums(node, nest, named) if self.row_lanes else None
         if inner is not None:
             return inner
         self._tell_missed(typed, named)
@@ -150,20 +151,38 @@ class WholeLoops(Statements):
             self.whole_names.add(name)
             return name
 
-        nest = with_ends_of_rows(nest, named, self._decided)
-        columns = with_columns(nest, named)
-        for rows in (columns, nest) if columns is not nest else (nest,):
-            found = without_sums(rows, named, find, fresh)
-            if found is None:
-                continue
-            typed = self._typed(in_two_loops(found[0], named), named)
-            shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
-            for across in (*(i for i in typed.indices if i not in shared), *[""] * (rows is nest)):
-                blocks = Blocks(node, typed, {*used}, self.threads)
-                made = self._over_tiles(blocks, named, found[1], across)
-                if made is not None:
-                    return made, blocks.names
+        nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
+        nest = one_by_one(nest, named, used, self._decided)
+        self.whole_names |= assigned_names([*nest.body])
+        used |= self.whole_names
+        for whole in (nest, *in_groups(nest, self._is_fixed, self._is_last(nest), fresh)):
+            columns = with_columns(whole, named, fresh)
+            for rows in (columns, whole) if columns is not whole else (whole,):
+                found = without_sums(rows, named, find, fresh)
+                if found is None:
+                    continue
+                typed = self._typed(in_two_loops(found[0], named), named)
+                shared = {n for i in found[1] for o in i.product.operands for n in o.names}
+                apart = [i for i in typed.indices if i not in shared]
+                for across in (*apart, *[""] * (rows is whole)):
+                    blocks = Blocks(node, typed, {*used}, self.threads)
+                    made = self._over_tiles(blocks, named, found[1], across)
+                    if made is not None:
+                        return made, blocks.names
         return None
+
+    def _is_last(self, nest: nests.Nest) -> Callable[[str], bool]:
+        """What says of an index of a nest that beyond its extent nothing is done but stores that
+        are out of bounds."""
+        extents = dict(zip(nest.indices, nest.extents))
+
+        def is_last(index: str) -> bool:
+            places = [e for e in nests.elements_of(*nest.body) if isinstance(e.ctx, ast.Store)]
+            if any(every(ast.Expr, *nest.body)):
+                return False
+            return all(self._is_bound(e, {index: self.expression(extents[index])}) for e in places)
+
+        return is_last
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
         """The nest with the dtypes of its variables, where nothing is a float64."""
@@ -350,13 +369,14 @@ class WholeLoops(Statements):
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
         lines[1] = (column,) if column else lines[1]
         if not all(is_copied(o, line) for o, line in p.sided):
-            loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
+            others = sides[bool(column) :]  # beside a column a thread would have each row
+            loops = *([extents[i] for i in x] for x in others), [e for _, e in p.inner]
             if min(map(self._number, loops)) < _LEAST:
                 return None
             if not column:
                 lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
-        others = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
-        if math.prod(n for n in others if n is not None) > _MOST_BLOCKS:
+        apart = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
+        if math.prod(n for n in apart if n is not None) > _MOST_BLOCKS:
             return None
         along = [(o, lines[side is p.columns]) for o, side in p.sided]
         single = [(o, x) for o, x in along if len(x) == 1]
@@ -397,20 +417,27 @@ class WholeLoops(Statements):
                 return None
             wider = FLOAT32 if given.is_float and given.bits <= 16 else given
             wider = INT32 if given.is_int and given.bits == 8 else wider
-            elements = all(o.tensor is not None for o in both) and given is other
+            elements = all(o.tensor is not None for o in both)
             found: ast.expr | None = s.dtype
-            if elements and {*cast} <= {given, total} and total is wider:
+            if elements and given is other and {*cast} <= {given, total} and total is wider:
                 found = None
             if not (
                 total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8
             ):
                 return None
+            if elements and other is not None and total is FLOAT32 and {*cast} == {total}:
+                narrow = _with_both(given, other)
+                found = found if narrow is None else self._written_dtype(narrow)
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None
             if any(o.text in made and made[o.text] is not found for o in both):
                 return None  # another sum has it in another dtype
             made |= {o.text: found for o in both}
         return made
+
+    def _written_dtype(self, dtype: DType) -> ast.expr:
+        """A dtype as syntax, the same for the same one."""
+        return self.whole_dtypes.setdefault(dtype, ast.Constant(dtype.name))
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
         value = self.expression(node)
@@ -427,17 +454,26 @@ class WholeLoops(Statements):
             for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
                 if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
                     return False
-                buffer, at = self.names.get(target.value.id), target.slice
-                written = at.elts if isinstance(at, ast.Tuple) else [at]
-                if not isinstance(buffer, Buffer) or len(written) != len(buffer.shape):
-                    return False
-                inside = {
-                    w.id
-                    for w, e in zip(written, buffer.shape)
-                    if isinstance(w, ast.Name)
-                    and w.id in indices
-                    and same_value(e, extents[indices.index(w.id)])
-                }
-                if inside != set(indices):
+                if not self._is_bound(target, dict(zip(indices, extents))):
                     return False
         return True
+
+    def _is_bound(self, place: ast.Subscript, extents: Mapping[str, object]) -> bool:
+        """Whether an element is out of bounds wherever one of such indices is beyond its extent."""
+        buffer = self.names.get(nests.tensor_of(place))
+        written = nests.indices_of(place)
+        if not isinstance(buffer, Buffer) or len(written) != len(buffer.shape):
+            return False
+        inside = {
+            w.id
+            for w, e in zip(written, buffer.shape)
+            if isinstance(w, ast.Name) and w.id in extents and same_value(e, extents[w.id])
+        }
+        return inside == extents.keys()
+
+
+def _with_both(a: DType, b: DType) -> DType | None:
+    """The dtype of 16 bits that one of two is, which has all numbers of the other, one of 8."""
+    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+    small = narrow.is_int or narrow.name.startswith(("float8_e4m3", "float8_e5m2"))
+    return wide if wide.is_float and wide.bits == 16 and narrow.bits == 8 and small else None
