@@ -226,7 +226,7 @@ def compile_variant(
     made = attempts.kept or attempts.make(plan, final)
     final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
     if asked_for and (assembled.spilled_bytes or 0) > FEW_SPILLED and not made.spared:
-        watch.warn_of_spills(assembled.spilled_bytes or 0, target)
+        watch.warn_of_spills(assembled.spilled_bytes or 0, target, signature.tiles is not None)
     keep("llvm", lambda: llvm_text)
     keep("llvm-opt", lambda: assembled.llvm_opt)
     keep(ASSEMBLY[target.kind], lambda: assembled.asm)
