@@ -131,6 +131,9 @@ def gathered(
             twice = T.float32(own) * 2
             for j in range(N):
                 s += X[i, j] * A[own, j] + twice
+            for j in range(N):
+                if BIAS is not None:
+                    s += BIAS[i, j]
         else:
             for j in range(N):
                 s -= X[i, j]

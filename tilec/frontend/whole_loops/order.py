@@ -105,7 +105,7 @@ class _OneByOne(ast.NodeTransformer):
             self.changed = True
             made = ast.Module(s.body if known else s.orelse, [])
             self.generic_visit(made)
-            return made.body
+            return made.body or [ast.copy_location(ast.Pass(), s)]
         inside = [n.id for n in name_nodes(s)]
         own = {n for n in stored_names(s) if inside.count(n) == self.names.count(n)}
         self.generic_visit(s)
