@@ -454,6 +454,20 @@ def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
         product_of(T.auto(32, 64)).compile(*specs, target=str(target))
 
 
+@pytest.mark.parametrize("registers, said", [(64, True), (128, False)])
+def test_few_spills_of_few_registers_are_many(monkeypatch, registers, said):
+    def spilling(text, target, *_):
+        return Assembled(text, target, b"", registers, 108, advisories=("108 bytes spilled",))
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", spilling)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    specs = [tilec.spec((64, 96), "float16"), tilec.spec((96, 64), "float16")]
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        product_of(64).compile(*specs, tilec.spec((64, 64), "float32"), target=str(SM80))
+    assert len(given) == said
+
+
 def test_more_than_any_assembler_takes_is_still_an_error():
     with pytest.raises(ResourceError, match="takes 2048 registers of each of 64 threads"):
         big_tile(64, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
