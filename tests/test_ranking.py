@@ -203,17 +203,19 @@ def test_a_grid_is_rounded_up_to_clusters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spilled", "kept", "compiled"),
+    ("spilled", "alike", "kept", "compiled"),
     [
-        ([0, 0], 0, 1),
-        ([FEW_SPILLED, 0], 0, 1),
-        ([900, 0, 0], 1, 2),
-        ([900, 300, 500], 1, 3),
-        ([None, 900], 1, 2),
+        ([0, 0], True, 0, 1),
+        ([FEW_SPILLED, 0], False, 0, 1),
+        ([FEW_SPILLED, 0], True, 1, 2),
+        ([40, FEW_SPILLED], True, 0, 2),
+        ([900, 0, 0], False, 1, 2),
+        ([900, 300, 500], True, 1, 3),
+        ([None, 900], False, 1, 2),
     ],
 )
 def test_the_next_tile_where_one_spills(
-    spilled: list[int | None], kept: int, compiled: int
+    spilled: list[int | None], alike: bool, kept: int, compiled: int
 ) -> None:
     tried: list[int] = []
 
@@ -224,7 +226,7 @@ def test_the_next_tile_where_one_spills(
             raise ResourceError("it does not fit")
         return SimpleNamespace(resources=SimpleNamespace(spilled_bytes=bytes), plan=None)
 
-    choices = [Chosen({"BM": i}, None) for i in range(len(spilled))]
+    choices = [Chosen({"BM": i}, None, alike=alike) for i in range(len(spilled))]
     found = Choices(compile)._first_good(choices, lambda c: c.constants["BM"])
     assert found is choices[kept] and len(tried) == compiled
 

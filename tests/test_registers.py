@@ -340,7 +340,16 @@ def test_sizes_left_open_are_chosen_so_that_they_fit():
     assert not made.resources.spilled_bytes
 
 
-def product_of(side, columns=64, shown=False):
+@tilec.kernel
+def sums_of_rows(X: T.Tensor((M, N), "float32"), S: T.Tensor((M,), "float32")):
+    for i in T.Parallel(M):
+        total = 0.0
+        for j in range(N):
+            total += X[i, j]
+        S[i] = total
+
+
+def product_of(side, columns=64, shown=False, threads=128):
     """`shown`: threads show in what it does, so that there are as many as it asks for."""
 
     @tilec.kernel
@@ -350,7 +359,7 @@ def product_of(side, columns=64, shown=False):
         C: T.Tensor((64, columns), "float32"),
         BN: T.constexpr = side,
     ):
-        with T.Kernel(1, threads=128):
+        with T.Kernel(1, threads=threads):
             a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, BN), "float16")
             acc = T.alloc_fragment((64, BN), "float32")
             if shown:
@@ -433,9 +442,30 @@ def test_what_the_assembler_spills_is_warned_of(monkeypatch, target):
     text = str(given[0].message)
     assert len(given) == 1 and "800 bytes of what a thread has are kept in memory" in text
     assert "acc = T.alloc_fragment" in text and "help: write threads=256" in text
+    with pytest.warns(CompileWarning, match="kept in memory") as given:
+        product_of(64, threads=1024).compile(*specs, target=str(target))
+    assert str(given[0].message).endswith("help: use a smaller tile")  # no block has 2048 threads
+    rows = tilec.spec((64, 4000), "float32"), tilec.spec((64,), "float32")
+    with pytest.warns(CompileWarning, match="kept in memory") as given:
+        sums_of_rows.compile(*rows, target=str(target))
+    assert str(given[0].message).endswith("or write its tiles with T.Kernel")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CompileWarning)
         product_of(T.auto(32, 64)).compile(*specs, target=str(target))
+
+
+@pytest.mark.parametrize("registers, said", [(64, True), (128, False)])
+def test_few_spills_of_few_registers_are_many(monkeypatch, registers, said):
+    def spilling(text, target, *_):
+        return Assembled(text, target, b"", registers, 108, advisories=("108 bytes spilled",))
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", spilling)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    specs = [tilec.spec((64, 96), "float16"), tilec.spec((96, 64), "float16")]
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        product_of(64).compile(*specs, tilec.spec((64, 64), "float32"), target=str(SM80))
+    assert len(given) == said
 
 
 def test_more_than_any_assembler_takes_is_still_an_error():

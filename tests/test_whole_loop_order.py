@@ -113,6 +113,33 @@ def running(
                 Y[b, c, n] = X[b, c, n] - mean
 
 
+BIAS: Any = None
+
+
+@tilec.kernel
+def gathered(
+    X: T.Tensor((M, N), "float32"), A: T.Tensor((B, N), "float32"), R: T.Tensor((M,), "int32"),
+    Y: T.Tensor((M,), "float32"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        s = 0.0
+        own = R[i]
+        if BIAS is not None:
+            for j in range(N):
+                s += BIAS[i, j]
+        if own >= 0:
+            twice = T.float32(own) * 2
+            for j in range(N):
+                s += X[i, j] * A[own, j] + twice
+            for j in range(N):
+                if BIAS is not None:
+                    s += BIAS[i, j]
+        else:
+            for j in range(N):
+                s -= X[i, j]
+        Y[i] = s
+
+
 @tilec.kernel
 def old_and_new(X: T.Tensor((M, N), "float32"), R: T.Tensor((M,), "float32")):
     for i in T.Parallel(M):
@@ -169,6 +196,11 @@ def given(name: str, m: int, n: int, rng: np.random.Generator) -> tuple[Any, lis
         with np.errstate(all="ignore"):
             mean = x.astype(float).sum((0, 2)) / (4 * n)
         return running, [x, r, x * np.nan], [0.75 * r + 0.25 * mean, x - mean[:, None]]
+    if name == "gathered":
+        a = rng.standard_normal((3, n)).astype(np.float32)
+        own = (np.arange(m) % 4 - 1).astype(np.int32)
+        some = (x * (a[own] * 1.0)).sum(1) + 2 * own * n
+        return gathered, [x, a, own, row], [np.where(own < 0, -x.astype(float).sum(1), some)]
     if name == "old_and_new":
         return old_and_new, [x, r], [x.astype(float).sum(1) * 2 + r]
     want = np.zeros(m, np.int32)
@@ -185,6 +217,7 @@ NAMES = (
     "by_sign",
     "narrow",
     "running",
+    "gathered",
     "old_and_new",
     "whole_number",
 )

@@ -318,3 +318,28 @@ def test_other_numbers_are_not_the_most(target: str, rng: np.random.Generator) -
             old = v if last > old else old
         want.append((top, old))
     np.testing.assert_array_equal(p, want)
+
+
+@tilec.kernel
+def sampled(
+    X: T.Tensor((M, N), "bfloat16"), Z: T.Tensor((M, N), "float32"),
+    R: T.Tensor((M,), "float32"), A: T.Tensor((M,), "int64"),
+):  # fmt: skip
+    for i in T.Parallel(M):
+        best = -T.infinity("float32")
+        at = 0
+        for j in range(N):
+            y = T.float32(X[i, j]) / R[i] - T.log(Z[i, j])
+            if y > best:
+                best = y
+                at = j
+        A[i] = at
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+def test_tiles_of_long_rows_hold_what_is_folded(target: str) -> None:
+    """A thread of 1024 has 64 registers: 16 of two fragments beside the rest spill 444 bytes."""
+    long, row = (64, 151936), (64,)
+    specs = tilec.spec(long, "bfloat16"), tilec.spec(long, "float32"), tilec.spec(row, "float32")
+    made = sampled.compile(*specs, tilec.spec(row, "int64"), target=target)
+    assert "fragment<1x8192xf32>" in made.stages["tile"]

@@ -16,7 +16,7 @@ from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError
 from tilec.ir.types import FLOAT32
 from tilec.support.lazy import Lazy
-from tilec.support.syntax import every, name_nodes, nodes
+from tilec.support.syntax import every, name_nodes, names_in, nodes, stored_names
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation
@@ -150,16 +150,22 @@ class BodyReader:
 
     def _product(self, nest: nests.Nest) -> products.Product | None:
         """What it is where all conditions of operands, which may depend on constants, have one
-        side."""
-        nest = order.one_by_one(nest, self.meaning, self.source.used_names())
-        nest = dtypes.with_dtypes(nest, self.meaning)
+        side, and so those of statements that name nothing of the iterations'."""
+        own = {*nest.indices, *stored_names(*nest.body)}
 
         def of_side(side: bool) -> products.Product | None:
-            args = nest, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+            def decided(test: ast.expr) -> bool | None:
+                fixed = own.isdisjoint(names_in(test)) and not nests.elements_of(ast.Expr(test))
+                return side if fixed else None
+
+            used = self.source.used_names()
+            single = order.one_by_one(nest, self.meaning, used, decided)
+            typed = dtypes.with_dtypes(single, self.meaning)
+            args = typed, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
             return products.find_product(*args)
 
         found = of_side(True)
-        if found is None and any(every(ast.IfExp, *nest.body)):
+        if found is None and any(every(ast.IfExp | ast.If, *nest.body)):
             found = of_side(False)
         return found
 

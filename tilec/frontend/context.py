@@ -185,7 +185,10 @@ class Context:
         self.guards: list[Condition | None] = []
         self.quotients: dict[Value, Quotient] = {}
         self.block_quotients: dict[Value, Quotient] = {}
-        self.whole_indices: tuple[str, ...] = ()  # of a loop over whole tensors
+        self.whole_indices: tuple[str, ...] = ()  # of a loop over whole tensors,
+        self.whole_extents: tuple[ast.expr, ...] = ()  # how far they count,
+        self.whole_names: set[str] = set()  # and all that it names itself
+        self.whole_dtypes: dict[DType, ast.expr] = {}
         self.padded: set[Value] = set()
         self.placements: dict[Value, Any] = {}
         self.codes: dict[Value, Any] = {}

@@ -228,8 +228,9 @@ def compile_variant(
     watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
     final, llvm_text, assembled = made.func, made.llvm_text, made.assembled
-    if asked_for and (assembled.spilled_bytes or 0) > FEW_SPILLED and not made.spared:
-        watch.warn_of_spills(assembled.spilled_bytes or 0, target)
+    few = min(FEW_SPILLED, assembled.registers or FEW_SPILLED)  # a quarter of what these hold
+    if asked_for and (assembled.spilled_bytes or 0) > few and not made.spared:
+        watch.warn_of_spills(assembled.spilled_bytes or 0, target, signature.tiles is not None)
     keep("llvm", lambda: llvm_text)
     keep("llvm-opt", lambda: assembled.llvm_opt)
     keep(ASSEMBLY[target.kind], lambda: assembled.asm)

@@ -114,8 +114,8 @@ class Choices:
     def _first_good(
         self, choices: Sequence[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
     ) -> Chosen:
-        """The first whose code fits in the registers, under a plan that it was chosen for, or else
-        such a one that spills least."""
+        """The first whose code fits in the registers, or nearly so where the next would be slower,
+        under a plan that it was chosen for, or else such a one that spills least."""
         least: tuple[tuple[bool, int], Chosen] | None = None
         first: ResourceError | None = None
         try:
@@ -132,7 +132,7 @@ class Choices:
                     faults = other, made.resources.spilled_bytes or 0
                 if least is None or faults < least[0]:
                     least = faults, chosen
-                if faults <= (False, FEW_SPILLED):
+                if faults <= (False, 0 if chosen.alike else FEW_SPILLED):
                     break
             if least is None:
                 assert first is not None
@@ -234,7 +234,9 @@ class Choices:
         for tile in found.tiles:
             plans = found.plans(tile)
             more = bool(plans) and tile is not found.tiles[-1]
-            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text, packed, more))
+            best = plans[0] if plans else None
+            alike = found.has_alike(tile)
+            made.append(Chosen(tile, best, plans, found.text, packed, more, alike))
         known = self._known.get(base, set())
         if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
             key = replace(base, packed=packed)

@@ -36,6 +36,7 @@ MOST_LARGER = 2
 """Times as large as a product is may a tile be that its author is advised to take."""
 FEW_OF_THREADS = 4
 """So many times fewer elements than threads may a block's largest tile not have without a word."""
+OWN_TILES_HINT = "fold less in one loop, or write its tiles with T.Kernel"
 FEW_ELEMENTS = 32
 """Of a fragment that may be in shared memory without a word: a sum or a maximum that all need."""
 
@@ -88,8 +89,9 @@ class Watch:
             _warn_of_threads(self._laid_out, target)
             _warn_of_bytes(self._laid_out)
 
-    def warn_of_spills(self, spilled: int, target: Target) -> None:
-        """Warn that each thread keeps so many bytes of its registers in memory."""
+    def warn_of_spills(self, spilled: int, target: Target, own_tiles: bool = False) -> None:
+        """Warn that each thread keeps so many bytes of its registers in memory; `own_tiles`: of
+        tiles that its author has not written."""
         held = [] if self._laid_out is None else most_held(self._laid_out)
         if self._laid_out is None or not held:
             return
@@ -99,8 +101,11 @@ class Watch:
             f"{said_of(held, holding)}: {spilled} bytes of what a thread has are kept in memory, "
             "which is slow"
         )
-        hint = f"write threads={2 * threads}, or use a smaller tile"
-        _warn(message, held[0].loc, GROUP_HINT if holding < threads else hint)
+        hint = "use a smaller tile"
+        if 2 * threads <= target.max_threads:
+            hint = f"write threads={2 * threads}, or {hint}"
+        hint = GROUP_HINT if holding < threads else hint
+        _warn(message, held[0].loc, OWN_TILES_HINT if own_tiles else hint)
 
     def _warn_of_moved(self, func: Func) -> None:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""

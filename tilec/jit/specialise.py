@@ -125,7 +125,8 @@ class Chosen:
     """What was left open and has been chosen: `constants` of the kernel, `plan` (None: nothing
     tells the plans apart, the safe order holds), the plans to try after it, and a function that
     says what the choice was made from; `packed` names the tensors that the launch packs.
-    `only_ranked`: no other plan is worth a try, there are other constants."""
+    `only_ranked`: no other plan is worth a try, there are other constants; `alike`: the next ones
+    are predicted to be about as fast."""
 
     constants: Mapping[str, int]
     plan: Plan | None
@@ -133,6 +134,7 @@ class Chosen:
     text: Callable[[], str] = str
     packed: tuple[str, ...] = ()
     only_ranked: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)

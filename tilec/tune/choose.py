@@ -61,15 +61,23 @@ class Choice:
     def plans(self, constants: Mapping[str, int]) -> tuple[Plan, ...]:
         """Plans for these constants that take about as long as the best, which is first, and no
         longer than the next of `tiles`, which is tried where they do not do."""
-        near = _near(self.ranked, constants)
-        later = itertools.dropwhile(lambda tile: tile != constants, self.tiles)
-        other = next(itertools.islice(later, 1, None), None)
-        known = (r.estimate for r in self.ranked if r.constants == other)
-        below = next((e.seconds for e in known if e), math.inf)
+        near, below = _near(self.ranked, constants), self._next_seconds(constants)
         fast = (
             r for r in near if r.estimate and (r is near[0] or r.estimate.seconds <= ALIKE * below)
         )
         return tuple(r.plan for r in fast if r.plan is not None)
+
+    def has_alike(self, constants: Mapping[str, int]) -> bool:
+        """Whether the next of `tiles` is predicted to be as fast."""
+        best = next((r.estimate for r in _near(self.ranked, constants)), None)
+        return best is not None and self._next_seconds(constants) <= ALIKE * best.seconds
+
+    def _next_seconds(self, constants: Mapping[str, int]) -> float:
+        """What the next of `tiles` is predicted to take; infinite if there is none."""
+        later = itertools.dropwhile(lambda tile: tile != constants, self.tiles)
+        other = next(itertools.islice(later, 1, None), None)
+        known = (r.estimate for r in self.ranked if r.constants == other)
+        return next((e.seconds for e in known if e), math.inf)
 
     @property
     def tiles(self) -> tuple[Mapping[str, int], ...]:

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tilec.frontend.whole_loops.ends import Ends
 from tilec.frontend.whole_loops.folds import given_by
 from tilec.frontend.whole_loops.nests import (
+    Fresh,
     Named,
     Nest,
     Put,
@@ -30,7 +33,6 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
     unravelled,
 )
-from tilec.frontend.whole_loops.tile_places import TilePlaces
 from tilec.ir.types import FLOAT32, next_power_of_2
 from tilec.support.syntax import every, names_in, parsed, stored_names
 
@@ -49,7 +51,7 @@ class Fold(NamedTuple):
 
 
 @dataclass
-class Across(TilePlaces):
+class Across(Ends):
     """`across`: the index of columns, of which a block has `width`, those of the tile `number`, and
     the one at `c`; `wide`: the variables of which it has one for each."""
 
@@ -78,9 +80,10 @@ class Across(TilePlaces):
         for s in self.nest.body:
             inside = s.body if isinstance(s, ast.For) else [s] * isinstance(s, ast.If | ast.Expr)
             for t in inside:
-                changed = changed_by(t)
+                fold, tests = _under(t)
+                changed = changed_by(fold)
                 ours_alone = changed is not None and changed[0] in self.wide
-                if names_in(t) & ours and not ours_alone:
+                if names_in(t) & ours and not (ours_alone and ours.isdisjoint(names_in(*tests))):
                     return False
         top = {given_by(s)[0] for s in self.nest.body}
         return bool(self.wide) and self.wide <= top
@@ -127,6 +130,7 @@ for {self.o}, {self.c} in {self.language}.Parallel({self.outer}, {self.width}):
 
     def _added_across(self, name: str, word: str, value: ast.expr, loop: ast.For) -> Fold | None:
         """A sum of products of what a row and an element give and of what that and a column do."""
+        value, tests = self._chosen(value)
         factors = _factors(value)
         right = [f for f in factors if self.across in names_in(f)]
         left = [f for f in factors if f not in right]
@@ -137,18 +141,24 @@ for {self.o}, {self.c} in {self.language}.Parallel({self.outer}, {self.width}):
             return None
         if FLOAT32 not in [self.dtype(f, loop.body) for f in factors]:
             return None
+        of_columns = [x for x in tests if given.isdisjoint(names_in(x))]
+        if any(elements_of(ast.Expr(x)) for x in tests if x not in of_columns):
+            return None  # what is left out is multiplied by 0
         t, o, n, c = self.language, self.o, self.n, self.c
         a, b = self.fresh("left"), self.fresh("right")
         own, other = (
             f"{t}.cast({' * '.join(f'({ast.unparse(self._put(f))})' for f in side)}, 'float32')"
             for side in (left, right)
         )
+        if tests:
+            own = f"{t}.if_then_else({self._all_of(tests)}, {own}, 0.0)"
         begun = f"""
 {a} = {t}.alloc_fragment({self.outer, self.inner}, "float32")
 {b} = {t}.alloc_shared({self.inner, self.width}, "float32")
 """
         index, extent = index_of(loop), self._range(loop)
         inside = f"{index} < {extent} and {self.across} < {self._columns()}"
+        inside += f" and {self._all_of(of_columns)}" * bool(of_columns)
         behind = f"""
 for {n}, {c} in {t}.Parallel({self.inner}, {self.width}):
     {index} = {self.step} * {self.inner} + {n}
@@ -159,6 +169,34 @@ for {n}, {c} in {t}.Parallel({self.inner}, {self.width}):
         place = f"{a}[{o}, {n}] ="
         edge = f"{place} {t}.if_then_else({self.wanted}, {own}, 0.0)"
         return Fold(parsed(begun, loop), f"{place} {own}", edge, [behind.strip()], [], [])
+
+    def _chosen(self, value: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
+        """What is added up, and the conditions that `_fold` says so under."""
+        tests = list[ast.expr]()
+        while True:
+            match value:
+                case ast.Call(ast.Attribute(ast.Name(module), "if_then_else"), [test, one, _], []):
+                    if module == self.language:
+                        match test:
+                            case ast.BoolOp(ast.And(), both):
+                                tests += both
+                            case _:
+                                tests.append(test)
+                        value = one
+                        continue
+            return value, tests
+
+    def _all_of(self, tests: Sequence[ast.expr]) -> str:
+        return " and ".join(f"({ast.unparse(self._put(x))})" for x in tests)
+
+
+def _under(s: ast.stmt) -> tuple[ast.stmt, list[ast.expr]]:
+    """A statement, and the conditions under which it stands alone."""
+    tests = list[ast.expr]()
+    while isinstance(s, ast.If) and len(s.body) == 1 and not s.orelse:
+        tests.append(s.test)
+        s = s.body[0]
+    return s, tests
 
 
 def _factors(value: ast.expr) -> list[ast.expr]:
@@ -193,9 +231,10 @@ def _spread(nest: Nest, across: str) -> Nest:
     return Nest(nest.indices, nest.extents, tuple(body))
 
 
-def with_columns(nest: Nest, named: Named) -> Nest:
+def with_columns(nest: Nest, named: Named, fresh: Fresh) -> Nest:
     """The nest with its last loop's iterations as its own, where that has rows of sums inside of
-    it and nothing else writes: what stands before it is the same for all of them."""
+    it and nothing else writes: what stands before it is the same for all of them, though it may
+    call something else as the loop calls its index."""
     *before, last = nest.body
     rows = [s for s in last.body if isinstance(s, ast.For)] if isinstance(last, ast.For) else []
     stores = any(isinstance(n.ctx, ast.Store) for n in elements_of(*before))
@@ -205,7 +244,11 @@ def with_columns(nest: Nest, named: Named) -> Nest:
     extent, own = counted(last.iter, named), {*nest.indices, *stored_names(*nest.body)}
     if extent is None or last.orelse or not index_of(last) or names_in(extent) & own:
         return nest
-    if index_of(last) in names_in(*before) or any(every(ast.Expr, *before)):
+    if any(every(ast.Expr, *before)):
         return nest
-    indices, extents = (*nest.indices, index_of(last)), (*nest.extents, extent)
-    return Nest(indices, extents, (*before, *last.body))
+    index, body = index_of(last), last.body
+    if index in names_in(*before):
+        index = fresh(index)
+        put = Put({index_of(last): ast.Name(index, ast.Load())})
+        body = [put.visit(copy.deepcopy(s)) for s in body]
+    return Nest((*nest.indices, index), (*nest.extents, extent), (*before, *body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.frontend.arithmetic import common_dtype, static_int
@@ -18,7 +18,9 @@ from tilec.frontend.whole_loops import nests
 from tilec.frontend.whole_loops.across import with_columns
 from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
+from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.folds import Folds
+from tilec.frontend.whole_loops.groups import in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
@@ -54,48 +56,51 @@ class WholeLoops(Statements):
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
 
         functions = {n.name for n in every(ast.FunctionDef, node)}
-        own = assigned_names([node])
-        local = own | functions | self.names.keys()
+        self.whole_names = assigned_names([node]) | functions
+        known = {*self.names}
 
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
-            free = names_in(callee).isdisjoint(local)
-            if isinstance(callee, ast.Name) and callee.id not in own:
-                known = self.names.get(callee.id)
-                if isinstance(known, Scalar):
-                    return known
+            free = names_in(callee).isdisjoint(known) and self._is_fixed(callee)
+            if isinstance(callee, ast.Name) and callee.id not in self.whole_names:
+                scalar = self.names.get(callee.id)
+                if isinstance(scalar, Scalar):
+                    return scalar
             return self.expression(callee) if plain and free else None
 
         nest = nests.nest_of(node, named)
         assert nest is not None, "the signature has seen it"
-        self.whole_indices = nest.indices
+        self.whole_indices, self.whole_extents = nest.indices, nest.extents
         extents = [self.expression(e) for e in nest.extents]
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
-            forms[node] = self._form(node, nest, named, local, extents, tiles)
+            forms[node] = self._form(node, nest, named, extents, tiles)
         taken = name_nodes(forms[node][0])
         if tiles and {*tiles.values()}.isdisjoint(n.id for n in taken):
             self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 
+    def _is_fixed(self, node: ast.expr) -> bool:
+        """Whether an expression is the same for the whole of the loop: it names nothing of its
+        own, the iterations' indices among them, or of what its statements have become."""
+        return self.whole_names.isdisjoint(names_in(node))
+
     def _form(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str],
-        extents: list[object], tiles: Mapping[str, str],
+        self, node: ast.For, nest: nests.Nest, named: nests.Named, extents: list[object],
+        tiles: Mapping[str, str],
     ) -> Form:  # fmt: skip
-        """`local`: the names that `named` takes for the loop's own, to which those are added that
-        its statements become."""
-        used = self.frame.source.used_names()
+        used = self.frame.source.used_names() | self.names.keys()
         items = every(ast.Subscript, *nest.body)
         if any(isinstance(named(n.value), list | tuple) for n in items):  # no tensors' elements
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)
-        single = one_by_one(nest, named, used)
-        local |= assigned_names([*single.body])
-        used = used | local
+        single = one_by_one(nest, named, used, self._decided)
+        self.whole_names |= assigned_names([*single.body])
+        used = used | self.whole_names
         typed = self._typed(in_two_loops(single, named), named)
         blocks = Blocks(node, typed, used, self.threads)
-        product = self._product(node, typed, named, used) if tiles else None
+        product = self._product(typed, named, used) if tiles else None
         product = None if product is None else self._without_bounds(product)
         if product is not None and (tiled := self._tiled(product, typed, named)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
@@ -106,7 +111,7 @@ class WholeLoops(Statements):
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
-        inner = self._of_sums(node, single, named, local) if self.row_lanes else None
+        inner = self._of_sums(node, nest, named) if self.row_lanes else None
         if inner is not None:
             return inner
         self._tell_missed(typed, named, nest)
@@ -128,15 +133,15 @@ class WholeLoops(Statements):
         blocks = Blocks(node, nest, used, self.threads)
         return blocks.threads(), blocks.names
 
-    def _of_sums(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, local: set[str]
-    ) -> Form | None:
+    def _of_sums(self, node: ast.For, nest: nests.Nest, named: nests.Named) -> Form | None:
         """A nest with sums of products inside of its loops."""
 
         def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
             typed = self._typed(inner, named)
-            product = self._product(node, typed, named, used)
+            product = self._product(typed, named, used)
             if product is None or inner.indices[-1] not in product.columns:
+                return None
+            if not all(self._is_fixed(e) for _, e in product.inner):
                 return None
             if self._number([e for _, e in product.inner]) < _LEAST:
                 return None
@@ -149,26 +154,46 @@ class WholeLoops(Statements):
             dtypes += [self._dtype_of(d) or FLOAT32 for d in tiled.dtypes.values() if d]
             return product, tiled, max(d.bits for d in dtypes) // 8
 
-        used = self.frame.source.used_names() | local
+        used = self.frame.source.used_names() | self.names.keys() | self.whole_names
 
         def fresh(base: str) -> str:
-            name = nests.fresh_name(base, used | local)
-            local.add(name)
+            name = nests.fresh_name(base, used)
+            used.add(name)
+            self.whole_names.add(name)
             return name
 
-        columns = with_columns(nest, named)
-        for rows in (columns, nest) if columns is not nest else (nest,):
-            found = without_sums(rows, named, find, fresh)
-            if found is None:
-                continue
-            typed = self._typed(in_two_loops(found[0], named), named)
-            shared = {n for inner in found[1] for o in inner.product.operands for n in o.names}
-            for across in (*(i for i in typed.indices if i not in shared), *[""] * (rows is nest)):
-                blocks = Blocks(node, typed, used | local, self.threads)
-                made = self._over_tiles(blocks, named, found[1], across)
-                if made is not None:
-                    return made, blocks.names
+        nest = with_ends_of_rows(nest, named, self._decided, self._dtype_of)
+        nest = one_by_one(nest, named, used, self._decided)
+        self.whole_names |= assigned_names([*nest.body])
+        used |= self.whole_names
+        for whole in (nest, *in_groups(nest, self._is_fixed, self._is_last(nest), fresh)):
+            columns = with_columns(whole, named, fresh)
+            for rows in (columns, whole) if columns is not whole else (whole,):
+                found = without_sums(rows, named, find, fresh)
+                if found is None:
+                    continue
+                typed = self._typed(in_two_loops(found[0], named), named)
+                shared = {n for i in found[1] for o in i.product.operands for n in o.names}
+                apart = [i for i in typed.indices if i not in shared]
+                for across in (*apart, *[""] * (rows is whole)):
+                    blocks = Blocks(node, typed, {*used}, self.threads)
+                    made = self._over_tiles(blocks, named, found[1], across)
+                    if made is not None:
+                        return made, blocks.names
         return None
+
+    def _is_last(self, nest: nests.Nest) -> Callable[[str], bool]:
+        """What says of an index of a nest that beyond its extent nothing is done but stores that
+        are out of bounds."""
+        extents = dict(zip(nest.indices, nest.extents))
+
+        def is_last(index: str) -> bool:
+            places = [e for e in nests.elements_of(*nest.body) if isinstance(e.ctx, ast.Store)]
+            if any(every(ast.Expr, *nest.body)):
+                return False
+            return all(self._is_bound(e, {index: self.expression(extents[index])}) for e in places)
+
+        return is_last
 
     def _typed(self, nest: nests.Nest, named: nests.Named) -> nests.Nest:
         """The nest with the dtypes of its variables, where nothing is a float64."""
@@ -199,7 +224,7 @@ class WholeLoops(Statements):
         return None if made is None else (made, blocks.names)
 
     def _static(self, extent: ast.expr) -> int | None:
-        return static_int(self.expression(extent))
+        return static_int(self.expression(extent)) if self._is_fixed(extent) else None
 
     def _of_pairs(self, blocks: Blocks, named: nests.Named) -> ast.With | None:
         """A nest that compares rows with rows, in tiles of which there are enough for a GPU."""
@@ -254,21 +279,23 @@ class WholeLoops(Statements):
                 return (-(-a // n) if n and n > 0 else a), 1
             case ast.BinOp(left, ast.Add(), ast.Constant(int())) | ast.BinOp(left, ast.Sub()):
                 return self._about(left)[0], 1
-        value, usual = self.expression(extent), (_USUAL, 1)
+            case ast.Name(index) if index in self.whole_indices:
+                return self._about(self.whole_extents[self.whole_indices.index(index)])[0], 1
+        usual = _USUAL, 1
+        if not self._is_fixed(extent):
+            return usual
+        value = self.expression(extent)
         return self.known_sizes.get(value.value, usual) if isinstance(value, Scalar) else usual
 
-    def _product(
-        self, node: ast.For, nest: nests.Nest, named: nests.Named, used: set[str]
-    ) -> Product | None:
-        own = assigned_names([node])
-
-        def decided(test: ast.expr) -> bool | None:
-            known = self.expression(test) if own.isdisjoint(names_in(test)) else None
-            return bool(known) if is_literal(known) else None
-
+    def _product(self, nest: nests.Nest, named: nests.Named, used: set[str]) -> Product | None:
         return find_product(
-            nest, named, decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
+            nest, named, self._decided, self._dtype_of, lambda base: nests.fresh_name(base, used)
         )
+
+    def _decided(self, test: ast.expr) -> bool | None:
+        """What is known of a condition before the kernel runs."""
+        known = self.expression(test) if self._is_fixed(test) else None
+        return bool(known) if is_literal(known) else None
 
     def _tell_missed(self, nest: nests.Nest, named: nests.Named, written: nests.Nest) -> None:
         """Warn of a large sum of products that is no T.gemm, where it could be one on a GPU;
@@ -357,13 +384,14 @@ class WholeLoops(Statements):
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
         lines[1] = (column,) if column else lines[1]
         if not all(is_copied(o, line) for o, line in p.sided):
-            loops = *([extents[i] for i in x] for x in sides), [e for _, e in p.inner]
+            others = sides[bool(column) :]  # beside a column a thread would have each row
+            loops = *([extents[i] for i in x] for x in others), [e for _, e in p.inner]
             if min(map(self._number, loops)) < _LEAST:
                 return None
             if not column:
                 lines = [x if length(x[0]) == _FULL else all_ for x, all_ in zip(lines, sides)]
-        others = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
-        if math.prod(n for n in others if n is not None) > _MOST_BLOCKS:
+        apart = [self._static(e) for i, e in extents.items() if i not in (*lines[0], *lines[1])]
+        if math.prod(n for n in apart if n is not None) > _MOST_BLOCKS:
             return None
         along = [(o, lines[side is p.columns]) for o, side in p.sided]
         single = [(o, x) for o, x in along if len(x) == 1]
@@ -404,20 +432,27 @@ class WholeLoops(Statements):
                 return None
             wider = FLOAT32 if given.is_float and given.bits <= 16 else given
             wider = INT32 if given.is_int and given.bits == 8 else wider
-            elements = all(o.tensor is not None for o in both) and given is other
+            elements = all(o.tensor is not None for o in both)
             found: ast.expr | None = s.dtype
-            if elements and {*cast} <= {given, total} and total is wider:
+            if elements and given is other and {*cast} <= {given, total} and total is wider:
                 found = None
             if not (
                 total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8
             ):
                 return None
+            if elements and other is not None and total is FLOAT32 and {*cast} == {total}:
+                narrow = _with_both(given, other)
+                found = found if narrow is None else self._written_dtype(narrow)
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None
             if any(o.text in made and made[o.text] is not found for o in both):
                 return None  # another sum has it in another dtype
             made |= {o.text: found for o in both}
         return made
+
+    def _written_dtype(self, dtype: DType) -> ast.expr:
+        """A dtype as syntax, the same for the same one."""
+        return self.whole_dtypes.setdefault(dtype, ast.Constant(dtype.name))
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
         value = self.expression(node)
@@ -434,17 +469,26 @@ class WholeLoops(Statements):
             for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
                 if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
                     return False
-                buffer, at = self.names.get(target.value.id), target.slice
-                written = at.elts if isinstance(at, ast.Tuple) else [at]
-                if not isinstance(buffer, Buffer) or len(written) != len(buffer.shape):
-                    return False
-                inside = {
-                    w.id
-                    for w, e in zip(written, buffer.shape)
-                    if isinstance(w, ast.Name)
-                    and w.id in indices
-                    and same_value(e, extents[indices.index(w.id)])
-                }
-                if inside != set(indices):
+                if not self._is_bound(target, dict(zip(indices, extents))):
                     return False
         return True
+
+    def _is_bound(self, place: ast.Subscript, extents: Mapping[str, object]) -> bool:
+        """Whether an element is out of bounds wherever one of such indices is beyond its extent."""
+        buffer = self.names.get(nests.tensor_of(place))
+        written = nests.indices_of(place)
+        if not isinstance(buffer, Buffer) or len(written) != len(buffer.shape):
+            return False
+        inside = {
+            w.id
+            for w, e in zip(written, buffer.shape)
+            if isinstance(w, ast.Name) and w.id in extents and same_value(e, extents[w.id])
+        }
+        return inside == extents.keys()
+
+
+def _with_both(a: DType, b: DType) -> DType | None:
+    """The dtype of 16 bits that one of two is, which has all numbers of the other, one of 8."""
+    wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+    small = narrow.is_int or narrow.name.startswith(("float8_e4m3", "float8_e5m2"))
+    return wide if wide.is_float and wide.bits == 16 and narrow.bits == 8 and small else None

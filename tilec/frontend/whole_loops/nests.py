@@ -92,14 +92,23 @@ def _without_grids(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, ...]:
 def _with_known_extents(nest: Nest, named: Named) -> tuple[ast.stmt, ...]:
     """The body with what the extents of its loops stand for in place of names that are numbers, the
     same in all iterations: `n = C // groups`, `for c in range(n)`."""
-    stored = stored_names(*nest.body)
-    own, same = {*nest.indices, *stored}, dict[str, ast.expr]()
+    own = {*nest.indices, *stored_names(*nest.body)}
+
+    def is_known(value: ast.expr) -> bool:
+        counts = all(named(c.func) in _COUNTS for c in every(ast.Call, value))
+        return counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value))
+
+    return with_ends(nest, is_known)
+
+
+def with_ends(nest: Nest, is_known: Callable[[ast.expr], bool]) -> tuple[ast.stmt, ...]:
+    """The body with what is known in place of names for it in the extents of its loops."""
+    stored, same = stored_names(*nest.body), dict[str, ast.expr]()
     for s in nest.body:
         match s:
             case ast.Assign([ast.Name(name)], value) if stored.count(name) == 1:
                 value = Put(same).visit(copy.deepcopy(value))
-                counts = all(named(c.func) in _COUNTS for c in every(ast.Call, value))
-                if counts and own.isdisjoint(names_in(value)) and not elements_of(ast.Expr(value)):
+                if is_known(value):
                     same[name] = value
     if not any(names_in(n.iter) & same.keys() for n in every(ast.For, *nest.body)):
         return nest.body

@@ -13,6 +13,9 @@
         found = True
     for j in range(N - 1, -1, -1):              for k in range(N):  # j is N - 1 - k (`counting`)
         a, b = X[i, j], Y[i, j]                     a = X[i, N - 1 - k]; b = Y[i, N - 1 - k]
+    if S[i] > 0:                                for j in range(N):
+        for j in range(N):                          if S[i] > 0:
+            total += X[i, j]                            total += X[i, j]
 
 Nothing is lost where folds are all that the loops do, in any order, and elements that all of their
 indices name; who reads this form asks for that (`Rows._read`).
@@ -36,12 +39,16 @@ from tilec.frontend.whole_loops.nests import (
     chain_of,
     changed_by,
     declared,
+    elements_of,
     fresh_name,
     index_of,
+    tensor_of,
 )
+from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import BOOL, DType
 from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, placed, stored_names
 
+Decided = Callable[[ast.expr], bool | None]
 DtypeBehind = Callable[[ast.expr, Sequence[ast.stmt]], DType | None]
 
 _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
@@ -50,19 +57,23 @@ _SIDES: dict[type[ast.AST], str] = {  # which of two bools is left
 _FOLDING = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
 
-def one_by_one(nest: Nest, named: Named, used: set[str]) -> Nest:
+def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None = None) -> Nest:
     """The nest with one assignment for each name: of `a, b = x, y`, by way of other names, not
-    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1."""
-    apart = _OneByOne(nest, named, {*used})
+    `used`, where `y` reads `a`, and of `a = b = 0`; and with all loops from 0 by 1. With what is
+    `decided` of conditions, these are in loops where they stood around them: what is made for other
+    statements there is made whether they hold or not."""
+    apart = _OneByOne(nest, named, {*used}, decided)
     made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     return replace(nest, body=body) if apart.changed else nest
 
 
 class _OneByOne(ast.NodeTransformer):
-    def __init__(self, nest: Nest, named: Named, used: set[str]) -> None:
-        self.nest, self.named, self.used = nest, named, used
+    def __init__(self, nest: Nest, named: Named, used: set[str], decided: Decided | None) -> None:
+        self.nest, self.named, self.used, self.decided = nest, named, used, decided
         self.changed = False
+        self.written = {tensor_of(e) for e in elements_of(*nest.body) if _is_stored(e)}
+        self.names = [n.id for n in name_nodes(*nest.body)]
 
     def fresh(self, base: str) -> str:
         self.used.add(name := fresh_name(base, self.used))
@@ -122,6 +133,37 @@ class _OneByOne(ast.NodeTransformer):
         self.changed = True
         return [placed(anew, s), placed(added, s)]
 
+    def visit_If(self, s: ast.If) -> ast.AST | list[ast.stmt]:
+        known = None if self.decided is None else self.decided(s.test)
+        if known is not None:
+            self.changed = True
+            made = ast.Module(s.body if known else s.orelse, [])
+            self.generic_visit(made)
+            return made.body or [ast.copy_location(ast.Pass(), s)]
+        inside = [n.id for n in name_nodes(s)]
+        own = {n for n in stored_names(s) if inside.count(n) == self.names.count(n)}
+        self.generic_visit(s)
+        changed = {*stored_names(s), *self.written}
+        if self.decided is None or not any(every(ast.For, s)):
+            return s
+        if not changed.isdisjoint(names_in(s.test)) or not is_pure(s.test, self.named):
+            return s
+        self.changed = True
+        other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
+        sides = (s.test, s.body), (other, s.orelse)
+        return [
+            t if self._makes(t, own) else _inside(t, test) for test, side in sides for t in side
+        ]
+
+    def _makes(self, s: ast.stmt, own: set[str]) -> bool:
+        """Whether a statement does nothing but give such names values."""
+        within = [x for x in ast.walk(s) if isinstance(x, ast.stmt)]
+        plain = all(isinstance(x, ast.For | ast.Assign | ast.AugAssign) for x in within)
+        values = [x.value for x in within if isinstance(x, ast.Assign | ast.AugAssign)]
+        stores = any(_is_stored(e) for e in every(ast.Subscript, s))
+        pure = all(is_pure(v, self.named) for v in values)
+        return plain and pure and not stores and {*stored_names(s)} <= own
+
     def visit_For(self, s: ast.For) -> ast.AST:
         self.generic_visit(s)
         found, index = counted_from(s.iter, self.named), index_of(s)
@@ -178,6 +220,20 @@ class _Number(Put):
         return made
 
 
+def _is_stored(e: ast.Subscript) -> bool:
+    return isinstance(e.ctx, ast.Store)
+
+
+def _inside(s: ast.stmt, test: ast.expr) -> ast.stmt:
+    """A statement under a condition, which loops in one another ask last."""
+    if isinstance(s, ast.For) and not s.orelse:
+        inner = chain_of(s)[-1]
+        if not inner.orelse:
+            inner.body = [ast.copy_location(ast.If(test, inner.body, []), inner)]
+            return s
+    return ast.copy_location(ast.If(test, [s], []), s)
+
+
 def _assigned(target: ast.expr) -> str:
     """The name, or the tensor, that an assignment changes; "" for anything else."""
     match target:
@@ -190,17 +246,18 @@ def in_order(nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -
     """The nest with its loops in order. `dtype_of`: what a dtype as it is written means; `dtype`:
     that of an expression behind statements, where it is known; `language` stands for
     `tilec.language`."""
-    simple = _Simple(declared(nest), dtype_of, dtype, language)
+    simple = _Simple(nest, dtype_of, dtype, language)
     return replace(nest, body=tuple(map(simple.statement, nest.body)))
 
 
 class _Simple:
-    """`kept`: the variables that loops may fold into, with their dtypes."""
+    """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
-    def __init__(
-        self, kept: Mapping[str, ast.expr], dtype_of: DtypeOf, dtype: DtypeBehind, language: str
-    ) -> None:
-        self.kept, self.dtype_of, self.dtype, self.language = kept, dtype_of, dtype, language
+    def __init__(self, nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> None:
+        self.kept, self.dtype_of, self.dtype, self.language = (
+            declared(nest), dtype_of, dtype, language,
+        )  # fmt: skip
+        self.names = [n.id for n in name_nodes(*nest.body)]
 
     def statement(self, s: ast.stmt) -> ast.stmt:
         match s:
@@ -259,6 +316,7 @@ class _Simple:
         if isinstance(s, ast.If):
             if (both := self._of_both(s)) is not None:
                 return self.parts(both, tests)
+            s = self._without_names(s)
             if not all(map(self._folds, ast.walk(s))):
                 return [s]
             other = ast.copy_location(ast.UnaryOp(ast.Not(), s.test), s.test)
@@ -272,6 +330,27 @@ class _Simple:
             return []
         test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), [*tests])
         return [ast.copy_location(ast.If(ast.copy_location(test, s), [s], []), s)]
+
+    def _without_names(self, s: ast.If) -> ast.If:
+        """A condition without names of its own: what they stand for is in their place."""
+        made = copy.copy(s)
+        for side in ("body", "orelse"):
+            puts, body = dict[str, ast.expr](), list[ast.stmt]()
+            for t in getattr(s, side):
+                t = Put(puts).visit(copy.deepcopy(t))
+                match t:
+                    case ast.If():
+                        t = self._without_names(t)
+                    case ast.Assign([ast.Name(name)], value) if name not in self.kept:
+                        inside = [n.id for n in name_nodes(*getattr(s, side))]
+                        once = stored_names(*getattr(s, side)).count(name) == 1
+                        own = inside.count(name) == self.names.count(name)
+                        if once and own and names_in(value).isdisjoint(stored_names(s)):
+                            puts[name] = value
+                            continue
+                body.append(t)
+            setattr(made, side, body)
+        return made
 
     def _of_both(self, s: ast.If) -> ast.stmt | None:
         """What either side adds to one float, or multiplies it by, as one of both."""

@@ -169,11 +169,16 @@ class Missed(NamedTuple):
 def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
-    for loop in (s for s in nest.body if isinstance(s, ast.For)):
+    for at, loop in enumerate(nest.body):
+        if not isinstance(loop, ast.For):
+            continue
         chain = chain_of(loop)
         inner, reader = _counts(chain, named), _Reader(named, lambda test: True)
         if inner is None:
             continue
+        for s in nest.body[:at]:
+            if not {*stored_names(s)} & {n for n in stored if stored.count(n) > 1}:
+                reader.note(s)
         indices, extents = zip(*inner)
         row = Nest((*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body))
         if (missed := missed_product(row, named)) is not None:

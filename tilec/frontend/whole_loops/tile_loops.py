@@ -291,8 +291,9 @@ for {o} in {t}.Parallel({self.outer}):
         """The loops over tiles, of which a block has its share: what is `summed`, what is done
         `first`, then in steps."""
         around, flat, _ = self._levels(chain)
-        extents = [self._range(s, len(chain) == 1) for s in flat]
-        extent = " * ".join(extents)
+        alone = len(chain) == 1
+        extents = [self._range(s, alone) for s in flat]
+        own, extent, least = map(" * ".join, zip(*(self._end(s, alone) for s in flat)))
         index = index_of(flat[0]) if len(flat) == 1 else self.fresh("flat")
         shape, place = self._tile()
         ranges = ", ".join(map(str, shape))
@@ -300,7 +301,7 @@ for {o} in {t}.Parallel({self.outer}):
         count = f"{self.language}.ceildiv({extent}, {long})"
         loops = {index_of(s): self._range(s, False) for s in around}
         along = [f"{index} = {number} * {long} + {self.n}"]
-        inside, whole = f"{index} < {extent}", f"({number} + 1) * {long} <= {extent}"
+        inside, whole = f"{index} < {own}", f"({number} + 1) * {long} <= {least}"
         if self.rows > 1:  # of the loop around: each has a part of the tile
             (row, rows), group = loops.popitem(), self.fresh("group")
             loops[group] = f"{self.language}.ceildiv({rows}, {self.rows})"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tilec.frontend.whole_loops.nests import Put, no_less, unravelled
+from tilec.frontend.whole_loops.nests import Put, unravelled
 from tilec.frontend.whole_loops.scans import Scans
 from tilec.support.syntax import headed, names_in, parsed
 
@@ -153,12 +153,6 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         """Whether all iterations of the block are there."""
         own, _, total = self._numbers()
         return "True" if self.outer == 1 else f"({own} + 1) * {self.outer} <= {total}"
-
-    def _range(self, s: ast.For, alone: bool = True) -> str:
-        """The extent of a loop; of one that is not `alone`, whose extent is multiplied by others,
-        none below 0."""
-        extent = self._extent(s)
-        return f"({ast.unparse(extent if alone else no_less(extent, self.language))})"
 
     def _tile(self) -> tuple[tuple[int, int], str]:
         """A tile's shape, and the place in it of a block's iteration and a loop's."""

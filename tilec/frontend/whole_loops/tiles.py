@@ -40,6 +40,8 @@ _ROW_TILES = {
 }
 _LONGEST = (1, 16384, 1024)
 _LONGEST_PARTS = 4  # of such a row, at least: there may be as many rows as a machine runs blocks
+_REGISTERS = 65536  # of a multiprocessor, of which a thread has its share,
+_BESIDE = 40  # and what it needs of these beside the parts
 _COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no tile sticks out,
 _FEW = 1024  # fewest where there are not more than these;
 _USUAL = 32  # and what a tile has where none of them does
@@ -82,8 +84,7 @@ class Tiles(TileLoops):
         if columns is None or not loops or self._reads_what_it_writes():
             return None
         chains = [nests.chain_of(s) for s in loops]
-        extents = [nests.counted(s.iter, self.named) for chain in chains for s in chain]
-        if any(e is None or self.own & names_in(e) for e in extents):
+        if not all(self._is_end(chain, self.across) for chain in chains):
             return None
         short = any(self._trips(chain) < self.lanes // 2 for chain in chains)
         if short and not columns and not self.totals:
@@ -108,7 +109,8 @@ class Tiles(TileLoops):
             groups, blocks = others * -(-rows // tile[0]), _BLOCKS
         else:
             iterations = self._iterations() or _HUGE
-            tile = _of_rows(_ROW_TILES.get(length, _LONGEST), length, iterations)
+            tile = self._fitting_rows(_ROW_TILES.get(length, _LONGEST))
+            tile = _of_rows(tile, length, iterations)
             groups, blocks = -(-iterations // tile[0]), _BLOCKS
         around, _, size = found[0]
         most = min(_MOST_PARTS, blocks // groups)
@@ -128,7 +130,7 @@ class Tiles(TileLoops):
         self.columns, self.parts = columns, parts
         self.alone = columns or bool(self.totals)
         self.o, self.n, self.step = (self.fresh(x) for x in ("o", "n", "step"))
-        body = self._statements()
+        body = self._statements([chain[-1] for chain in chains])
         if body is None:
             return None
         return Tiled(self.outer, threads, parts, self.alone, self.width, body)
@@ -142,15 +144,29 @@ class Tiles(TileLoops):
     def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
         """A tile of sums of products: about as many rows and columns as there are, and no more than
         a thread's registers hold with all that is folded."""
-        few = all(  # a place is folded beside what is the most
-            sum(2 * isinstance(x, ast.If) or bool(self._kind(x)) for x in s.body) < 2
-            for s in every(ast.For, *self.nest.body)
-        )
+        few = self._folded_at_once() < 2
         large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
         many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
         inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
         return outer, inner, 256 if outer == 128 else 128
+
+    def _fitting_rows(self, tile: tuple[int, int, int]) -> tuple[int, int, int]:
+        """A tile of rows whose parts of all that is folded at once a thread can hold."""
+        outer, inner, threads = tile
+        folded = self._folded_at_once()
+        while folded > 1 and threads > _THREADS:
+            if folded * outer * inner // threads + _BESIDE <= _REGISTERS // threads:
+                break
+            inner, threads = inner // 2, threads // 2
+        return outer, inner, threads
+
+    def _folded_at_once(self) -> int:
+        """How many fragments of a tile the loop has that folds the most: of a place one beside
+        what is the most."""
+        loops = every(ast.For, *self.nest.body)
+        folds = [[bool(self._kind(x)) or 2 * isinstance(x, ast.If) for x in s.body] for s in loops]
+        return max(map(sum, folds), default=0)
 
     # --- what form it has -------------------------------------------------------------------------
 
@@ -245,8 +261,9 @@ class Tiles(TileLoops):
 
     # --- statements -------------------------------------------------------------------------------
 
-    def _statements(self) -> list[ast.stmt] | None:
-        made: list[ast.stmt] = self._of_block()
+    def _statements(self, loops: Sequence[ast.For]) -> list[ast.stmt] | None:
+        """What a block does; `loops`: that go along its rows."""
+        made = [*self._of_block(), *self._ends_of_rows(loops)]
         behind: list[ast.stmt] | None = None  # what the last block alone does
         for at, s in enumerate(self.nest.body):
             match s:

@@ -1,0 +1,95 @@
+"""Iterations of whole loops that share in groups what they read: heads of one query are the rows of
+T.gemm."""
+
+import numpy as np
+import pytest
+from simulated import run
+
+import tilec.language as T
+from tilec import kernel, spec
+
+B, S, H, G, K = T.dynamic("B, S, H, G, K")
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
+
+
+@kernel
+def decoded(
+    Q: T.Tensor((B, H, K), f16), W: T.Tensor((B, S, G, K), i8), V: T.Tensor((B, S, G, K), f16),
+    ends: T.Tensor((B,), i32), Y: T.Tensor((B, H, K), f32), each: T.constexpr,
+) -> None:  # fmt: skip
+    for b, h in T.Parallel(B, H):
+        most, total = -T.infinity("float32"), 0.0
+        for s in range(S):
+            if s < ends[b]:
+                acc = 0.0
+                for d in range(K):
+                    acc += T.float32(Q[b, h, d]) * T.float32(W[b, s, h // each, d])
+                most = T.max(most, acc * 0.01)
+        for s in range(S):
+            if s < ends[b]:
+                acc = 0.0
+                for d in range(K):
+                    acc += T.float32(Q[b, h, d]) * T.float32(W[b, s, h // each, d])
+                total += T.exp(acc * 0.01 - most)
+        for d in range(K):
+            out = 0.0
+            for s in range(S):
+                if s < ends[b]:
+                    acc = 0.0
+                    for e in range(K):
+                        acc += T.float32(Q[b, h, e]) * T.float32(W[b, s, h // each, e])
+                    out += T.exp(acc * 0.01 - most) * T.float32(V[b, s, h // each, d])
+            Y[b, h, d] = out / total
+
+
+@kernel
+def largest(
+    Q: T.Tensor((H, K), f16), W: T.Tensor((S, G, K), f16), L: T.Tensor((H + 1,), f32),
+    each: T.constexpr,
+) -> None:  # fmt: skip
+    for h in T.Parallel(H):
+        group = h // each
+        most = -T.infinity("float32")
+        for s in range(S):
+            acc = 0.0
+            for d in range(K):
+                acc += T.float32(Q[h, d]) * T.float32(W[s, group, d])
+            most = T.max(most, acc)
+        L[h + h % each * 0] = most
+
+
+def test_heads_of_a_group_are_rows() -> None:
+    random = np.random.default_rng(0)
+    q = random.standard_normal((2, 7, 24)).astype(f16)
+    w = random.integers(-99, 99, (2, 70, 3, 24)).astype(i8)
+    v = random.standard_normal((2, 70, 3, 24)).astype(f16)
+    ends = np.array([66, 5], i32)
+    v[1, 5:] = np.nan
+    keys, values = (x.astype(np.float64).repeat(3, 2)[:, :, :7] for x in (w, v))
+    logits = np.einsum("bhd,bshd->bhs", q.astype(np.float64), keys) * 0.01
+    logits = np.where(np.arange(70) < ends[:, None, None], logits, -np.inf)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    want = np.einsum("bhs,bshd->bhd", p, np.nan_to_num(values)) / p.sum(-1)[..., None]
+    for target in TARGETS:
+        y = np.full(want.shape, 77, f32)
+        if target != "cpu":
+            text = decoded.compile(q, w, v, ends, y, 3, target=target).stages["tile"]
+            assert text.count("gemm") == 4
+            assert "shared<64x32xf16>" in text or "shared<32x64xf16>" in text, "not in float32"
+        run(decoded, target, q, w, v, ends, y, each=3)
+        np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_may_store_beyond_the_last_head_is_a_loop(target: str) -> None:
+    random = np.random.default_rng(1)
+    q, w = (random.standard_normal(shape).astype(f16) for shape in ((7, 24), (30, 3, 24)))
+    keys = w.astype(np.float64).repeat(3, 1)[:, :7]
+    want = np.einsum("hd,shd->hs", q.astype(np.float64), keys).max(-1)
+    got = np.full(8, 77, f32)
+    run(largest, target, q, w, got, each=3)
+    np.testing.assert_allclose(got, [*want, 77], rtol=1e-3, atol=1e-3)
+    shapes = spec((7, 24), f16), spec((30, 3, 24), f16), spec((8,), f32)
+    if target != "cpu":
+        assert "gemm" not in largest.compile(*shapes, 3, target=target).stages["tile"]
