@@ -14,6 +14,7 @@ from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
+from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
 from tilec.frontend.whole_loops.writing import Line, OperandTile, Writer
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
@@ -31,7 +32,9 @@ class Blocks(Writer):
         super().__init__(node, nest, used)
         self.asked = asked
 
-    def product(self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool) -> ast.With:
+    def product(
+        self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool, named: Named
+    ) -> ast.With:
         """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
         results are compared with the loop's extents."""
         m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
@@ -41,8 +44,13 @@ class Blocks(Writer):
             self.given |= {f"J{d}": index, f"K{d}": extent}
         *around, k = range(len(p.inner))
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
+        begin, span = self._span(p, (m, "by * BM", "BM"), (n, "bx * BN", "BN"), named=named)
+        if span:
+            steps = "steps"
         if around:
             step, turn = f"(step % {steps})", f"(step // {steps})"
+        if begin:
+            step = f"(first + {step})"
         lines = (
             Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
             Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
@@ -54,7 +62,7 @@ class Blocks(Writer):
         text = f"""
 with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
-    {"; ".join(made)}
+    {"; ".join([*begin, *span, *made])}
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
 {_indented(filled, 2)}
@@ -65,6 +73,35 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
 """
         self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
         return self._written(text, g.sums)
+
+    def _span(
+        self, p: Product, *lines: tuple[list[int], str, str], named: Named
+    ) -> tuple[list[str], list[str]]:
+        """Statements that say at which step of a tile's sum there is something that conditions do
+        not leave out, and for how many steps. `lines`: the indices that tiles go along, where one
+        begins, and how many it has."""
+        index = p.inner[-1][0]
+        none, others = ("", 0), enumerate(p.inner[:-1])
+        ranges = {name: (none, (f"K{d}", -1)) for d, (name, _) in others}
+        for own, begin, size in lines:
+            for d in own:
+                ranges[p.outer[d]] = none, (f"E{d}", -1)
+                if len(own) == 1:
+                    end = f"T.min({begin} + {size}, E{d})"
+                    ranges[p.outer[d]] = (f"({begin})", 0), (end, -1)
+        most, s = Most(ranges, named, self.put), p.sums[0]  # all have the same conditions
+        tests = {ast.unparse(t): t for t in (*s.left.tests, *s.right.tests)}
+        begins, ends, some = span_of(tests.values(), p.guards, index, most)
+        if not (begins or ends or some):
+            return [], []
+        first = [f"first = T.max(0, {', '.join(begins)}) // BK"] if begins else []
+        last = ", ".join([f"K{len(p.inner) - 1}", *ends])
+        steps = f"T.ceildiv({f'T.min({last})' if ends else last}, BK){' - first' if begins else ''}"
+        if begins or ends:
+            steps = f"T.max({steps}, 0)"
+        for x in some:
+            steps = f"T.if_then_else({x} > 0, {steps}, 0)"
+        return first, [f"steps = {steps}"]
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of

@@ -20,11 +20,12 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.inner import Inner, without_sums
+from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
-from tilec.frontend.whole_loops.products import Product, find_product, missed_product
+from tilec.frontend.whole_loops.products import Product, find_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
@@ -96,7 +97,7 @@ class WholeLoops(Statements):
             key = node, product.text, tiled.text, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
-                written[key] = blocks.product(product, tiled, tiles, edges), blocks.names
+                written[key] = blocks.product(product, tiled, tiles, edges, named), blocks.names
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
@@ -305,7 +306,10 @@ class WholeLoops(Statements):
             compared = sides_of(test)
             return bool(compared) and all(
                 (low is None or nests.is_zero(low))
-                and (high is None or same_value(self.expression(high), shape[index]))
+                and (
+                    high is None
+                    or (self._is_fixed(high) and same_value(self.expression(high), shape[index]))
+                )
                 if (index := ast.unparse(at)) in shape
                 else False
                 for low, at, high in compared
@@ -338,10 +342,10 @@ class WholeLoops(Statements):
 
         def is_part(o: Operand, line: Sequence[str]) -> bool:
             along = all(o.where(i) not in (None, o.where(inner[0])) for i in line)
-            return along and not o.tests and self._ends(o, inner)
+            return along and not o.tests and o.where(inner[0]) is not None
 
         def is_copied(o: Operand, line: Sequence[str]) -> bool:
-            return is_part(o, line) and self._is_of(o, dtypes[o.text])
+            return is_part(o, line) and self._ends(o, inner) and self._is_of(o, dtypes[o.text])
 
         sides = p.rows, p.columns
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
