@@ -294,6 +294,15 @@ class WholeLoops(Statements):
         """About how many iterations loops have."""
         return math.prod(self._about(e)[0] or _USUAL for e in extents)
 
+    def _has_all(self, low: ast.expr | None, size: object, high: ast.expr | None) -> bool:
+        """Whether all places of a dimension are at `low` or above it, and below `high`."""
+        if low is not None and ((first := self._static(low)) is None or first > 0):
+            return False
+        match high:
+            case ast.BinOp(end, ast.Add(), ast.Constant(int(more))) if more > 0:
+                high = end
+        return high is None or (self._is_fixed(high) and same_value(self.expression(high), size))
+
     def _without_bounds(self, p: Product) -> Product:
         """The product without conditions that an element is inside of its tensor: as what is
         outside counts as 0."""
@@ -305,13 +314,7 @@ class WholeLoops(Statements):
             shape = dict(zip(map(ast.unparse, o.indices), buffer.shape))
             compared = sides_of(test)
             return bool(compared) and all(
-                (low is None or nests.is_zero(low))
-                and (
-                    high is None
-                    or (self._is_fixed(high) and same_value(self.expression(high), shape[index]))
-                )
-                if (index := ast.unparse(at)) in shape
-                else False
+                ast.unparse(at) in shape and self._has_all(low, shape[ast.unparse(at)], high)
                 for low, at, high in compared
             )
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 from tilec.frontend.whole_loops.nests import Named, Nest, chain_of
 from tilec.frontend.whole_loops.operands import Operand
-from tilec.frontend.whole_loops.reader import Reader, counts_of
+from tilec.frontend.whole_loops.reader import Reader, counts_of, sizes_along
 from tilec.support.syntax import names_in, stored_names
 
 
 class Missed(NamedTuple):
     """A statement that adds up products of elements of rows and columns, which are those of
-    `tensors`; `inner` are extents of its loops that do not follow from the
+    `tensors`; `inner` are the extents of its loops, or of tensors where these follow from the
     iteration, `why` says what T.gemm does not give."""
 
     statement: ast.stmt
@@ -26,6 +27,11 @@ class Missed(NamedTuple):
 def missed_product(nest: Nest, named: Named) -> Missed | None:
     """Such a statement of a nest that is no product."""
     stored = stored_names(*nest.body)
+    for s in nest.body:
+        if isinstance(s, ast.If):
+            for body in (s.body, s.orelse):
+                if (missed := missed_product(replace(nest, body=tuple(body)), named)) is not None:
+                    return missed
     for loop in (s for s in nest.body if isinstance(s, ast.For)):
         chain = chain_of(loop)
         inner, reader = counts_of(chain, named), Reader(named, lambda test: True)
@@ -56,6 +62,9 @@ def missed_product(nest: Nest, named: Named) -> Missed | None:
             elif others:
                 why = "the loop does something else, too"
             tensors = frozenset(o.tensor.id for o in operands if o.tensor)
-            known = tuple(e for _, e in inner if names_in(e).isdisjoint((*nest.indices, *stored)))
-            return Missed(s, tensors, known, why)
+            own, known = {*nest.indices, *stored}, list[ast.expr]()
+            for name, extent in inner:
+                sizes = [extent] if names_in(extent).isdisjoint(own) else []
+                known += sizes or sizes_along(operands, name)[:1]
+            return Missed(s, tensors, tuple(known), why)
     return None

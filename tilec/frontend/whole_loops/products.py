@@ -30,10 +30,10 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
-from tilec.frontend.whole_loops.reader import Added, Decided, Reader, counts_of
+from tilec.frontend.whole_loops.reader import Added, Decided, Reader, counts_of, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
-from tilec.support.syntax import every, names_in, placed, stored_names
+from tilec.support.syntax import every, names_in, stored_names
 
 Loops = tuple[tuple[str, ast.expr], ...]
 
@@ -177,23 +177,14 @@ def _with_ends(
         if not names_in(extent).isdisjoint(nest.indices):
             end = ast.Compare(ast.Name(name, ast.Load()), [ast.Lt()], [extent])
             ends.append(ast.fix_missing_locations(ast.copy_location(end, extent)))
-            sizes = {ast.unparse(e): e for _, _, *pair in added for e in _size(pair, name)[:1]}
-            if len(sizes) != 1 or not all(_size(pair, name) for _, _, *pair in added):
+            sizes = {
+                ast.unparse(e): e for _, _, *pair in added for e in sizes_along(pair, name)[:1]
+            }
+            if len(sizes) != 1 or not all(sizes_along(pair, name) for _, _, *pair in added):
                 return None
             (extent,) = sizes.values()
         found.append((name, extent))
     return tuple(found), ends
-
-
-def _size(pair: Sequence[Operand], index: str) -> list[ast.expr]:
-    """How far operands go along an index."""
-    found = []
-    for o in pair:
-        for e in o.elements():
-            if e.is_along(index) and e.tensor is not None:
-                text = f"{e.tensor.id}.shape[{e.where(index)}]"
-                found.append(placed(ast.parse(text, mode="eval").body, e.value))
-    return found
 
 
 def _sums(

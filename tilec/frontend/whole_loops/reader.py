@@ -41,6 +41,17 @@ def counts_of(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.ex
     return tuple(found)
 
 
+def sizes_along(pair: Sequence[Operand], index: str) -> list[ast.expr]:
+    """How far the elements in operands go along an index."""
+    found = []
+    for o in pair:
+        for e in o.elements():
+            if e.is_along(index) and e.tensor is not None:
+                text = f"{e.tensor.id}.shape[{e.where(index)}]"
+                found.append(placed(ast.parse(text, mode="eval").body, e.value))
+    return found
+
+
 @dataclass
 class Total:
     """A variable that a loop adds to: what the body calls it, and its dtype; what is added to."""
