@@ -411,9 +411,10 @@ class WholeLoops(Statements):
                 return None
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None
-            if any(o.text in made and made[o.text] is not found for o in both):
-                return None  # another sum has it in another dtype
-            made |= {o.text: found for o in both}
+            for o, dtype in zip(both, (given, other)):
+                own = None if o.tensor is not None and dtype is total else found
+                if made.setdefault(o.text, own) is not own:
+                    return None  # another sum has it in another dtype
         return made
 
     def _dtype_of(self, node: ast.expr) -> DType | None:

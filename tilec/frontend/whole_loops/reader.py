@@ -23,6 +23,7 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.operands import Operand
 from tilec.frontend.whole_loops.rows import is_pure
+from tilec.frontend.whole_loops.spans import added_in
 from tilec.ir.types import DType
 from tilec.support.syntax import every, names_in, placed, stored_names
 
@@ -94,9 +95,11 @@ class Reader:
         """What is added to which total, of which dtype; none, where some of it is no product."""
         made, own = [], {ast.unparse(t.total).split("[")[0] for t in self.totals.values()}
         for t in self.totals.values():
-            for value in t.added:
-                match self.meant(value):
+            for sign, term in (x for value in t.added for x in added_in(self.meant(value))):
+                match term:
                     case ast.BinOp(a, ast.Mult(), b) if t.dtype is not None:
+                        if sign < 0:
+                            a = ast.copy_location(ast.UnaryOp(ast.USub(), a), a)
                         one, other = (self._operand(x) or self._computed(x) for x in (a, b))
                         if one is None or other is None or own & (one.names | other.names):
                             return []
