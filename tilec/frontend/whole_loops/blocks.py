@@ -22,6 +22,7 @@ from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
+_SHORT = 32  # a sum that has one step, about
 
 
 class Blocks(Writer):
@@ -89,9 +90,13 @@ with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
                 if len(own) == 1:
                     end = f"T.min({begin} + {size}, E{d})"
                     ranges[p.outer[d]] = (f"({begin})", 0), (end, -1)
-        most, s = Most(ranges, named, self.put), p.sums[0]  # all have the same conditions
-        tests = {ast.unparse(t): t for t in (*s.left.tests, *s.right.tests)}
-        begins, ends, some = span_of(tests.values(), p.guards, index, most)
+        most, extent = Most(ranges, named, self.put), p.inner[-1][1]
+        match extent:
+            case ast.Constant(int(n)) if n <= _SHORT:
+                tests: tuple[ast.expr, ...] = ()
+            case _:
+                tests = p.tests
+        begins, ends, some = span_of(tests, p.guards, index, most)
         if not (begins or ends or some):
             return [], []
         first = [f"first = T.max(0, {', '.join(begins)}) // BK"] if begins else []

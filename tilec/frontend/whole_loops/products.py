@@ -53,7 +53,8 @@ class Product:
     """A loop over `outer` that adds up `sums` along `inner`, loops in one another with their
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
     `rows`: indices on which all left operands depend and no right one, `columns`: the other way
-    round. Iterations for which one of `guards` does not hold do nothing."""
+    round. Iterations for which one of `guards` does not hold do nothing; `tests`: what all that is
+    added is under."""
 
     outer: tuple[str, ...]
     rows: tuple[str, ...]
@@ -63,6 +64,7 @@ class Product:
     before: tuple[ast.stmt, ...]
     epilogue: tuple[ast.stmt, ...]
     guards: tuple[ast.expr, ...] = ()
+    tests: tuple[ast.expr, ...] = ()
 
     @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
@@ -150,7 +152,9 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
         begun, epilogue = (), (guarded,)
     some = guards if not otherwise else ()
-    return Product(nest.indices, rows, columns, inner, sums, begun, epilogue, some)
+    under = {ast.unparse(t): t for o in (sums[0].left, sums[0].right) for t in o.tests}
+    tested = tuple(under.values())  # all sums have the same
+    return Product(nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested)
 
 
 def _guarded(
