@@ -127,7 +127,7 @@ class WholeLoops(Statements):
         def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
             typed = self._typed(inner, named)
             product = self._product(typed, named, used)
-            if product is None or inner.indices[-1] not in product.columns:
+            if product is None or product.alone or inner.indices[-1] not in product.columns:
                 return None
             if not all(self._is_fixed(e) for _, e in product.inner):
                 return None

@@ -30,7 +30,7 @@ from tilec.frontend.whole_loops.nests import (
 )
 from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
-from tilec.frontend.whole_loops.reader import Added, Decided, Reader, counts_of, sizes_along
+from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, counts_of, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
 from tilec.support.syntax import every, names_in, stored_names
@@ -54,7 +54,7 @@ class Product:
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
     `rows`: indices on which all left operands depend and no right one, `columns`: the other way
     round. Iterations for which one of `guards` does not hold do nothing; `tests`: what all that is
-    added is under."""
+    added is under; `alone`: sums of what rows alone, or columns alone, say."""
 
     outer: tuple[str, ...]
     rows: tuple[str, ...]
@@ -65,6 +65,7 @@ class Product:
     epilogue: tuple[ast.stmt, ...]
     guards: tuple[ast.expr, ...] = ()
     tests: tuple[ast.expr, ...] = ()
+    alone: tuple[Own, ...] = ()
 
     @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
@@ -90,7 +91,8 @@ class Product:
         written = [*self.before, *self.epilogue, *(e for _, e in self.inner)]
         for s in self.sums:
             written += [s.total, s.dtype]
-        return "\n".join([*map(ast.unparse, written), *(o.text for o in self.operands)])
+        texts = [*(o.text for o in self.operands), *(x.text for x in self.alone)]
+        return "\n".join([*map(ast.unparse, written), *texts])
 
 
 def find_product(
@@ -126,7 +128,7 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         return None
     if not {*nest.indices}.isdisjoint(stored) or names_in(*guards) & {*stored}:
         return None
-    added = reader.products()
+    added, alone = reader.products(nest.indices)
     ended = _with_ends([(x, reader.meant(e)) for x, e in inner], added, nest)
     if ended is None:
         return None
@@ -134,9 +136,11 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     asked = [*map(reader.meant, tests)]
     if not all(is_pure(t, named) for t in (*asked, *ends, *guards)):
         return None
+    if alone and (asked or ends or guards or len(inner) > 1):
+        return None
     made = _sums(added, asked, ends, inner, nest, named)
     for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
-        if made is None:
+        if made is None and not alone:
             extent = dict(inner)[turn.index]
             turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
             loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
@@ -145,6 +149,12 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     if made is None:
         return None
     inner, sums, rows, columns = made
+    sides = dict[str, tuple[str, ...]]()
+    for x in alone:
+        said = {*rows, *columns} & names_in(x.value)
+        side = rows if said & {*rows} else columns
+        if not said or not said <= {*side} or sides.setdefault(ast.unparse(x.total), side) != side:
+            return None
     begun = tuple(reader.begun)
     if guards:
         test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
@@ -154,7 +164,9 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     some = guards if not otherwise else ()
     under = {ast.unparse(t): t for o in (sums[0].left, sums[0].right) for t in o.tests}
     tested = tuple(under.values())  # all sums have the same
-    return Product(nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested)
+    return Product(
+        nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested, tuple(alone)
+    )
 
 
 def _guarded(

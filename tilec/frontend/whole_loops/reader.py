@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tilec import language as T
 from tilec.frontend.values import as_syntax
@@ -53,6 +54,22 @@ def sizes_along(pair: Sequence[Operand], index: str) -> list[ast.expr]:
     return found
 
 
+class Own(NamedTuple):
+    """A total, its dtype, and what is added to it."""
+
+    total: ast.Name | ast.Subscript
+    dtype: ast.expr
+    value: ast.expr
+
+    @property
+    def text(self) -> str:
+        return ", ".join(map(ast.unparse, (self.total, self.dtype, self.value)))
+
+
+def _is_plain(own: Own) -> bool:
+    return isinstance(own.total, ast.Name) and not [*every(ast.Slice | ast.Dict, own.value)]
+
+
 @dataclass
 class Total:
     """A variable that a loop adds to: what the body calls it, and its dtype; what is added to."""
@@ -91,28 +108,40 @@ class Reader:
         values = [v for s in (*self.begun, *named) if (v := getattr(s, "value", None)) is not None]
         return own.isdisjoint(names_in(*values)) and all(t.begins for t in self.totals.values())
 
-    def products(self) -> list[Added]:
-        """What is added to which total, of which dtype; none, where some of it is no product."""
-        made, own = [], {ast.unparse(t.total).split("[")[0] for t in self.totals.values()}
+    def products(self, outer: Collection[str]) -> tuple[list[Added], list[Own]]:
+        """What is added to which total, of which dtype, and what else is, that one operand alone
+        says; nothing, where some of it is neither. `outer`: the iterations' indices."""
+        made, alone = list[Added](), list[Own]()
+        own = {ast.unparse(t.total).split("[")[0] for t in self.totals.values()}
         for t in self.totals.values():
             for sign, term in (x for value in t.added for x in added_in(self.meant(value))):
+                if t.dtype is None or own & names_in(term):
+                    return [], []
                 match term:
-                    case ast.BinOp(a, ast.Mult(), b) if t.dtype is not None:
+                    case ast.BinOp(a, ast.Mult(), b):
                         if sign < 0:
                             a = ast.copy_location(ast.UnaryOp(ast.USub(), a), a)
                         one, other = (self._operand(x) or self._computed(x) for x in (a, b))
-                        if one is None or other is None or own & (one.names | other.names):
-                            return []
-                        made.append((t.total, t.dtype, one, other))
-                    case _:
-                        return []
-        return made
+                        if one is None or other is None:
+                            return [], []
+                        if (one.names ^ other.names) & {*outer}:
+                            made.append((t.total, t.dtype, one, other))
+                            continue
+                if sign < 0:
+                    term = ast.copy_location(ast.UnaryOp(ast.USub(), term), term)
+                assert isinstance(t.total, ast.Name | ast.Subscript)
+                alone.append(Own(t.total, t.dtype, term))
+        both = {ast.unparse(x[0]) for x in made} & {ast.unparse(x.total) for x in alone}
+        pure = all(is_pure(x.value, self.named) and _is_plain(x) for x in alone)
+        return (made, alone) if pure and not both else ([], [])
 
     def added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
         """What a statement adds to, and what it adds."""
         match s:
             case ast.AugAssign(target, ast.Add(), value):
                 return target, value
+            case ast.AugAssign(target, ast.Sub(), value):
+                return target, ast.copy_location(ast.UnaryOp(ast.USub(), value), value)
             case ast.Assign([target], ast.BinOp(a, ast.Add(), b)):
                 found = other_operand(ast.unparse(target), a, b)
                 return None if found is None else (target, found)
