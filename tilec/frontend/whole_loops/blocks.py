@@ -14,13 +14,16 @@ from tilec.frontend.whole_loops.operands import Tiling
 from tilec.frontend.whole_loops.pairs import Pairs
 from tilec.frontend.whole_loops.products import Product
 from tilec.frontend.whole_loops.rows import Known, Rows
+from tilec.frontend.whole_loops.spans import Most, span_of
 from tilec.frontend.whole_loops.tiles import Tiles
-from tilec.frontend.whole_loops.writing import Line, OperandTile, Writer
+from tilec.frontend.whole_loops.writing import Gemms, Line, OperandTile, Writer
 from tilec.ir.types import NARROW_TILE, WIDE_TILE, next_power_of_2
+from tilec.support.syntax import names_in, parsed, placed
 
 _ELEMENTS = 2048  # of a tile
 _DIMS = 3  # along which a tile has more than one element, at most
 _THREADS = 128
+_SHORT = 32  # a sum that has one step, about
 
 
 class Blocks(Writer):
@@ -31,7 +34,9 @@ class Blocks(Writer):
         super().__init__(node, nest, used)
         self.asked = asked
 
-    def product(self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool) -> ast.With:
+    def product(
+        self, p: Product, tiled: Tiling, sizes: Mapping[str, str], edges: bool, named: Named
+    ) -> ast.With:
         """A tiled T.gemm for each sum, with tiles of `sizes` along what is `tiled`; `edges`: its
         results are compared with the loop's extents."""
         m, n = ([p.outer.index(i) for i in line] for line in (tiled.rows, tiled.columns))
@@ -42,30 +47,106 @@ class Blocks(Writer):
             self.given |= {f"J{d}": index, f"K{d}": count}
         *around, k = range(len(p.inner))
         steps, step, turn = f"T.ceildiv(K{k}, BK)", "step", ""
+        begin, span = self._span(p, (m, "by * BM", "BM"), (n, "bx * BN", "BN"), named=named)
+        if span:
+            steps = "steps"
         if around:
             step, turn = f"(step % {steps})", f"(step // {steps})"
+        if begin:
+            step = f"(first + {step})"
         lines = (
             Line(m, "by * BM", "BM"), Line(n, "bx * BN", "BN"),
             Line([k], f"{step} * BK", "BK", f"J{k}", f"K{k}"),
         )  # fmt: skip
         g = self.gemms(p, tiled, lines, _numbered)
+        alone, totals, own = self._alone(p, g, tiled, lines)
         made = [*g.made, *(f"T.clear({x})" for x in g.sums.values())]
-        filled = "\n".join([*(t.filled for t in g.tiles.values()), *g.added])
+        filled = "\n".join([*(t.filled for t in g.tiles.values()), *alone, *g.added])
+        totals |= {total: f"{x}[row, column]" for total, x in g.sums.items()}
+        behind = "; ".join(f"T.finalize_reducer(fold{n})" for n in range(len(own))) or "pass"
         grid = f"T.ceildiv({_product(n)}, BN), T.ceildiv({_product(m)}, BM){batches}"
         text = f"""
 with T.Kernel({grid}) as (bx, by{", bz" * bool(batch)}):
     {self._apart("bz", batch)}
-    {"; ".join(made)}
+    {"; ".join([*begin, *span, *made])}
     for step in T.Pipelined({" * ".join([*(f"K{d}" for d in around), steps])}):
         {unravelled([f"J{d}" for d in around], [f"K{d}" for d in around], turn)}
 {_indented(filled, 2)}
+    {behind}
     for row, column in T.Parallel(BM, BN):
         {self._apart("by * BM + row", m)}
         {self._apart("bx * BN + column", n)}
         {f"if I{m[0]} < E{m[0]} and I{n[0]} < E{n[0]}: BODY" if edges else "BODY"}
 """
-        self.given |= {"BODY": [*p.before, *p.epilogue], **sizes}
-        return self._written(text, g.sums)
+        self.given |= {"BODY": [*own, *p.before, *p.epilogue], **sizes}
+        return self._written(text, totals)
+
+    def _alone(
+        self, p: Product, g: Gemms, tiled: Tiling, lines: tuple[Line, Line, Line]
+    ) -> tuple[list[str], dict[str, str], list[ast.stmt]]:
+        """Loops that add up what rows alone, or columns alone, say of a step; which elements stand
+        for names of these sums, and for what is in tiles; and what gives the author's the sums."""
+        made, places, given, k = list[str](), dict[str, str](), dict[str, ast.stmt](), lines[2]
+        for x in p.alone:
+            side = 0 if names_in(x.value) & {*p.rows} else 1
+            at, line, total = ("row", "column")[side], lines[side], ast.unparse(x.total)
+            for o in p.operands:
+                if o.text in tiled.copied and (o.text in g.left) == (side == 0):
+                    tile = g.tiles[o.text]
+                    where = f"turn, {at}" if tile.k_first else f"{at}, turn"
+                    places[o.text] = f"{tile.name}[{where}]"
+            if total not in given:
+                own, fold = self._fresh(total), f"fold{len(given)}"
+                places[own] = f"{fold}[{at}]"
+                kind = self.put(x.dtype)
+                g.made.append(f"{fold} = T.alloc_reducer(({line.size},), {kind}, op='sum')")
+                g.made.append(f"T.reducer_init({fold})")
+                given[total] = parsed(f"{total} = {own}", x.value)[0]
+            into = ast.unparse(given[total]).rpartition(" ")[2]
+            number = len(made)
+            added = ast.AugAssign(ast.Name(into, ast.Store()), ast.Add(), x.value)
+            placed(added.target, x.value)
+            self.given[f"ADDED{number}"] = [ast.copy_location(added, x.value)]
+            made.append(f"""
+for {at}, turn in T.Parallel({line.size}, BK):
+    {self._apart(f"{line.begin} + {at}", line.indices)}
+    {k.turn} = {k.begin} + turn
+    if {k.turn} < {k.extent}: ADDED{number}
+""")
+        return made, places, [*given.values()]
+
+    def _span(
+        self, p: Product, *lines: tuple[list[int], str, str], named: Named
+    ) -> tuple[list[str], list[str]]:
+        """Statements that say at which step of a tile's sum there is something that conditions do
+        not leave out, and for how many steps. `lines`: the indices that tiles go along, where one
+        begins, and how many it has."""
+        index = p.inner[-1][0]
+        none, others = ("", 0), enumerate(p.inner[:-1])
+        ranges = {name: (none, (f"K{d}", -1)) for d, (name, _) in others}
+        for own, begin, size in lines:
+            for d in own:
+                ranges[p.outer[d]] = none, (f"E{d}", -1)
+                if len(own) == 1:
+                    end = f"T.min({begin} + {size}, E{d})"
+                    ranges[p.outer[d]] = (f"({begin})", 0), (end, -1)
+        most, extent = Most(ranges, named, self.put), p.inner[-1][1]
+        match extent:
+            case ast.Constant(int(n)) if n <= _SHORT:
+                tests: tuple[ast.expr, ...] = ()
+            case _:
+                tests = p.tests
+        begins, ends, some = span_of(tests, p.guards, index, most)
+        if not (begins or ends or some):
+            return [], []
+        first = [f"first = T.max(0, {', '.join(begins)}) // BK"] if begins else []
+        last = ", ".join([f"K{len(p.inner) - 1}", *ends])
+        steps = f"T.ceildiv({f'T.min({last})' if ends else last}, BK){' - first' if begins else ''}"
+        if begins or ends:
+            steps = f"T.max({steps}, 0)"
+        for x in some:
+            steps = f"T.if_then_else({x} > 0, {steps}, 0)"
+        return first, [f"steps = {steps}"]
 
     def pairs(self, p: Pairs, sizes: Mapping[str, ast.expr]) -> ast.With:
         """Tiles of `sizes` of what pairs of rows keep, which go along the loop in shared tiles of

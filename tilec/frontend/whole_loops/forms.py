@@ -22,11 +22,12 @@ from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.folds import Folds
 from tilec.frontend.whole_loops.groups import in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
+from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
 from tilec.frontend.whole_loops.order import across_rows, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
-from tilec.frontend.whole_loops.products import Product, find_product, missed_product
+from tilec.frontend.whole_loops.products import Product, find_product
 from tilec.frontend.whole_loops.rescaled import in_two_loops
 from tilec.ir.errors import PerformanceWarning, warn
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, DType, find_dtype, magnitude_of, unit_of
@@ -107,7 +108,7 @@ class WholeLoops(Statements):
             key = node, product.text, tiled.text, tuple(tiles.items()), edges
             written = self.frame.source.written
             if key not in written:
-                written[key] = blocks.product(product, tiled, tiles, edges), blocks.names
+                written[key] = blocks.product(product, tiled, tiles, edges, named), blocks.names
             return written[key]
         if nests.is_elementwise(nest, named):
             return self._as_folds(node, nest, named) or self._elements(node, nest)
@@ -139,7 +140,7 @@ class WholeLoops(Statements):
         def find(inner: nests.Nest) -> tuple[Product, Tiling, int] | None:
             typed = self._typed(inner, named)
             product = self._product(typed, named, used)
-            if product is None or inner.indices[-1] not in product.columns:
+            if product is None or product.alone or inner.indices[-1] not in product.columns:
                 return None
             if not all(self._is_fixed(e) for _, e in product.inner):
                 return None
@@ -330,6 +331,15 @@ class WholeLoops(Statements):
         """About how many iterations loops have."""
         return math.prod(self._about(e)[0] or _USUAL for e in extents)
 
+    def _has_all(self, low: ast.expr | None, size: object, high: ast.expr | None) -> bool:
+        """Whether all places of a dimension are at `low` or above it, and below `high`."""
+        if low is not None and ((first := self._static(low)) is None or first > 0):
+            return False
+        match high:
+            case ast.BinOp(end, ast.Add(), ast.Constant(int(more))) if more > 0:
+                high = end
+        return high is None or (self._is_fixed(high) and same_value(self.expression(high), size))
+
     def _without_bounds(self, p: Product) -> Product:
         """The product without conditions that an element is inside of its tensor: as what is
         outside counts as 0."""
@@ -341,10 +351,7 @@ class WholeLoops(Statements):
             shape = dict(zip(map(ast.unparse, o.indices), buffer.shape))
             compared = sides_of(test)
             return bool(compared) and all(
-                (low is None or nests.is_zero(low))
-                and (high is None or same_value(self.expression(high), shape[index]))
-                if (index := ast.unparse(at)) in shape
-                else False
+                ast.unparse(at) in shape and self._has_all(low, shape[ast.unparse(at)], high)
                 for low, at, high in compared
             )
 
@@ -375,10 +382,10 @@ class WholeLoops(Statements):
 
         def is_part(o: Operand, line: Sequence[str]) -> bool:
             along = all(o.where(i) not in (None, o.where(inner[0])) for i in line)
-            return along and not o.tests and self._ends(o, inner)
+            return along and not o.tests and o.where(inner[0]) is not None
 
         def is_copied(o: Operand, line: Sequence[str]) -> bool:
-            return is_part(o, line) and self._is_of(o, dtypes[o.text])
+            return is_part(o, line) and self._ends(o, inner) and self._is_of(o, dtypes[o.text])
 
         sides = p.rows, p.columns
         lines: list[tuple[str, ...]] = [(max(reversed(x), key=length),) for x in sides]
@@ -445,9 +452,10 @@ class WholeLoops(Statements):
                 found = found if narrow is None else self._written_dtype(narrow)
             if any(d is None or common_dtype(d, total) is not total for d in cast):
                 return None
-            if any(o.text in made and made[o.text] is not found for o in both):
-                return None  # another sum has it in another dtype
-            made |= {o.text: found for o in both}
+            for o, dtype in zip(both, (given, other)):
+                own = None if o.tensor is not None and dtype is total else found
+                if made.setdefault(o.text, own) is not own:
+                    return None  # another sum has it in another dtype
         return made
 
     def _written_dtype(self, dtype: DType) -> ast.expr:

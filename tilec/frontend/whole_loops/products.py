@@ -16,38 +16,26 @@ does not hold, and what a sum begins with is added behind the loop.
 from __future__ import annotations
 
 import ast
-import copy
-import itertools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from tilec import language as T
-from tilec.frontend.values import as_syntax
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Fresh,
     Named,
     Nest,
-    Put,
     as_one_loop,
-    called,
-    chain_of,
-    counted,
     elements_of,
-    index_of,
-    indices_of,
-    is_zero,
-    other_operand,
 )
 from tilec.frontend.whole_loops.operands import Operand, depends
 from tilec.frontend.whole_loops.places import in_variables
+from tilec.frontend.whole_loops.reader import Added, Decided, Own, Reader, counts_of, sizes_along
 from tilec.frontend.whole_loops.rows import is_pure
-from tilec.ir.types import DType
-from tilec.support.syntax import every, names_in, placed, stored_names
+from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
+from tilec.support.syntax import every, names_in, stored_names
 
-Decided = Callable[[ast.expr], bool | None]
+Loops = tuple[tuple[str, ast.expr], ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,8 @@ class Product:
     """A loop over `outer` that adds up `sums` along `inner`, loops in one another with their
     extents, and what it does with them: `before`, which stood before the loops, and `epilogue`.
     `rows`: indices on which all left operands depend and no right one, `columns`: the other way
-    round."""
+    round. Iterations for which one of `guards` does not hold do nothing; `tests`: what all that is
+    added is under; `alone`: sums of what rows alone, or columns alone, say."""
 
     outer: tuple[str, ...]
     rows: tuple[str, ...]
@@ -74,6 +63,9 @@ class Product:
     sums: tuple[Sum, ...]
     before: tuple[ast.stmt, ...]
     epilogue: tuple[ast.stmt, ...]
+    guards: tuple[ast.expr, ...] = ()
+    tests: tuple[ast.expr, ...] = ()
+    alone: tuple[Own, ...] = ()
 
     @property
     def pairs(self) -> list[tuple[Operand, Operand]]:
@@ -99,7 +91,8 @@ class Product:
         written = [*self.before, *self.epilogue, *(e for _, e in self.inner)]
         for s in self.sums:
             written += [s.total, s.dtype]
-        return "\n".join([*map(ast.unparse, written), *(o.text for o in self.operands)])
+        texts = [*(o.text for o in self.operands), *(x.text for x in self.alone)]
+        return "\n".join([*map(ast.unparse, written), *texts])
 
 
 def find_product(
@@ -115,98 +108,136 @@ def find_product(
 def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
     a condition before the kernel runs."""
-    body = as_one_loop(nest.body)
+    guards, body, otherwise = _guarded(nest, named)
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
-    if at == len(body) or any(every(ast.For | ast.While | ast.With | ast.Return, *epilogue)):
+    behind = (*epilogue, *otherwise)
+    if at == len(body) or any(every(ast.For | ast.While | ast.With | ast.Return, *behind)):
         return None
     loop = body[at]
     assert isinstance(loop, ast.For)
     loops, between, within, tests = _levels(loop)
-    inner, reader = _counts(loops, named), _Reader(named, decided)
+    inner, reader = counts_of(loops, named), Reader(named, decided)
     if inner is None or any(map(reader.added, between)):
         return None
     if not reader.reads(before, [*between, *within]):
         return None
     stored = stored_names(*before, loop)
     own = {name for name, _ in inner} | reader.inside
-    if own & names_in(*before, *epilogue) or any(
-        stored.count(n) > 1 for n in {*reader.names, *own}
-    ):
+    if own & names_in(*before, *behind) or any(stored.count(n) > 1 for n in {*reader.names, *own}):
         return None
-    if not {*nest.indices}.isdisjoint(stored):
+    if not {*nest.indices}.isdisjoint(stored) or names_in(*guards) & {*stored}:
         return None
-    extents = [e for _, e in inner]
-    if not names_in(*extents).isdisjoint({*nest.indices, *stored}):
-        return None  # a triangle
+    added, alone = reader.products(nest.indices)
+    ended = _with_ends([(x, reader.meant(e)) for x, e in inner], added, nest)
+    if ended is None:
+        return None
+    inner, ends = ended
+    asked = [*map(reader.meant, tests)]
+    if not all(is_pure(t, named) for t in (*asked, *ends, *guards)):
+        return None
+    if alone and (asked or ends or guards or len(inner) > 1):
+        return None
+    made = _sums(added, asked, ends, inner, nest, named)
+    for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
+        if made is None and not alone:
+            extent = dict(inner)[turn.index]
+            turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
+            loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
+            inside = [turn.inside(extent), *map(turn.of, ends)]
+            made = _sums(turned, [*map(turn.of, asked)], inside, loops_turned, nest, named)
+    if made is None:
+        return None
+    inner, sums, rows, columns = made
+    sides = dict[str, tuple[str, ...]]()
+    for x in alone:
+        said = {*rows, *columns} & names_in(x.value)
+        side = rows if said & {*rows} else columns
+        if not said or not said <= {*side} or sides.setdefault(ast.unparse(x.total), side) != side:
+            return None
+    begun = tuple(reader.begun)
+    if guards:
+        test = guards[0] if len(guards) == 1 else ast.BoolOp(ast.And(), list(guards))
+        test = ast.copy_location(test, guards[0])
+        guarded = ast.copy_location(ast.If(test, [*begun, *epilogue], [*otherwise]), nest.body[-1])
+        begun, epilogue = (), (guarded,)
+    some = guards if not otherwise else ()
+    under = {ast.unparse(t): t for o in (sums[0].left, sums[0].right) for t in o.tests}
+    tested = tuple(under.values())  # all sums have the same
+    return Product(
+        nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested, tuple(alone)
+    )
+
+
+def _guarded(
+    nest: Nest, named: Named
+) -> tuple[tuple[ast.expr, ...], tuple[ast.stmt, ...], tuple[ast.stmt, ...]]:
+    """The conditions under which iterations do anything, what they do, and what others do."""
+    match nest.body:
+        case [ast.If(test, body, otherwise)] if not elements_of(ast.Expr(test)):
+            both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+            tests = test.values if isinstance(test, ast.BoolOp) and both else [test]
+            return tuple(tests), as_one_loop(body), tuple(otherwise)
+    return (), as_one_loop(nest.body), ()
+
+
+def _with_ends(
+    inner: Sequence[tuple[str, ast.expr]], added: Sequence[Added], nest: Nest
+) -> tuple[Loops, list[ast.expr]] | None:
+    """Loops that go as far as tensors do instead of as far as iterations say, and the conditions
+    that do the latter; None where no element says so."""
+    found, ends, own = [], list[ast.expr](), {name for name, _ in inner}
+    for name, extent in inner:
+        if names_in(extent) & own:
+            return None
+        if not names_in(extent).isdisjoint(nest.indices):
+            end = ast.Compare(ast.Name(name, ast.Load()), [ast.Lt()], [extent])
+            ends.append(ast.fix_missing_locations(ast.copy_location(end, extent)))
+            sizes = {
+                ast.unparse(e): e for _, _, *pair in added for e in sizes_along(pair, name)[:1]
+            }
+            if len(sizes) != 1 or not all(sizes_along(pair, name) for _, _, *pair in added):
+                return None
+            (extent,) = sizes.values()
+        found.append((name, extent))
+    return tuple(found), ends
+
+
+def _sums(
+    added: Sequence[Added], tests: Sequence[ast.expr], ends: Sequence[ast.expr],
+    inner: Sequence[tuple[str, ast.expr]], nest: Nest, named: Named,
+) -> tuple[Loops, tuple[Sum, ...], tuple[str, ...], tuple[str, ...]] | None:  # fmt: skip
+    """The loops, the last of which tiles go along, the sums, and their rows and columns."""
     sums, fixed = list[Sum](), set[str]()
-    for total, dtype, *factors in reader.products():
+    for total, dtype, *factors in added:
         pair = _sides(nest.indices, *factors)
-        for test in map(reader.meant, tests):
-            pair = pair and _tested(*pair, test, nest.indices, fixed)
-        if pair is None or not all(is_pure(t, named) for t in tests):
+        for test in (*tests, *ends):
+            pair = pair and _tested(*pair, test, nest.indices, None if test in ends else fixed)
+        if pair is None:
             return None
         sums.append(Sum(total, dtype, *pair))
-    inner = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed)
+    loops = _longest_last(inner, [o for s in sums for o in (s.left, s.right)], fixed)
+    if not loops:
+        return None
+    values = [*zip(nest.indices, nest.extents), *loops[:-1]]
+    ranges = {name: (("", 0), (f"({ast.unparse(extent)})", -1)) for name, extent in values}
+    most = Most(ranges, named, ast.unparse)
+    sums = [_weakened(s, loops[-1][0], most) for s in sums]
     rows = tuple(i for i in nest.indices if all(depends(i, s.left, s.right) for s in sums))
     columns = tuple(i for i in nest.indices if all(depends(i, s.right, s.left) for s in sums))
-    begun = tuple(reader.begun)
-    found = Product(nest.indices, rows, columns, inner, tuple(sums), begun, epilogue)
-    return found if sums and inner and rows and columns else None
+    return (loops, tuple(sums), rows, columns) if sums and rows and columns else None
 
 
-class Missed(NamedTuple):
-    """A statement that adds up products of elements of rows and columns, which are those of
-    `tensors`; `inner` are extents of its loops that do not follow from the
-    iteration, `why` says what T.gemm does not give."""
+def _weakened(s: Sum, index: str, most: Most) -> Sum:
+    """The sum with operands each of which is 0 where the other one is for all iterations."""
 
-    statement: ast.stmt
-    tensors: frozenset[str]
-    inner: tuple[ast.expr, ...]
-    why: str
+    def of(o: Operand, other: Operand) -> Operand:
+        own = [t for t in other.tests if t not in o.tests and index in names_in(t)]
+        known = [*map(ast.unparse, o.tests)]
+        more = [x for t in own for x in weakened(t, index, most) if ast.unparse(x) not in known]
+        return replace(o, tests=(*o.tests, *more))
 
-
-def missed_product(nest: Nest, named: Named) -> Missed | None:
-    """Such a statement of a nest that is no product."""
-    stored = stored_names(*nest.body)
-    for at, loop in enumerate(nest.body):
-        if not isinstance(loop, ast.For):
-            continue
-        chain = chain_of(loop)
-        inner, reader = _counts(chain, named), _Reader(named, lambda test: True)
-        if inner is None:
-            continue
-        for s in nest.body[:at]:
-            if not {*stored_names(s)} & {n for n in stored if stored.count(n) > 1}:
-                reader.note(s)
-        indices, extents = zip(*inner)
-        row = Nest((*nest.indices, *indices), (*nest.extents, *extents), tuple(chain[-1].body))
-        if (missed := missed_product(row, named)) is not None:
-            return missed._replace(why="the loops around it are not done over tiles of such sums")
-        within = [s for s in ast.walk(loop) if isinstance(s, ast.stmt)]
-        under = {x for s in within if isinstance(s, ast.If) for x in s.body + s.orelse}
-        found, others = dict[ast.stmt, list[Operand]](), False
-        for s in within:
-            added = reader.added(s)
-            operands = [] if added is None else reader.factors(added[1], inner[-1][0])
-            pairs = itertools.permutations([o.names for o in operands], 2)
-            if any({*nest.indices} & a - b and {*nest.indices} & b - a for a, b in pairs):
-                found[s] = operands
-            elif not isinstance(s, ast.For | ast.If):
-                others |= added is not None or not reader.note(s)
-        others |= any(stored.count(name) > 1 for name in reader.names)
-        for s, operands in found.items():
-            why = "its indices or dtypes are not T.gemm's"
-            if len(operands) > 2:
-                why = f"{len(operands)} factors go with {inner[-1][0]}, and T.gemm takes two"
-            elif s in under:
-                why = "a condition says what is added"
-            elif others:
-                why = "the loop does something else, too"
-            tensors = frozenset(o.tensor.id for o in operands if o.tensor)
-            known = tuple(e for _, e in inner if names_in(e).isdisjoint((*nest.indices, *stored)))
-            return Missed(s, tensors, known, why)
-    return None
+    return replace(s, left=of(s.left, s.right), right=of(s.right, s.left))
 
 
 def _levels(
@@ -230,28 +261,17 @@ def _levels(
         body = inner.body
 
 
-def _counts(loops: Sequence[ast.For], named: Named) -> tuple[tuple[str, ast.expr], ...] | None:
-    """The indices and the extents of loops."""
-    found = []
-    for s in loops:
-        extent = counted(s.iter, named)
-        if extent is None or s.orelse or not index_of(s):
-            return None
-        found.append((index_of(s), extent))
-    return tuple(found)
-
-
 def _longest_last(
-    inner: tuple[tuple[str, ast.expr], ...], operands: Sequence[Operand], fixed: set[str]
-) -> tuple[tuple[str, ast.expr], ...]:
+    inner: Sequence[tuple[str, ast.expr]], operands: Sequence[Operand], fixed: set[str]
+) -> Loops:
     """Loops in an order in which tiles go along the last one, the longest that can be: none of
-    those that are `fixed`, and one that is an index by itself, if any is."""
+    those that are `fixed`, if there are others, and one that is an index by itself, if any is."""
 
     def size(loop: tuple[str, ast.expr]) -> int:
         extent = loop[1].value if isinstance(loop[1], ast.Constant) else None
         return extent if isinstance(extent, int) else sys.maxsize
 
-    along = [loop for loop in inner if loop[0] not in fixed]
+    along = [loop for loop in inner if loop[0] not in fixed] or [*inner]
     along = [loop for loop in along if all(o.is_along(loop[0]) for o in operands)] or along
     if not along:
         return ()
@@ -268,17 +288,20 @@ def _sides(outer: Sequence[str], a: Operand, b: Operand) -> tuple[Operand, Opera
 
 
 def _tested(
-    left: Operand, right: Operand, test: ast.expr, outer: Sequence[str], fixed: set[str]
+    left: Operand, right: Operand, test: ast.expr, outer: Sequence[str], fixed: set[str] | None
 ) -> tuple[Operand, Operand] | None:
     """The operands of what is added where a condition holds; None for one that says so of a row and
     a column. Where it is one of rows alone, what the right operand has there is multiplied by 0,
     which is a nan if it is infinite: so it may be asked of indices only, which tells taps beyond
-    an image from others, and is to be the same along a tile's sum: these names become `fixed`."""
+    an image from others, and is to be the same along a tile's sum, if there are several loops:
+    these names become `fixed`. It is None for a condition that is the end of a loop."""
     names = names_in(test)
     of_rows = any(depends(i, left, right) for i in names & {*outer})
     of_columns = any(depends(i, right, left) for i in names & {*outer})
-    if of_rows or of_columns:
-        if (of_rows and of_columns) or elements_of(ast.Expr(test)):
+    if of_rows and of_columns:
+        return None
+    if (of_rows or of_columns) and fixed is not None:
+        if elements_of(ast.Expr(test)):
             return None
         fixed |= names
     if not of_columns:
@@ -286,200 +309,3 @@ def _tested(
     if not of_rows:
         right = replace(right, tests=(*right.tests, test))
     return left, right
-
-
-@dataclass
-class _Total:
-    """A variable that a loop adds to: what the body calls it, and its dtype; what is added to."""
-
-    total: ast.expr
-    added: list[ast.expr] = field(default_factory=list)
-    dtype: ast.expr | None = None
-    begins: bool = False
-
-
-class _Reader:
-    """Reads a body. `names`: the syntax that names stand for, `inside` those that the loop makes;
-    `begun`: what stands before the loop, as it is to stand behind it."""
-
-    def __init__(self, named: Named, decided: Decided) -> None:
-        self.named, self.decided = named, decided
-        self.names: dict[str, ast.expr] = {}
-        self.inside: set[str] = set()
-        self.totals: dict[str, _Total] = {}
-        self.begun: list[ast.stmt] = []
-
-    def reads(self, before: Sequence[ast.stmt], inside: Sequence[ast.stmt]) -> bool:
-        """Whether a loop does nothing but add to what began before it, and name what it adds."""
-        named = []
-        for s in inside:
-            found = self.added(s)
-            if found is None:
-                named.append(s)
-                continue
-            total = self.totals.setdefault(ast.unparse(found[0]), _Total(found[0]))
-            total.added.append(found[1])
-        if not all(map(self._begins, before)) or not all(map(self.note, named)):
-            return False
-        self.inside = {*stored_names(*named)}
-        own = {n for t in self.totals.values() for n in names_in(t.total)}
-        values = [v for s in (*self.begun, *named) if (v := getattr(s, "value", None)) is not None]
-        return own.isdisjoint(names_in(*values)) and all(t.begins for t in self.totals.values())
-
-    def products(self) -> list[tuple[ast.expr, ast.expr, Operand, Operand]]:
-        """What is added to which total, of which dtype; none, where some of it is no product."""
-        made, own = [], {ast.unparse(t.total).split("[")[0] for t in self.totals.values()}
-        for t in self.totals.values():
-            for value in t.added:
-                match self.meant(value):
-                    case ast.BinOp(a, ast.Mult(), b) if t.dtype is not None:
-                        one, other = (self._operand(x) or self._computed(x) for x in (a, b))
-                        if one is None or other is None or own & (one.names | other.names):
-                            return []
-                        made.append((t.total, t.dtype, one, other))
-                    case _:
-                        return []
-        return made
-
-    def added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
-        """What a statement adds to, and what it adds."""
-        match s:
-            case ast.AugAssign(target, ast.Add(), value):
-                return target, value
-            case ast.Assign([target], ast.BinOp(a, ast.Add(), b)):
-                found = other_operand(ast.unparse(target), a, b)
-                return None if found is None else (target, found)
-            case ast.Assign([target], ast.Call(func, [a, b, c], [])):
-                if self._called(func) is T.fma and ast.unparse(c) == ast.unparse(target):
-                    return target, ast.copy_location(ast.BinOp(a, ast.Mult(), b), s)
-        return None
-
-    def _begins(self, s: ast.stmt) -> bool:
-        """Reads a statement before the loop: a total's allocation, what it begins with, a name."""
-        match s:
-            case ast.Assign([ast.Name(name)], ast.Call(func, args, words)) if self._called(
-                func
-            ) in (T.alloc_var, T.alloc_local, T.alloc_fragment):
-                return self._allocated(name, self._called(func), args, words)
-            case ast.Expr(ast.Call(func, [ast.Name(name), *value], [])):
-                called, zero = self._called(func), ast.copy_location(ast.Constant(0), s)
-                if called is T.clear or (called is T.fill and value):
-                    return self._starts(f"{name}[0]", (value or [zero])[0])
-                return False
-            case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value):
-                if name in self.totals:
-                    return self._starts(name, value, dtype)
-            case ast.Assign([target], value) if (name := ast.unparse(target)) in self.totals:
-                if self.totals[name].dtype is not None:
-                    return self._starts(name, value)
-                cast = self._cast(value)  # which says the dtype
-                return (
-                    isinstance(target, ast.Name) and cast is not None and self._starts(name, *cast)
-                )
-        self.begun.append(s)
-        return self.note(s)
-
-    def _allocated(
-        self, name: str, called: object, args: Sequence[ast.expr], words: Sequence[ast.keyword]
-    ) -> bool:
-        given: dict[str | None, ast.expr] = {w.arg: w.value for w in words}
-        if called is T.alloc_var:
-            given |= dict(zip(("dtype", "init"), args))
-        else:
-            given |= dict(zip(("shape", "dtype"), args))
-            one = "shape" in given and ast.unparse(given["shape"]) in ("(1,)", "[1]", "1")
-            name = f"{name}[0]" if one else ""
-        total, start = self.totals.get(name), given.get("init")
-        if total is None or total.dtype is not None:
-            return False
-        total.dtype = given.get("dtype")
-        return start is None or self._starts(name, start)
-
-    def _starts(self, name: str, start: ast.expr, dtype: ast.expr | None = None) -> bool:
-        """Notes what a total begins with: it is added behind the loop to what is summed from 0."""
-        total = self.totals.get(name)
-        if total is None or total.begins:
-            return False
-        total.begins, total.dtype = True, total.dtype or dtype
-        if total.dtype is None or is_zero(start):
-            return total.dtype is not None
-        cast = ast.copy_location(ast.Call(as_syntax(T.cast), [start, total.dtype], []), start)
-        target = copy.deepcopy(total.total)
-        assert isinstance(target, ast.Name | ast.Subscript)
-        made = ast.AugAssign(target, ast.Add(), cast)
-        self.begun.append(ast.copy_location(made, start))
-        return is_pure(start, self.named)
-
-    def note(self, s: ast.stmt) -> bool:
-        """Notes what a statement gives a name."""
-        match s:
-            case ast.Assign([ast.Name(name)], value) if is_pure(value, self.named):
-                self.names[name] = self.meant(value)
-            case ast.AnnAssign(ast.Name(name), dtype, ast.expr() as value) if is_pure(
-                value, self.named
-            ):
-                cast = ast.Call(as_syntax(T.cast), [self.meant(value), dtype], [])
-                self.names[name] = ast.copy_location(cast, s)
-            case _:
-                return False
-        return True
-
-    # --- expressions ------------------------------------------------------------------------------
-
-    def meant(self, node: ast.expr) -> ast.expr:
-        """An expression without names that stand for others."""
-        if not names_in(node) & self.names.keys():
-            return node
-        made = Put(self.names).visit(copy.deepcopy(node))
-        assert isinstance(made, ast.expr)
-        return made
-
-    def factors(self, node: ast.expr, inner: str) -> list[Operand]:
-        """The elements at places that depend on `inner` of which an expression is the product."""
-        match node := self.meant(node):
-            case ast.BinOp(a, ast.Mult(), b):
-                return self.factors(a, inner) + self.factors(b, inner)
-        found, cast = self._operand(node), self._cast(node)
-        if found is None and cast is not None:
-            return self.factors(cast[0], inner)
-        return [found] if found is not None and inner in found.names else []
-
-    def _operand(self, node: ast.expr) -> Operand | None:
-        match node:
-            case ast.Subscript(ast.Name() as tensor):
-                if any(every(ast.Slice, node)) or not is_pure(node, self.named):
-                    return None
-                return Operand(node, tensor, tuple(indices_of(node)), None)
-            case ast.IfExp(test, one, other):
-                side = self.decided(test)
-                return None if side is None else self._operand(one if side else other)
-        cast = self._cast(node)
-        found = None if cast is None else self._operand(cast[0])
-        if found is None or cast is None or found.dtype is not None:
-            return None
-        return replace(found, dtype=cast[1])
-
-    def _computed(self, node: ast.expr) -> Operand | None:
-        pure = is_pure(node, self.named) and not [*every(ast.Slice | ast.Dict, node)]
-        return Operand(node, None, (), None) if pure else None
-
-    def _cast(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-        """What is cast, and to which dtype."""
-        match node:
-            case ast.Call(ast.Attribute(value, "astype"), [dtype], []):
-                return value, dtype
-            case ast.Call(func, [dtype, value], []) if self._called(func) is T.Cast:
-                return value, dtype
-            case ast.Call(func, [value, dtype], []) if self._called(func) is T.cast:
-                return value, dtype
-            case ast.Call(dtype, [value], []) if isinstance(self._called(dtype), DType):
-                return value, dtype
-            case ast.Call(func, [ast.Subscript(tensor) as value], []):
-                if self._called(func) is float:
-                    wide = f"{ast.unparse(tensor)}.dtype == 'float64'"
-                    text = f"'float64' if {wide} else 'float32'"
-                    return value, placed(ast.parse(text, mode="eval").body, node)
-        return None
-
-    def _called(self, func: ast.expr) -> object:
-        return called(func, self.named)

@@ -179,7 +179,7 @@ for {first}, {last} in T.Parallel({rows}, {columns}):
         own: Mapping[str, str] | None = None,
     ) -> ast.With:
         """The syntax of `text`, at the loop's place but for what is the author's; `totals`: which
-        fragment holds what the author calls so; `own`: which element."""
+        element is what the author calls so, by names of the text, `own`: by others."""
         (made,) = self.filled(text, totals, own)
         assert isinstance(made, ast.With)
         return made
@@ -196,8 +196,11 @@ for {first}, {last} in T.Parallel({rows}, {columns}):
         while self.used & {n + suffix for n in ours}:
             suffix += "_"
         names = {n: n + suffix for n in ours} | {"T": self.language}
-        place = f"[{names.get('row')}, {names.get('column')}]"
-        elements = {total: names[x] + place for total, x in (totals or {}).items()}
+        renamed = _Fill({}, names, {})
+        elements = {
+            text: ast.unparse(renamed.visit(ast.parse(x, mode="eval")))
+            for text, x in (totals or {}).items()
+        }
         elements |= own or {}
         fill = _Fill(self.given, names, elements)
         return [fill.visit(s) for s in made]
