@@ -65,6 +65,7 @@ def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None
     apart = _OneByOne(nest, named, {*used}, decided)
     made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
+    body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
     return replace(nest, body=body) if apart.changed else nest
 
 
@@ -164,8 +165,10 @@ class _OneByOne(ast.NodeTransformer):
         pure = all(is_pure(v, self.named) for v in values)
         return plain and pure and not stores and {*stored_names(s)} <= own
 
-    def visit_For(self, s: ast.For) -> ast.AST:
+    def visit_For(self, s: ast.For) -> ast.AST | list[ast.stmt]:
         self.generic_visit(s)
+        if self.decided is not None and all(isinstance(x, ast.Pass) for x in s.body):
+            return []
         found, index = counted_from(s.iter, self.named), index_of(s)
         loops = [x for x in every(ast.For, *self.nest.body) if index_of(x) == index]
         inside = [n for x in loops for n in name_nodes(x) if n.id == index]
