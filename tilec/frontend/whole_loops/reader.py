@@ -132,8 +132,10 @@ class Reader:
                 assert isinstance(t.total, ast.Name | ast.Subscript)
                 alone.append(Own(t.total, t.dtype, term))
         both = {ast.unparse(x[0]) for x in made} & {ast.unparse(x.total) for x in alone}
-        pure = all(is_pure(x.value, self.named) and _is_plain(x) for x in alone)
-        return (made, alone) if pure and not both else ([], [])
+        pure = not alone or all(
+            is_pure(v, self.named) for t in self.totals.values() for v in t.added
+        )
+        return (made, alone) if pure and not both and all(map(_is_plain, alone)) else ([], [])
 
     def added(self, s: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
         """What a statement adds to, and what it adds."""
