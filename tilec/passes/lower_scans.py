@@ -10,7 +10,8 @@ values. What pieces make is a row, too, with a scan of its own:
 
 The elements of a piece are an odd number, so that threads find theirs in other banks. A thread
 reads an element before it writes that place, so `y` may be `x`. Fragments are copied to shared
-memory and back, but on a target whose blocks are one thread."""
+memory and back, but on a target whose blocks are one thread. Of rows that are cut into segments a
+piece says, too, whether one begins in it: what is before that does not count."""
 
 from __future__ import annotations
 
@@ -80,15 +81,16 @@ class _Rows:
             return
         made = BufferType(shape, o.accumulator, "shared")
         totals = self.b.value(Alloc, made, name=f"{o.source.buffer.name}_totals")
-        of_totals, of_begins, cut = self.b.whole(totals), None, None
+        cut = None
         if self.begins is not None:
             name = f"{self.begins.buffer.name}_totals"
             cut = self.b.value(Alloc, replace(made, dtype=BOOL), name=name)
-            of_begins = self.b.whole(cut)
         with self.b.each_element(shape) as (inner, at):
             self._total(inner, at, totals)
             if cut is not None:
                 self._total_begins(inner, at, cut)
+        of_totals = self.b.whole(totals)
+        of_begins = None if cut is None else self.b.whole(cut)
         again = replace(o, source=of_totals, dest=of_totals, reverse=False, begins=of_begins)
         _Rows(self.b, again, of_totals, of_totals, of_begins).loops()
         with self.b.each_element(shape) as (inner, at):
