@@ -287,11 +287,11 @@ def test_attention_goes_as_far_as_its_rows(target: str) -> None:
     check(decoded, target, [q, w, v, ends], want, products=4)
 
 
-def test_other_ends_are_loops(target: str) -> None:
-    """Of the sums themselves, and of loops around: threads go along them."""
+def test_other_ends(target: str) -> None:
+    """Of the sums themselves: masks of an operand; of loops around: threads go along them."""
     q, w, ends = numbers(21, 24), numbers(21, 24)[::-1].copy(), (np.arange(21) % 25).astype(i32)
     short = np.where(before(ends, 24), q, 0).astype(np.float64) @ w.T.astype(np.float64)
-    check(of_sums, target, [q, w, ends], short.max(-1), products=0)
+    check(of_sums, target, [q, w, ends], short.max(-1), products=1)
     own = np.arange(21) + 1
     sums = np.cumsum(q.astype(np.float64) @ w.T.astype(np.float64), -1)
     want = np.where(before(own, 21), sums, 0).sum(-1)

@@ -159,10 +159,12 @@ class BodyReader:
                 return side if fixed else None
 
             used = self.source.used_names()
-            single = order.one_by_one(nest, self.meaning, used, decided)
-            typed = dtypes.with_dtypes(single, self.meaning)
-            args = typed, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
-            return products.find_product(*args)
+            for single in order.in_ways(nest, self.meaning, used, decided):
+                typed = dtypes.with_dtypes(single, self.meaning)
+                args = typed, self.meaning, lambda test: side, lambda dtype: FLOAT32, str
+                if (product := products.find_product(*args)) is not None:
+                    return product
+            return None
 
         found = of_side(True)
         if found is None and any(every(ast.IfExp | ast.If, *nest.body)):

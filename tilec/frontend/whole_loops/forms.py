@@ -24,7 +24,7 @@ from tilec.frontend.whole_loops.groups import in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
-from tilec.frontend.whole_loops.order import across_rows, one_by_one
+from tilec.frontend.whole_loops.order import across_rows, in_ways, one_by_one
 from tilec.frontend.whole_loops.pairs import find_pairs
 from tilec.frontend.whole_loops.places import as_folds
 from tilec.frontend.whole_loops.products import Product, find_product
@@ -39,8 +39,7 @@ _MOST_BLOCKS = Target.grid_limits[2]  # along the third dimension of a grid
 _FULL = 128  # of rows or columns, that fill a tile
 _LONG = 1 << 20  # more than all known lengths
 _LEAST = 16  # rows, columns, or what is added up, for which tiles are computed
-_MOST_APART = 16  # statements that the CPU's vectors do for elements of as many rows as they have
-# lanes: each is a load of its own, and a loop over them is as fast
+_MOST_APART = 16  # statements of as many rows as the CPU's vectors have lanes, a load for each
 _MANY = 128  # tiles, that occupy a GPU
 _USUAL = 8192  # where nothing is known of a row's length
 
@@ -55,7 +54,6 @@ class WholeLoops(Statements):
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> Form:
         """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
         are not the author's. `tiles`: the parameters for a product's tile sizes."""
-
         functions = {n.name for n in every(ast.FunctionDef, node)}
         self.whole_names = assigned_names([node]) | functions
         known = {*self.names}
@@ -63,10 +61,9 @@ class WholeLoops(Statements):
         def named(callee: ast.expr) -> object:
             plain = isinstance(callee, ast.Name | ast.Attribute)
             free = names_in(callee).isdisjoint(known) and self._is_fixed(callee)
-            if isinstance(callee, ast.Name) and callee.id not in self.whole_names:
-                scalar = self.names.get(callee.id)
-                if isinstance(scalar, Scalar):
-                    return scalar
+            scalar = self.names.get(callee.id) if isinstance(callee, ast.Name) else None
+            if isinstance(scalar, Scalar) and self._is_fixed(callee):
+                return scalar
             return self.expression(callee) if plain and free else None
 
         nest = nests.nest_of(node, named)
@@ -76,8 +73,7 @@ class WholeLoops(Statements):
         forms = self.left_out.forms
         if node not in forms:  # whose loops and statements are those that are marked
             forms[node] = self._form(node, nest, named, extents, tiles)
-        taken = name_nodes(forms[node][0])
-        if tiles and {*tiles.values()}.isdisjoint(n.id for n in taken):
+        if tiles and {*tiles.values()}.isdisjoint(n.id for n in name_nodes(forms[node][0])):
             self.attributes["idle"] = tuple(tiles.values())
         return forms[node]
 
@@ -96,13 +92,15 @@ class WholeLoops(Statements):
             if nests.is_elementwise(nest, named):
                 return self._elements(node, nest)
             return self._by_threads(node, nest, named)
-        single = one_by_one(nest, named, used, self._decided)
-        self.whole_names |= assigned_names([*single.body])
-        used = used | self.whole_names
-        typed = self._typed(in_two_loops(single, named), named)
+        for single in in_ways(nest, named, used, self._decided):
+            self.whole_names |= assigned_names([*single.body])
+            used = used | self.whole_names
+            typed = self._typed(in_two_loops(single, named), named)
+            product = self._product(typed, named, used) if tiles else None
+            if product is not None:
+                product = self._without_bounds(product)
+                break
         blocks = Blocks(node, typed, used, self.threads)
-        product = self._product(typed, named, used) if tiles else None
-        product = None if product is None else self._without_bounds(product)
         if product is not None and (tiled := self._tiled(product, typed, named)):
             edges = not self._stays_inside(product.epilogue, nest.indices, extents)
             key = node, product.text, tiled.text, tuple(tiles.items()), edges

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec import language as T
@@ -67,6 +67,15 @@ def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
     return replace(nest, body=body) if apart.changed else nest
+
+
+def in_ways(nest: Nest, named: Named, used: set[str], decided: Decided) -> Iterator[Nest]:
+    """The nest `one_by_one`: with a condition around all of it where it stands, if there is one,
+    which may be that of whole tiles; then with all conditions around loops in these."""
+    match nest.body:
+        case [ast.If(test)] if decided(test) is None:
+            yield one_by_one(nest, named, used)
+    yield one_by_one(nest, named, used, decided)
 
 
 class _OneByOne(ast.NodeTransformer):

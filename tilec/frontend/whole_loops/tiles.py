@@ -41,7 +41,9 @@ _ROW_TILES = {
 _LONGEST = (1, 16384, 1024)
 _LONGEST_PARTS = 4  # of such a row, at least: there may be as many rows as a machine runs blocks
 _REGISTERS = 65536  # of a multiprocessor, of which a thread has its share,
-_BESIDE = 40  # and what it needs of these beside the parts
+_BESIDE = 40  # and what it needs of these beside the parts;
+_WIDE = 3  # those of a part of 64 bits, with what it is folded with
+_FEW_PARTS = 8  # that are loaded at once: 16 bytes of halves
 _COLUMNS = (128, 32, 16, 8)  # of a tile: the most that divide all, so that no tile sticks out,
 _FEW = 1024  # fewest where there are not more than these;
 _USUAL = 32  # and what a tile has where none of them does
@@ -155,10 +157,15 @@ class Tiles(TileLoops):
         """A tile of rows whose parts of all that is folded at once a thread can hold."""
         outer, inner, threads = tile
         folded = self._folded_at_once()
+        wide = any("64" in ast.unparse(d) for d in nests.declared(self.nest).values())
         while folded > 1 and threads > _THREADS:
-            if folded * outer * inner // threads + _BESIDE <= _REGISTERS // threads:
+            parts = outer * inner // threads
+            if parts * folded * (_WIDE if wide else 1) + _BESIDE <= _REGISTERS // threads:
                 break
-            inner, threads = inner // 2, threads // 2
+            if parts > _FEW_PARTS:
+                inner //= 2
+            else:
+                threads //= 2
         return outer, inner, threads
 
     def _folded_at_once(self) -> int:
