@@ -154,7 +154,9 @@ class _Chooser:
         if f.space == "shared":
             return self._box_store(o)
         # Threads with more than that store well themselves.
-        return f.space == "fragment" and self._staged(o) and is_narrow(f.laid_out, t.dtype.bits)
+        if f.space != "fragment" or o in self.grouped:  # groups store as they hold it
+            return False
+        return self._staged(o) and is_narrow(f.laid_out, t.dtype.bits)
 
     def _staged(self, o: ops.Copy) -> bool:
         """Whether a fragment can be staged on its way, warp by warp."""
