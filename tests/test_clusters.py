@@ -323,8 +323,6 @@ def test_how_tiles_are_cut() -> None:
 
 
 def clustered(cluster: Any, tma: bool = True, threads: int = 128) -> Callable[..., Any]:
-    stages = 2 if tma else 0
-
     def kernel(
         A: T.Tensor((M, K), "float16"),
         B: T.Tensor((N, K), "float16"),
@@ -337,7 +335,8 @@ def clustered(cluster: Any, tma: bool = True, threads: int = 128) -> Callable[..
             b_tile = T.alloc_shared((64, 32), "float16")
             acc = T.alloc_fragment((64, 64), "float32")
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=stages):
+            steps = T.ceildiv(K, 32)
+            for k in T.Pipelined(steps, num_stages=2) if tma else T.serial(steps):
                 T.copy(A[by * 64, k * 32], a_tile)
                 T.copy(B[bx * 64, k * 32], b_tile)
                 T.gemm(a_tile, b_tile, acc, transpose_B=True)
