@@ -30,7 +30,7 @@ def quarters(shape: tuple[int, int], dtype: str) -> np.ndarray:
 
 PRODUCTS = [
     (Product("float16", "float16", "float32", "float32"), "v_mfma_f32_32x32x16_f16"),
-    (Product("float16", "float16", "float16", "float32", (64, 64, 24)), "v_mfma_f32_32x32x8_f16"),
+    (Product("float16", "float16", "float16", "float32", (64, 64, 24)), "v_mfma_f32_32x32x16_f16"),
     (Product("bfloat16", "bfloat16", "float32", "float32", (16, 64, 32)),
      "v_mfma_f32_16x16x32_bf16"),
     (Product("bfloat16", "bfloat16", "float32", "float32", (64, 64, 32), True, False),

@@ -152,9 +152,21 @@ def test_in_the_order_that_its_author_wants() -> None:
     np.testing.assert_allclose(given[3], want, atol=0.01 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("how", [{"kept": "float32"}, {"safe": 1.0}], ids=["dtype", "not zeros"])
-def test_what_stays_and_is_said(how: dict[str, Any]) -> None:
+def test_a_tile_of_a_wider_dtype_is_as_narrow_as_its_numbers() -> None:
+    """Rows of float16 in a tile of float32 (`narrow_operands`) are gathered as those in its own."""
     given, _ = arrays(16)
+    kernel = scores(16, kept="float32")
+    made = kernel.compile(*given, target="cuda:sm_90a")
+    assert " gather " in made.stages["recognise_gathers"]
+    assert tilec.simulate(kernel, *given, target="cuda:sm_90a").ok
+    got = given[3].copy()
+    kernel(*given)
+    np.testing.assert_allclose(got, given[3], rtol=1e-4, atol=1e-3)
+
+
+def test_what_stays_and_is_said() -> None:
+    """Rows that are not there are no zeros."""
+    (given, _), how = arrays(16), {"safe": 1.0}
     with pytest.warns(tilec.PerformanceWarning, match="cannot run ahead.*a part of k"):
         made = scores(16, **how).compile(*given, target="cuda:sm_90a")
     assert " gather " not in made.stages["recognise_gathers"]

@@ -416,7 +416,8 @@ def test_plans_that_the_next_tile_beats_are_left() -> None:
         (160, "d", 1.06),
         (64, "e", 1.09),
     )
-    known = [(Plan(name), SimpleNamespace(seconds=s, lacking=0)) for _, name, s in times]
+    made = [SimpleNamespace(seconds=s, lacking=0, registers=n) for n, _, s in times]
+    known = [(Plan(name), e) for (_, name, _), e in zip(times, made)]
     ranked = [Ranked({"BN": bn}, *found) for (bn, _, _), found in zip(times, known)]
     choice = Choice({"BN": 160}, tuple(ranked), ())
     assert [t["BN"] for t in choice.tiles] == [160, 128, 64]

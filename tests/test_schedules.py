@@ -444,7 +444,7 @@ def traced(kernel: Any, *args: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("written", "fixed", "stages"),
-    [(0, None, 1), (1, None, 6), (3, None, 6), (6, None, 6), (3, 4, 4), (4, 3, 3), (None, 3, 3)],
+    [(0, None, 6), (1, None, 6), (3, None, 6), (6, None, 6), (3, 4, 4), (4, 3, 3), (None, 3, 3)],
 )
 def test_the_number_of_stages_is_the_least(
     written: int | None, fixed: int | None, stages: int

@@ -140,7 +140,7 @@ class Chooser:
             first = found[at][0].estimate if found[at] else None
             return math.inf if first is None else first.seconds
 
-        self._leave_out_idle()
+        self._leave_out_idle(starts)
         if math.prod(map(len, self._open.values())) <= MOST_TRACED:
             for at in itertools.product(*self._open.values()):
                 best(at)
@@ -174,14 +174,15 @@ class Chooser:
         lists = map(sorted, self._open.values())
         return tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
 
-    def _leave_out_idle(self) -> None:
-        """Arguments that the kernel does not take under these facts have one value: all others are
-        the same kernel."""
+    def _leave_out_idle(self, starts: Sequence[Mapping[str, int]]) -> None:
+        """Arguments that the kernel does not take under these facts, as a search's first candidate
+        says, have one value: all others are the same kernel."""
         if math.prod(map(len, self._open.values())) > MOST_TRACED:
-            candidate = self._candidate(self._middle)
+            first = tuple(starts[0][name] for name in self._open) if starts else self._middle
+            candidate = self._candidate(first)
             if isinstance(candidate, Candidate):
                 for name in candidate.func.attrs.get("idle", ()):
-                    self._open[name] = [self._middle[[*self._open].index(name)]]
+                    self._open[name] = [first[[*self._open].index(name)]]
 
     def as_compiled(self, choice: Choice, most: int) -> Choice:
         """`choice` with what its first configurations take by the passes, without those that the
