@@ -347,7 +347,7 @@ def test_what_is_a_gather() -> None:
 
     assert gathers(loop_of(turned), x, y)
     assert gathers(loop_of(masked), x, y)
-    assert not gathers(loop_of(turned, stages=0), x, y)  # nothing runs ahead
+    assert gathers(loop_of(turned, stages=0), x, y)  # of a loop with products the least
     assert not gathers(loop_of(turned, writes=True), x, y)
     assert not gathers(loop_of(turned, keeps=True), x, y)
     assert not gathers(loop_of(lambda X, row, column: X[127 - row, column] * 2), x, y)
