@@ -33,7 +33,7 @@ def unswitch_loops(func: Func) -> Func:
 
     def asked(loop: ops.For, o: ops.If) -> list[Op] | None:
         """What is to be computed in front of the loop for a branch; None if it cannot be."""
-        inside = {x for x in loop.body.ops}
+        inside = {*loop.body.ops}
         made = [x for x in upstream([o.cond], defs) if x in inside]
         known = all(x.pure for x in made) and not any(
             v in loop.body.args for x in (*made, o) for v in x.operands

@@ -32,7 +32,7 @@ from tilec.frontend.whole_loops.nests import (
     elements_of,
     index_of,
     no_less,
-    tensor_of,
+    stored_tensors,
     with_ends,
 )
 from tilec.frontend.whole_loops.rows import is_pure
@@ -49,7 +49,7 @@ def with_ends_of_rows(
     """The nest with what follows from its indices in place of names for it in the extents of its
     loops; of conditions whose side is known that. Where a loop does nothing but what it does before
     an end, `for s in range(S): if s < n: …`, it ends there."""
-    stored = {*stored_names(*nest.body), *_written(nest)}
+    stored = {*stored_names(*nest.body), *stored_tensors(*nest.body)}
     ends = _Ends(nest, named, decided, dtype_of)
     body = tuple(map(ends.visit, copy.deepcopy(nest.body)))
     nest = replace(nest, body=body) if ends.changed else nest
@@ -115,7 +115,7 @@ class _Ends(ast.NodeTransformer):
                 return None
         if not (isinstance(at, ast.Name) and at.id == index_of(s)):
             return None
-        changed = {*stored_names(s), *_written(self.nest)}
+        changed = {*stored_names(s), *stored_tensors(*self.nest.body)}
         ours = self._is_int(end) and is_pure(end, self.named)
         return end if ours and changed.isdisjoint(names_in(end)) else None
 
@@ -138,11 +138,6 @@ class _Ends(ast.NodeTransformer):
         value = self.named(e)
         dtype = getattr(value, "dtype", None)
         return isinstance(value, int) or (isinstance(dtype, DType) and dtype.is_int)
-
-
-def _written(nest: Nest) -> set[str]:
-    found = elements_of(*nest.body)
-    return {tensor_of(e) for e in found if isinstance(e.ctx, ast.Store)}
 
 
 class End(NamedTuple):
@@ -177,7 +172,8 @@ class Ends(TilePlaces):
             dtype = self.dtype(extent, ())
             if not (self.totals and own <= shared and self._is_pure(extent)):
                 return False
-            if _written(self.nest) & names_in(extent) or (dtype is not None and dtype.is_float):
+            written = stored_tensors(*self.nest.body)
+            if written & names_in(extent) or (dtype is not None and dtype.is_float):
                 return False
         return True
 

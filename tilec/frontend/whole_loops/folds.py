@@ -27,11 +27,13 @@ from tilec.frontend.values import Scalar, is_literal
 from tilec.frontend.whole_loops.nests import (
     DtypeOf,
     Put,
+    cast_of,
     changed_by,
     counted,
     elements_of,
     index_of,
     is_alone,
+    stored_tensors,
     tensor_of,
 )
 from tilec.frontend.whole_loops.places import neutral_of
@@ -201,7 +203,7 @@ class Folds(Rows):
                         break
                     value = Put({name: given}).visit(copy.deepcopy(value))
             changed |= {*stored_names(s)}
-            if any(every(ast.Expr, s)) or any(isinstance(e.ctx, ast.Store) for e in elements_of(s)):
+            if any(every(ast.Expr, s)) or stored_tensors(s):
                 break  # which elements it changes is not asked
         while (operand := self._cast_of(value)) is not None:
             kept, given_dtype = self.dtype(value, before), self.dtype(operand, before)
@@ -213,14 +215,10 @@ class Folds(Rows):
     def _cast_of(self, value: ast.expr) -> ast.expr | None:
         """What a cast is of; None for anything else."""
         match value:
-            case ast.Call(ast.Attribute(operand, "astype"), [_], []):
+            case ast.Call(func, [operand], []) if self.named(func) is float:
                 return operand
-            case ast.Call(func, [operand, *others], []):
-                word = self.named(func)
-                if word is T.cast or word is T.Cast:
-                    return operand if word is T.cast else others[0]
-                return operand if word is float or isinstance(word, DType) else None
-        return None
+        found = cast_of(value, self.named)
+        return None if found is None else found[0]
 
     def _pick(self, s: ast.stmt, chain: Sequence[ast.For]) -> Pick | None:
         """That and the place of the element."""
@@ -256,10 +254,8 @@ class Folds(Rows):
             return False
         if at.bits < 32:
             return False
-        return p.of_equal == "min" or at.kind in (
-            "int",
-            "float",
-        )  # no uint says that there is no last one
+        # No uint says that there is no last one.
+        return p.of_equal == "min" or at.kind in ("int", "float")
 
     def dtype(self, value: ast.expr, before: Sequence[ast.stmt]) -> DType | None:
         """That of an expression behind the statements `before` it in a loop; None where it does not

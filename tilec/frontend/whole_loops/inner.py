@@ -31,7 +31,7 @@ from tilec.frontend.whole_loops.nests import (
     counted,
     elements_of,
     index_of,
-    tensor_of,
+    stored_tensors,
     unravelled,
 )
 from tilec.frontend.whole_loops.operands import Tiling
@@ -82,7 +82,7 @@ def without_sums(
         lost = {*stored_names(old)} - {*stored_names(new)}
         if any(lost & needed_by(s) for s in body[at + 1 :]):
             return None
-    stored = {tensor_of(e) for e in elements_of(*body) if isinstance(e.ctx, ast.Store)}
+    stored = stored_tensors(*body)
     read = {n.id for inner in found for o in inner.product.operands for n in name_nodes(o.value)}
     loops = {name for i in found for name, _ in (*i.loops, *i.product.inner)}
     if stored & read or read & {*stored_names(*body)} - loops:

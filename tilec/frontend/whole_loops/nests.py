@@ -214,6 +214,11 @@ def tensor_of(element: ast.Subscript) -> str:
     return element.value.id
 
 
+def stored_tensors(*statements: ast.stmt) -> set[str]:
+    """The tensors that statements write elements of."""
+    return {tensor_of(e) for e in elements_of(*statements) if isinstance(e.ctx, ast.Store)}
+
+
 def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     """The extents that the form of a nest follows: those of loops inside, and the iterations'
     where they are in one another; that of the last index, where elements have it last; and, of
@@ -377,6 +382,20 @@ def as_one_loop(body: Sequence[ast.stmt]) -> tuple[ast.stmt, ...]:
 def called(func: ast.expr, named: Named) -> object:
     """What is called, which may be a word that `as_syntax` has put there."""
     return func.value if isinstance(func, ast.Constant) else named(func)
+
+
+def cast_of(node: ast.expr, named: Named) -> tuple[ast.expr, ast.expr] | None:
+    """What is cast, and to which dtype; None of what is no cast to one that is written."""
+    match node:
+        case ast.Call(ast.Attribute(value, "astype"), [dtype], []):
+            return value, dtype
+        case ast.Call(func, [dtype, value], []) if called(func, named) is T.Cast:
+            return value, dtype
+        case ast.Call(func, [value, dtype], []) if called(func, named) is T.cast:
+            return value, dtype
+        case ast.Call(dtype, [value], []) if isinstance(called(dtype, named), DType):
+            return value, dtype
+    return None
 
 
 def with_factors_cast(s: ast.stmt, tensors: Container[str], dtype: str) -> str | None:

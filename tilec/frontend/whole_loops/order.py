@@ -39,10 +39,9 @@ from tilec.frontend.whole_loops.nests import (
     chain_of,
     changed_by,
     declared,
-    elements_of,
     fresh_name,
     index_of,
-    tensor_of,
+    stored_tensors,
 )
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import BOOL, DType
@@ -82,7 +81,7 @@ class _OneByOne(ast.NodeTransformer):
     def __init__(self, nest: Nest, named: Named, used: set[str], decided: Decided | None) -> None:
         self.nest, self.named, self.used, self.decided = nest, named, used, decided
         self.changed = False
-        self.written = {tensor_of(e) for e in elements_of(*nest.body) if _is_stored(e)}
+        self.written = stored_tensors(*nest.body)
         self.names = [n.id for n in name_nodes(*nest.body)]
 
     def fresh(self, base: str) -> str:
@@ -170,8 +169,8 @@ class _OneByOne(ast.NodeTransformer):
         within = [x for x in ast.walk(s) if isinstance(x, ast.stmt)]
         plain = all(isinstance(x, ast.For | ast.Assign | ast.AugAssign) for x in within)
         values = [x.value for x in within if isinstance(x, ast.Assign | ast.AugAssign)]
-        stores = any(_is_stored(e) for e in every(ast.Subscript, s))
         pure = all(is_pure(v, self.named) for v in values)
+        stores = any(isinstance(e.ctx, ast.Store) for e in every(ast.Subscript, s))
         return plain and pure and not stores and {*stored_names(s)} <= own
 
     def visit_For(self, s: ast.For) -> ast.AST | list[ast.stmt]:
@@ -232,10 +231,6 @@ class _Number(Put):
         return made
 
 
-def _is_stored(e: ast.Subscript) -> bool:
-    return isinstance(e.ctx, ast.Store)
-
-
 def _inside(s: ast.stmt, test: ast.expr) -> ast.stmt:
     """A statement under a condition, which loops in one another ask last."""
     if isinstance(s, ast.For) and not s.orelse:
@@ -266,9 +261,8 @@ class _Simple:
     """`kept`: the variables that loops may fold into, with their dtypes; `names`: all in a nest."""
 
     def __init__(self, nest: Nest, dtype_of: DtypeOf, dtype: DtypeBehind, language: str) -> None:
-        self.kept, self.dtype_of, self.dtype, self.language = (
-            declared(nest), dtype_of, dtype, language,
-        )  # fmt: skip
+        self.kept, self.dtype_of = declared(nest), dtype_of
+        self.dtype, self.language = dtype, language
         self.names = [n.id for n in name_nodes(*nest.body)]
 
     def statement(self, s: ast.stmt) -> ast.stmt:

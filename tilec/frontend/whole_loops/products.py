@@ -108,7 +108,7 @@ def find_product(
 def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     """The sums of products that a loop's body is; None for any other. `decided`: what is known of
     a condition before the kernel runs."""
-    guards, body, otherwise = _guarded(nest, named)
+    guards, body, otherwise = _guarded(nest)
     at = next((n for n, s in enumerate(body) if isinstance(s, ast.For)), len(body))
     before, epilogue = body[:at], body[at + 1 :]
     behind = (*epilogue, *otherwise)
@@ -170,13 +170,16 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
 
 
 def _guarded(
-    nest: Nest, named: Named
+    nest: Nest,
 ) -> tuple[tuple[ast.expr, ...], tuple[ast.stmt, ...], tuple[ast.stmt, ...]]:
     """The conditions under which iterations do anything, what they do, and what others do."""
     match nest.body:
         case [ast.If(test, body, otherwise)] if not elements_of(ast.Expr(test)):
-            both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-            tests = test.values if isinstance(test, ast.BoolOp) and both else [test]
+            match test:
+                case ast.BoolOp(ast.And(), tests):
+                    pass
+                case _:
+                    tests = [test]
             return tuple(tests), as_one_loop(body), tuple(otherwise)
     return (), as_one_loop(nest.body), ()
 

@@ -16,6 +16,7 @@ from tilec.frontend.whole_loops.nests import (
     Named,
     Put,
     called,
+    cast_of,
     counted,
     index_of,
     indices_of,
@@ -25,7 +26,6 @@ from tilec.frontend.whole_loops.nests import (
 from tilec.frontend.whole_loops.operands import Operand
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.spans import added_in
-from tilec.ir.types import DType
 from tilec.support.syntax import every, names_in, placed, stored_names
 
 Decided = Callable[[ast.expr], bool | None]
@@ -262,22 +262,14 @@ class Reader:
         return Operand(node, None, (), None) if pure else None
 
     def _cast(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-        """What is cast, and to which dtype."""
+        """What is cast, and to which dtype, which `float` leaves to the element's."""
         match node:
-            case ast.Call(ast.Attribute(value, "astype"), [dtype], []):
-                return value, dtype
-            case ast.Call(func, [dtype, value], []) if self._called(func) is T.Cast:
-                return value, dtype
-            case ast.Call(func, [value, dtype], []) if self._called(func) is T.cast:
-                return value, dtype
-            case ast.Call(dtype, [value], []) if isinstance(self._called(dtype), DType):
-                return value, dtype
             case ast.Call(func, [ast.Subscript(tensor) as value], []):
                 if self._called(func) is float:
                     wide = f"{ast.unparse(tensor)}.dtype == 'float64'"
                     text = f"'float64' if {wide} else 'float32'"
                     return value, placed(ast.parse(text, mode="eval").body, node)
-        return None
+        return cast_of(node, self.named)
 
     def _called(self, func: ast.expr) -> object:
         return called(func, self.named)

@@ -59,11 +59,8 @@ class Scans(Folds):
         match s:
             case ast.If(test, [ast.Assign([ast.Name(name)], start)], []) if name in self.sums:
                 pure = self._is_pure(test) and self._is_pure(start)
-                return (
-                    Reset(name, test, start)
-                    if pure and name not in names_in(s.test, start)
-                    else None
-                )
+                if pure and name not in names_in(test, start):
+                    return Reset(name, test, start)
         return None
 
     def _begins_well(

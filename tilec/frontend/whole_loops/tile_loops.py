@@ -204,10 +204,8 @@ class TileLoops(Across):
         each = f"for {o} in {t}.Parallel({outer}):\n    "
         needed = [value] if reset is None else [value, reset.test, reset.start]
         made = makers(ast.Tuple(needed, ast.Load()), names)
-        text, box = (
-            f"{t}.cast({ast.unparse(self._put(value))}, {dtype})",
-            f"0:{outer}, {PAD - 1}:{end}",
-        )
+        text = f"{t}.cast({ast.unparse(self._put(value))}, {dtype})"
+        box = f"0:{outer}, {PAD - 1}:{end}"
         cut, anew, begins = list[str](), "", ""
         if reset is not None:
             flags, begin = self.fresh("begins"), ast.unparse(self._put(reset.start))

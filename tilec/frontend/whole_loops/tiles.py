@@ -216,7 +216,7 @@ class Tiles(TileLoops):
         """Which would be other threads' elements, but where one statement out of loops does both,
         at one place."""
         found = nests.elements_of(*self.nest.body)
-        both = {nests.tensor_of(n) for n in found if isinstance(n.ctx, ast.Store)}
+        both = nests.stored_tensors(*self.nest.body)
         both &= {nests.tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
         for s in self.nest.body:
             own = [*nests.elements_of(s)]

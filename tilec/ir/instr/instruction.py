@@ -113,7 +113,7 @@ class Operands:
         convergent: bool = True,
     ) -> Asm:
         """The finished piece, which does what `semantics` does. `memory`: it reads or writes
-        memory, or orders those who do."""
+        memory, or orders those who do; `effects`, `convergent`: see `Asm`."""
         mark = "=&" if self._early else "="
         words = [mark + k for k in self._outputs]
         words += ["l" if k == "p" else k for k in self._inputs]
