@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.frontend.generators import write_loops
 from tilec.frontend.plain_syntax import simplify_syntax
 from tilec.ir.errors import CompileError
 from tilec.ir.lines import file_lines, function_lines
@@ -153,6 +154,7 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
         hint = "write def instead of async def"
         raise CompileError("a kernel must be a plain function, not async", loc, hint)
     simplify_syntax(node)
+    write_loops(node, lambda n: n not in cells and n not in function.__globals__)
     enclosing = getattr(function, "__tilec_locals__", {})
     read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
     function.__dict__[_READ] = code, read

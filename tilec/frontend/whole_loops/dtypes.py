@@ -46,11 +46,13 @@ def with_dtypes(
     if any(word in ast.unparse(s) for s in nest.body for word in _WIDER):
         return nest
     body: list[ast.stmt] = []
+    known: dict[str, ast.expr] = {}
     for at, s in enumerate(nest.body):
         match s:
             case ast.Assign([ast.Name(name) as target], value):
-                found = _Folded(nest, name, named, dtype_of, index).read(value, at)
+                found = _Folded(nest, name, named, dtype_of, index, known).read(value, at)
                 if found is not None:
+                    known[name] = found[0]
                     s = ast.copy_location(ast.AnnAssign(target, *found, simple=1), s)
             case ast.AugAssign(ast.Name(name) as target, op, value):
                 read = ast.copy_location(ast.Name(name, ast.Load()), target)
@@ -98,13 +100,14 @@ def changes_literals(nest: Nest, named: Named) -> bool:
 
 @dataclass(frozen=True)
 class _Folded:
-    """What loops of a nest fold into a name."""
+    """What loops of a nest fold into a name; `known`: the dtypes of those that began before it."""
 
     nest: Nest
     name: str
     named: Named
     dtype_of: DtypeOf | None
     index: DType
+    known: dict[str, ast.expr]
 
     def read(self, value: ast.expr, at: int) -> tuple[ast.expr, ast.expr] | None:
         """The dtype of the name that begins as `value` in a statement, as it is written, and the
@@ -187,17 +190,20 @@ class _Folded:
             match value:
                 case ast.Name(name) if name in counts:
                     return self.index
-                case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+                case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as op, right):
                     a, b = dtype(left, before), dtype(right, before)
-                    if a is b is self.index:
+                    if a is b is self.index and not isinstance(op, ast.Mult):
                         return a
+                    if a and b and {a, b} == {self.index, FLOAT32}:
+                        return FLOAT32
             return self.index if _is_int(value) else reads.dtype(value, before)
 
         return {dtype(value, before) for _, value, before in self._folds(behind)}
 
     def _reads(self) -> Folds:
         known = self.dtype_of or (lambda written: FLOAT32)
-        return Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
+        reads = Folds(self.nest, self.named, lambda e: None, 1, "", "", str, dtype_of=known)
+        return replace(reads, sums=self.known)
 
     def _is_float(self, value: ast.expr) -> bool:
         match value:
