@@ -222,7 +222,7 @@ class Recorder:
             if kernel.is_sequence:
                 self.made[code] = kernel.parts.compile(args, TARGET, kwargs)[0]
             else:
-                self.made[code] = kernel.real_compile(*args, target=TARGET, **kwargs)
+                self.made[code] = kernel.real_compile(args, TARGET, kwargs)
             said.append("")
             for place in self.inlined:  # a macro may hold T.Kernel
                 self.results[place] = self.results[place] or [""]
@@ -280,7 +280,7 @@ def watch(recorder: Recorder) -> None:
     from tilec.kernel import Kernel
     from tilec.tilelang import profiler, programs
 
-    Kernel.real_compile = Kernel.compile
+    Kernel.real_compile = Kernel.compile_for
 
     def spec_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -339,7 +339,7 @@ def watch(recorder: Recorder) -> None:
             made.append(torch.empty(shape, dtype=getattr(torch, dtype), device="cpu"))
         return made[0] if len(made) == 1 else tuple(made) or None
 
-    def compiled(kernel: Any, /, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+    def compiled(kernel: Any, args: Any, target: Any, kwargs: Any) -> Any:
         recorder.compile(kernel, lambda: ([spec_of(a) for a in args], kwargs))
         return types.SimpleNamespace(asm=AnySource(), stages={})
 
@@ -357,7 +357,7 @@ def watch(recorder: Recorder) -> None:
         if recorder.expecting:
             recorder.wrong.add(id(kernel.function))
 
-    Kernel.__init__, Kernel._launch, Kernel.compile = begun, launch, compiled
+    Kernel.__init__, Kernel._launch, Kernel.compile_for = begun, launch, compiled
     made = programs.JITKernel.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -70,8 +70,8 @@ def run(source: Path, files: list[Path], scratch: Path) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.torch
 def test_kernels_that_compile_are_told_from_others(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     file = tmp_path / "examples" / "test_own.py"
     file.parent.mkdir()
     file.write_text(PROGRAM)
