@@ -412,6 +412,11 @@ class Call:
     index: int
     first: object
 
+    @property
+    def place(self) -> str:
+        """The device in words: "cpu", "cuda:0"."""
+        return "cpu" if self.device == "cpu" else f"{self.device}:{self.index}"
+
 
 def read_arguments(
     kernel: str,
