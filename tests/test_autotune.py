@@ -464,7 +464,7 @@ def test_the_measured_plan_is_the_kernels_own(
     monkeypatch.setattr(Trials, "time", played)
     problem = Problem(kernel, given, None, "cuda:sm_90a")
     options = Options(topk=3, budget=200, executor=threads)
-    found, best = measure(problem, options, [], (), {}, "cuda:0")
+    found, best = measure(problem, options, (), {})
     assert len(found.trials) >= 3 and best in asked
     assert isinstance(best.chosen.plan, Plan) and found.config.keys() == {"BM", "BN"}
     again = kernel.compile(**given, **found.config, target="cuda:sm_90a")
@@ -472,8 +472,9 @@ def test_the_measured_plan_is_the_kernels_own(
 
 
 def test_jobs_can_be_pickled(own_cache: Path) -> None:
-    problem = Problem(product(), {n: tilec.spec((64, 64), "float16") for n in "ABC"}, None, "cpu")
-    tried, refused = candidates(problem, [{"BM": 64, "BN": 64}], 1)
+    given = {n: tilec.spec((64, 64), "float16") for n in "ABC"}
+    problem = Problem(product(), given, None, "cpu", [{"BM": 64, "BN": 64}])
+    tried, refused = candidates(problem, 1)
     (candidate,) = tried
     asked = candidate.asked
     key = asked.key(candidate.chosen)

@@ -41,7 +41,6 @@ from tilec.runtime.arguments import Call, Parameter, as_index
 from tilec.runtime.devices import resolve_target
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.image import NO_BLOCKS
-from tilec.runtime.tensors import common_kind
 from tilec.support.lazy import Lazy
 from tilec.support.settings import warn_of_unknown
 
@@ -212,10 +211,7 @@ class Kernel(Launchable):
             # No room for the copies, say: it can do without.
             variant = self.variant(dataclasses.replace(key, packed=()))
             loaded, ready = variant.ready(call, grid, stream)
-        variant.order_streams(call, stream)
-        loaded.launch(ready)
-        variant.tell_written(bound)
-        kind = common_kind(bound[name] for name in call.tensors if name in bound)
+        kind = variant.launch(loaded, ready, call, stream, bound)
         path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
             self._take_path(revision, kind, lambda: revision.write_path(kind, variant))

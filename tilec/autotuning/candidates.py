@@ -109,15 +109,13 @@ def check_key(kernel: Kernel, key: Any) -> None:
             raise LaunchError(message, hint=hint)
 
 
-def candidates(
-    problem: Problem, configs: Sequence[Mapping[str, Any]], topk: int
-) -> tuple[list[Candidate], list[tuple[str, str]]]:
+def candidates(problem: Problem, topk: int) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """The candidates, best prediction first, and configurations that cannot be (name and reason).
     Raises the error of the first one where none can."""
     found: dict[Any, Candidate] = {}
     refused: list[tuple[str, str]] = []
     first: TilecError | None = None
-    for config in configs or [{}]:
+    for config in problem.configs or [{}]:
         try:
             for candidate in _of_config(problem, config, topk):
                 plan = candidate.chosen.plan

@@ -29,19 +29,57 @@ _COMPILING = 0.6  # of the budget, where candidates run on the processors that c
 
 
 def measure(
-    problem: Problem,
-    options: Options,
-    configs: Sequence[Mapping[str, Any]],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    place: str,
+    problem: Problem, options: Options, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Tuning, Candidate]:
-    """Try the candidates of a problem; what was found, and the best. `configs` are checked ones,
-    `args` and `kwargs` the call's, `place` its device. Raises LaunchError where none can be
-    measured, and the first one's error where none can be."""
-    begin = time.monotonic()
+    """Try the candidates of a problem; what was found, and the best. `args` and `kwargs` are the
+    call's. Raises LaunchError where none can be measured, and the first one's error where none can
+    be."""
+    begin, kernel = time.monotonic(), problem.kernel
+    end = math.inf if options.budget is None else begin + options.budget
     with _executor(options) as executor:
-        return _measured(problem, options, configs, args, kwargs, place, executor, begin)
+        tried, refused = candidates(problem, options.topk)
+        if not problem.configs and problem.target != "cpu":  # nothing is packed there or planned
+            own = untuned(problem, {})
+            same = [c for c in tried if c.config == own.config and c.chosen == own.chosen]
+            rest = [c for c in tried if c not in same]
+            tried = [dataclasses.replace(own, seconds=same[0].seconds if same else math.inf), *rest]
+        trials = Trials(problem, args, kwargs, options.reference, options.rtol, options.atol)
+        bar = Progress(
+            f"tuning {kernel.name}", len(tried), "configurations",
+            silent=0.0, shown=options.progress, threaded=False,
+        )  # fmt: skip
+        outcomes: dict[int, Trial] = {}
+        variants: dict[int, CompiledKernel] = {}
+        try:
+            for number, made in _compiled(problem, tried, executor, begin, end):
+                candidate = tried[number]
+                bar.step(candidate.name)
+                outcomes[number] = outcome = _try(trials, candidate, made, _QUICK)
+                if outcome.timing is not None and isinstance(made, CompiledKernel):
+                    variants[number] = made
+            for candidate in trials.outvoted():
+                reason = "wrong: its result differs from what most others compute"
+                outcomes[tried.index(candidate)] = _trial(candidate, reason=reason)
+            _finals(trials, tried, outcomes, variants, end)
+        finally:
+            bar.close()
+    for number, candidate in enumerate(tried):
+        outcomes.setdefault(number, _trial(candidate, reason="not tried: the budget is spent"))
+    timed = {n: t.timing for n, t in outcomes.items() if t.timing is not None}
+    if not timed:
+        kernel.variant(tried[0].asked.key(tried[0].chosen))  # its own error says the line
+        reasons = "; ".join(f"{t.plan or 'plain'}: {t.reason}" for t in outcomes.values())
+        message = f"{kernel.name}: no candidate could be measured: {reasons}"
+        raise LaunchError(message, hint="look at kernel.compile(…) with one of them")
+    number = min(timed, key=lambda n: timed[n])
+    best, plan = tried[number], outcomes[number].plan
+    kernel.choices.adopt(best.asked, best.chosen)
+    everything = [outcomes[n] for n in sorted(outcomes)]
+    everything += [Trial({}, name, math.inf, None, reason) for name, reason in refused]
+    everything.sort(key=lambda t: math.inf if t.timing is None else float(t.timing))
+    place, spent = best.asked.call.place, time.monotonic() - begin
+    ms = float(timed[number])
+    return Tuning(kernel.name, place, best.config, plan, ms, tuple(everything), spent), best
 
 
 @contextlib.contextmanager
@@ -57,68 +95,6 @@ def _executor(options: Options) -> Iterator[Executor]:
         yield own
     finally:
         own.shutdown(wait=False, cancel_futures=True)
-
-
-def _measured(
-    problem: Problem,
-    options: Options,
-    configs: Sequence[Mapping[str, Any]],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    place: str,
-    executor: Executor,
-    begin: float,
-) -> tuple[Tuning, Candidate]:
-    tried, refused = candidates(problem, configs, options.topk)
-    if not configs and problem.target != "cpu":  # nothing is packed there, no plan chosen
-        own = untuned(problem, {})
-        same = [c for c in tried if c.config == own.config and c.chosen == own.chosen]
-        rest = [c for c in tried if c not in same]
-        tried = [dataclasses.replace(own, seconds=same[0].seconds if same else math.inf), *rest]
-    trials = Trials(problem, args, kwargs, options.reference, options.rtol, options.atol)
-    end = math.inf if options.budget is None else begin + options.budget
-    bar = Progress(
-        f"tuning {problem.kernel.name}", len(tried), "configurations",
-        silent=0.0, shown=options.progress, threaded=False,
-    )  # fmt: skip
-    outcomes: dict[int, Trial] = {}
-    variants: dict[int, CompiledKernel] = {}
-    try:
-        for number, made in _compiled(problem, tried, executor, begin, end):
-            candidate = tried[number]
-            bar.step(candidate.name)
-            outcome = _try(trials, candidate, made, _QUICK)
-            outcomes[number] = outcome
-            if outcome.timing is not None and isinstance(made, CompiledKernel):
-                variants[number] = made
-        for candidate in trials.outvoted():
-            number = tried.index(candidate)
-            reason = "wrong: its result differs from what most others compute"
-            outcomes[number] = _trial(candidate, reason=reason)
-        _finals(trials, tried, outcomes, variants, end)
-    finally:
-        bar.close()
-    for number, candidate in enumerate(tried):
-        outcomes.setdefault(number, _trial(candidate, reason="not tried: the budget is spent"))
-    timed = {n: t.timing for n, t in outcomes.items() if t.timing is not None}
-    if not timed:
-        problem.kernel.variant(tried[0].asked.key(tried[0].chosen))  # its own error says the line
-        reasons = "; ".join(f"{t.plan or 'plain'}: {t.reason}" for t in outcomes.values())
-        message = f"{problem.kernel.name}: no candidate could be measured: {reasons}"
-        raise LaunchError(message, hint="look at kernel.compile(…) with one of them")
-    number = min(timed, key=lambda n: timed[n])
-    best = tried[number]
-    problem.kernel.choices.adopt(best.asked, best.chosen)
-    everything = [outcomes[n] for n in sorted(outcomes)]
-    everything += [Trial({}, name, math.inf, None, reason) for name, reason in refused]
-    everything.sort(key=lambda t: math.inf if t.timing is None else float(t.timing))
-    plan = outcomes[number].plan
-    spent = time.monotonic() - begin
-    found = Tuning(
-        problem.kernel.name, place, best.config, plan, float(timed[number]),
-        tuple(everything), spent,
-    )  # fmt: skip
-    return found, best
 
 
 def _try(trials: Trials, candidate: Candidate, made: Any, length: tuple[float, float]) -> Trial:

@@ -98,9 +98,7 @@ class Trials:
         self, candidate: Candidate, variant: CompiledKernel, warmup: float, rep: float
     ) -> Timing:
         """How long a call takes. Raises TilecError."""
-        call = candidate.asked.call
-        place = call.device if call.device == "cpu" else f"{call.device}:{call.index}"
-        run = self._launcher(candidate, variant)
+        run, place = self._launcher(candidate, variant), candidate.asked.call.place
         timing: Timing = do_bench(run, warmup, rep, device=place)
         return timing
 

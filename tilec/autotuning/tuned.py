@@ -27,7 +27,7 @@ from tilec.jit.choose import place_of
 from tilec.jit.compiled import CompiledKernel, require_memory
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.fingerprint import describe
-from tilec.jit.launchpath import name_of
+from tilec.jit.launchpath import Sole, name_of
 from tilec.jit.specialise import Asked, Chosen, SpecialisationKey
 from tilec.kernel import Kernel
 from tilec.runtime.arguments import REQUIRED, bind_call
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     key: SpecialisationKey
 
 
-class Tuned:
+class Tuned(Sole):
     """A kernel that is tuned by measurement; call it as the kernel, `tuned(…)` or `tuned[grid](…)`.
 
     `tune(…)` measures for these arguments without a call; `results` has what was found since the
@@ -66,12 +66,6 @@ class Tuned:
 
     def __repr__(self) -> str:
         return f"<tuned {self.kernel!r}>"
-
-    def __copy__(self) -> Tuned:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Tuned:
-        return self
 
     def __reduce__(self) -> str:
         """Pickled by name, as kernels are."""
@@ -188,21 +182,20 @@ class Tuned:
         self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], again: bool
     ) -> tuple[Tuning, Found]:
         options, problem = self.options, self._problem(grid, args, kwargs)
-        asked, configs = problem.asked({}), problem.configs
+        asked = problem.asked({})
         call = asked.call
-        place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
         checked = "" if options.reference is None else "and checked "
         device = _device_name(call.device, call.index)
-        shelf = f"measured {checked}on {device} {describe(configs)}"
+        shelf = f"measured {checked}on {device} {describe(problem.configs)}"
         where = _place(asked)
         if options.key is not None:
             where = f"{options.key}: {self._keys(grid, args, kwargs)[0]}"
         if not again and options.cache:
-            known = self._read(problem, asked, shelf, where, place)
+            known = self._read(problem, asked, shelf, where)
             if known is not None:
                 return known
-        _refuse_capture(place)
-        tuning, best = measure(problem, options, configs, args, kwargs, place)
+        _refuse_capture(call.device)
+        tuning, best = measure(problem, options, args, kwargs)
         self.results.append(tuning)
         if options.cache:
             _store(asked, shelf, where, tuning, best)
@@ -216,7 +209,7 @@ class Tuned:
         return check_configs(self.kernel, configs) if configs is not None else []
 
     def _read(
-        self, problem: Problem, asked: Asked, shelf: str, where: str, place: str
+        self, problem: Problem, asked: Asked, shelf: str, where: str
     ) -> tuple[Tuning, Found] | None:
         """What an earlier program has measured for this problem; None if nothing."""
         match load_choices(asked.key(), shelf).get(where):
@@ -231,7 +224,7 @@ class Tuned:
                 except (LaunchError, CompileError):  # of another kernel than today's
                     return None
                 words = plan.describe() if plan else ""
-                tuning = Tuning(self.kernel.name, place, config, words, ms, (), 0.0)
+                tuning = Tuning(self.kernel.name, asked.call.place, config, words, ms, (), 0.0)
                 self.results.append(tuning)
                 return tuning, Found(config, chosen, call.key())
         return None
@@ -270,9 +263,9 @@ def _device_name(kind: str, index: int) -> str:
     return f"{found.name_of(index)} with {found.multiprocessors(index)} multiprocessors"
 
 
-def _refuse_capture(place: str) -> None:
+def _refuse_capture(device: str) -> None:
     torch = sys.modules.get("torch")
-    if place != "cpu" and torch is not None and torch.cuda.is_current_stream_capturing():
+    if device != "cpu" and torch is not None and torch.cuda.is_current_stream_capturing():
         message = "a kernel cannot be tuned while a CUDA graph is captured"
         raise LaunchError(message, hint="call it once before, or tuned.tune(…)")
 

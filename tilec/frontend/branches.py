@@ -63,22 +63,14 @@ class Branches(Calls):
         place, test = self.loc, self.tests.get(cond.value)
         with self.inside(conditional=True, guard=test) as on_true:
             then()
-            names_true = self.names
         with self.inside(conditional=True, guard=negated(test)) as on_false:
             if orelse is not None:
                 orelse()
-            names_false = self.names
         with self.at(place):
-            self.join(cond, on_true, names_true, on_false, names_false)
+            self.join(cond, on_true, on_false)
 
-    def join(
-        self,
-        cond: Scalar,
-        on_true: BlockBuilder,
-        names_true: dict[str, object],
-        on_false: BlockBuilder,
-        names_false: dict[str, object],
-    ) -> None:
+    def join(self, cond: Scalar, on_true: BlockBuilder, on_false: BlockBuilder) -> None:
+        names_true, names_false = on_true.names, on_false.names
         merged: list[str] = []
         pairs: list[tuple[Scalar, Scalar]] = []
         joined: dict[str, object] = {}

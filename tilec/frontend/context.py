@@ -104,11 +104,13 @@ class Generator:
 
 
 class BlockBuilder(Builder):
-    """A block being made, the constants it holds already, the generator of random numbers that it
-    has made last, and the buffers of which it reads elements that are named in front of it."""
+    """A block being made, what names mean at its end, the constants it holds already, the generator
+    of random numbers that it has made last, and the buffers of which it reads elements that are
+    named in front of it."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.names: dict[str, object] = {}
         self.constants: dict[tuple[str, str], Scalar] = {}
         self.generator: Generator | None = None
         self.late: set[Value] = set()
@@ -263,7 +265,7 @@ class Context:
         """Collect what is emitted into a block of its own. `conditional`: it may not run, but where
         `guard` holds, if that is known.
 
-        Names assigned inside are forgotten afterwards; whoever needs them takes them before."""
+        Names assigned inside are forgotten afterwards, but by the block."""
         builder = BlockBuilder()
         self.builders.append(builder)
         kept = self.frame.names
@@ -276,7 +278,7 @@ class Context:
             self.depth -= conditional
             if conditional:
                 self.guards.pop()
-            self.frame.names = kept
+            builder.names, self.frame.names = self.frame.names, kept
             self.builders.pop()
 
     def visible_names(self) -> set[str]:

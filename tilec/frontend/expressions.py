@@ -18,6 +18,7 @@ from tilec.frontend.lanes import lanes_at, numbers_of
 from tilec.frontend.memory import SliceIndex
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time, is_library, is_named_tuple, is_object
+from tilec.frontend.plain_syntax import REFUSED
 from tilec.frontend.recovery import check_known
 from tilec.frontend.values import (
     Buffer,
@@ -37,13 +38,6 @@ from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.types import DType, TypedFloat, TypedInt, find_dtype
 from tilec.support.syntax import ASKED, is_array
 
-# Syntax that kernels do not have: what it is called, and what to write instead.
-REFUSED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Await: ("await", "kernels are not coroutines"),
-    ast.Yield: ("yield", "kernels are not generators"),
-    ast.YieldFrom: ("yield", "kernels are not generators"),
-    ast.Starred: ("* unpacking", "write the elements out"),
-}
 PYTHON_BUILTINS = frozenset(
     """
     range len min max abs int float bool zip enumerate list tuple sum round any all sorted reversed

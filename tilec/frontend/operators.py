@@ -296,10 +296,9 @@ class Operators(Regions):
         hazards, test = self.hazards, self.tests.get(cond.value)
         with self.inside(conditional=True, guard=test) as then:
             a = on_true()
-            names = self.names
         with self.inside(conditional=True, guard=negated(test)) as other:
             b = on_false()
-            other_names = self.names
+        names, other_names = then.names, other.names
         named = self._named_in(names, other_names)
         ops = (*then.ops, *other.ops)
         harmless = hazards == self.hazards and all(o.pure or isinstance(o, Load) for o in ops)
@@ -318,7 +317,7 @@ class Operators(Regions):
             return self._selected(cond, a, b)
         if named:
             names[_CHOSEN], other_names[_CHOSEN] = a, b
-            self.join(cond, then, names, other, other_names)
+            self.join(cond, then, other)
             return self.number(self.names.pop(_CHOSEN), "this value")
         x, y = self.unify_in(then, other, a, b)
         for block, value in ((then, x), (other, y)):
@@ -336,14 +335,7 @@ class Operators(Regions):
                 side.setdefault(name, NOT_RETURNED)
         return [*dict.fromkeys(found)]
 
-    def join(
-        self,
-        cond: Scalar,
-        on_true: BlockBuilder,
-        names_true: dict[str, object],
-        on_false: BlockBuilder,
-        names_false: dict[str, object],
-    ) -> None:
+    def join(self, cond: Scalar, on_true: BlockBuilder, on_false: BlockBuilder) -> None:
         """Emit the `If` of two branches; names that differ between them become its results."""
         raise NotImplementedError
 

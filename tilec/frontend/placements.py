@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from math import prod
 from typing import Any
 
@@ -223,21 +224,10 @@ def _reach(t: Arithmetic, kind: str, a: _Span, b: _Span) -> tuple[int, int | Sca
     return (0, None) if low is None or high is None else (low, high - low + 1)
 
 
-def _add_operators() -> None:
-    for cls in (_Coordinate, _Span):
-        for python, kind in _OPERATORS.items():
-
-            def forward(self: Any, other: Any, kind: str = kind) -> Any:
-                return self._with(kind, other)
-
-            def reflected(self: Any, other: Any, kind: str = kind) -> Any:
-                return self._with(kind, other, swap=True)
-
-            setattr(cls, f"__{python}__", forward)
-            setattr(cls, f"__r{python}__", reflected)
-
-
-_add_operators()
+for _class in (_Coordinate, _Span):
+    for _python, _kind in _OPERATORS.items():
+        setattr(_class, f"__{_python}__", partialmethod(_class._with, _kind))
+        setattr(_class, f"__r{_python}__", partialmethod(_class._with, _kind, swap=True))
 
 
 # --- tiles ----------------------------------------------------------------------------------------

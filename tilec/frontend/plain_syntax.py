@@ -32,6 +32,25 @@ _LOOPS = ast.For | ast.While | ast.AsyncFor
 _WHOLE = ("bool", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
 """Python's classes whose pattern with one place, `float(x)`, gives that the object itself."""
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+# Syntax that kernels do not have: what it is called, and what to write instead.
+REFUSED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Await: ("await", "kernels are not coroutines"),
+    ast.Yield: ("yield", "kernels are not generators"),
+    ast.YieldFrom: ("yield", "kernels are not generators"),
+    ast.Starred: ("* unpacking", "write the elements out"),
+    ast.Try: ("try", "a kernel raises no exceptions; use if"),
+    ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
+    ast.AsyncFunctionDef: ("async def", "write def"),
+    ast.ClassDef: ("class", "write it outside"),
+    ast.Import: ("import", "import outside the kernel"),
+    ast.ImportFrom: ("import", "import outside the kernel"),
+    ast.Global: ("global", "pass values as parameters; results go to tensors"),
+    ast.Nonlocal: ("nonlocal", "pass values as parameters; results go to tensors"),
+    ast.Delete: ("del", "leave it out: a buffer is free after its last use"),
+    ast.AsyncFor: ("async for", "use for"),
+    ast.AsyncWith: ("async with", "use with"),
+    ast.Match: ("match by the keys of a dict or by places in a class", "use if and elif"),
+}
 
 
 def simplify_syntax(function: ast.FunctionDef) -> None:

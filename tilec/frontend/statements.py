@@ -33,23 +33,6 @@ from tilec.ir.caller import note_line
 from tilec.ir.errors import CompileError
 from tilec.support.syntax import every
 
-# Statements that kernels do not have: what they are called, and what to write instead.
-_REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
-    ast.Try: ("try", "a kernel raises no exceptions; use if"),
-    ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
-    ast.AsyncFunctionDef: ("async def", "write def"),
-    ast.ClassDef: ("class", "write it outside"),
-    ast.Import: ("import", "import outside the kernel"),
-    ast.ImportFrom: ("import", "import outside the kernel"),
-    ast.Global: ("global", "pass values as parameters; results go to tensors"),
-    ast.Nonlocal: ("nonlocal", "pass values as parameters; results go to tensors"),
-    ast.Delete: ("del", "leave it out: a buffer is free after its last use"),
-    ast.AsyncFor: ("async for", "use for"),
-    ast.AsyncWith: ("async with", "use with"),
-    ast.Match: ("match by the keys of a dict or by places in a class", "use if and elif"),
-}
-
-
 _MOST_RETURNED = 16
 
 
@@ -108,8 +91,7 @@ class Statements(Assignments):
                 raise Unread
             method = self._statements.get(type(node))
             if method is None:
-                name, hint = _REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
-                raise self.error(f"{name} is not allowed in a kernel", hint)
+                self.refuse(node)
             method(self, node)
         except RecursionError:
             hint = "give parts of it names of their own, in lines above"

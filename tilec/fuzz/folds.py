@@ -71,16 +71,6 @@ class Folds:
         made = _folded(COMBINED.get(name, name), value, error, dtype, nan_propagate)
         to[at[0]] = made.reshape(at[1])
 
-    reduce_sum = partialmethod(_reduce, "sum")
-    reduce_max = partialmethod(_reduce, "max")
-    reduce_min = partialmethod(_reduce, "min")
-    reduce_abssum = partialmethod(_reduce, "abssum")
-    reduce_absmax = partialmethod(_reduce, "absmax")
-    reduce_bitand = partialmethod(_reduce, "bitand")
-    reduce_bitor = partialmethod(_reduce, "bitor")
-    reduce_prod = partialmethod(_reduce, "prod")
-    reduce_bitxor = partialmethod(_reduce, "bitxor")
-
     def _scan(
         self, kind: str, src: Any, dst: Any = None, dim: int = 0, reverse: bool = False
     ) -> None:
@@ -125,14 +115,6 @@ class Folds:
             return _replaced(dst, lambda old: _combined(kind, old, dst.buffer.converted(value)))
         dst.buffer.update(dst.index, value, kind)
         return None
-
-    atomic_add = partialmethod(_atomic, "add")
-    atomic_max = partialmethod(_atomic, "max")
-    atomic_min = partialmethod(_atomic, "min")
-    atomic_and = partialmethod(_atomic, "and")
-    atomic_or = partialmethod(_atomic, "or")
-    atomic_xor = partialmethod(_atomic, "xor")
-    atomic_exchange = partialmethod(_atomic, "exchange")
 
     def atomic_cas(
         self, dst: Element, compare: Any, value: Any, memory_order: Any = None
@@ -198,11 +180,15 @@ class Folds:
             made = Number(made.value, made.dtype, error)
         return Number(np.repeat(made.value, WARP), value.dtype, np.repeat(made.errors(), WARP))
 
-    warp_reduce_sum = partialmethod(_reduced, "add")
-    warp_reduce_max = partialmethod(_reduced, "max")
-    warp_reduce_min = partialmethod(_reduced, "min")
-    warp_reduce_bitand = partialmethod(_reduced, "and")
-    warp_reduce_bitor = partialmethod(_reduced, "or")
+
+for _kind in ("sum", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor", "prod"):
+    setattr(Folds, f"reduce_{_kind}", partialmethod(Folds._reduce, _kind))
+for _kind in ("add", "max", "min", "and", "or", "xor", "exchange"):
+    setattr(Folds, f"atomic_{_kind}", partialmethod(Folds._atomic, _kind))
+for _kind in ("sum", "max", "min", "bitand", "bitor"):
+    setattr(
+        Folds, f"warp_reduce_{_kind}", partialmethod(Folds._reduced, COMBINED.get(_kind, _kind))
+    )
 
 
 def index_of(x: Any) -> Any:

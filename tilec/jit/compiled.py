@@ -272,18 +272,21 @@ class CompiledKernel(Launchable):
         block = argument_block(kernel, packing.tensors, call.scalars, grid)
         return kernel, packing.ready(launched, block, packing.blocks(), stream)
 
-    def order_streams(self, call: Call, stream: int) -> None:
-        """Make `stream` wait for the streams on which the arguments are still being written."""
+    def launch(
+        self, kernel: Kernel, ready: Ready, call: Call, stream: int, bound: Mapping[str, Any]
+    ) -> str:
+        """Launch what has been made ready, behind what still writes the arguments on other streams,
+        and tell torch's autograd which of them have been written. Gives the kind of the call's
+        arrays, "" where they are of several."""
         for t in call.tensors.values():
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
-
-    def tell_written(self, bound: Mapping[str, Any]) -> None:
-        """Tell torch's autograd which of a call's arguments have been written."""
+        kernel.launch(ready)
         torch = sys.modules.get("torch")
         if torch is not None:
             written = [bound[name] for name in self.image.written]
             written_teller()([x for x in written if isinstance(x, torch.Tensor)])
+        return common_kind(bound[name] for name in call.tensors if name in bound)
 
     @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -327,11 +330,7 @@ class CompiledKernel(Launchable):
         blocks = self.grid(call, given)
         if 0 not in blocks:
             kernel, ready = self.ready(call, blocks, handle)
-            self.order_streams(call, handle)
-            kernel.launch(ready)
-            self.tell_written(bound)
-            kind = common_kind(bound[name] for name in call.tensors if name in bound)
-            path = self._path_for(kind)
+            path = self._path_for(self.launch(kernel, ready, call, handle, bound))
             if path is not None and path is not self._path:
                 self._path = path
             elif path is not None and values is not None:

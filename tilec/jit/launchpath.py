@@ -54,17 +54,20 @@ def write_path(
     return LaunchPath(prepared, call, on_grid, kind, tuple(outputs), frozenset(sized))
 
 
-class Launchable:
-    """What is called with arrays: a kernel, or one variant of it. It is its own copy, as a function
-    is."""
-
-    __iter__ = None  # indexing gives a launch, not an item
+class Sole:
+    """What is its own copy, as a function is."""
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+
+class Launchable(Sole):
+    """What is called with arrays: a kernel, or one variant of it."""
+
+    __iter__ = None  # indexing gives a launch, not an item
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -172,28 +172,16 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
                 hint=_other_rank(p, t),
             )
         for dim, (wanted, got) in enumerate(zip(p.shape, t.shape)):
-            _check_extent(
-                f"{p.name}: dimension {dim}",
-                f"{p.name}.shape[{dim}]",
-                wanted,
-                got,
-                sizes,
-                lambda: _shaped(p, t, sizes),
-            )
+            what, origin = f"{p.name}: dimension {dim}", f"{p.name}.shape[{dim}]"
+            _check_extent(what, origin, wanted, got, sizes, lambda: _shaped(p, t, sizes))
     if p.strides is not None:
         if len(t.strides) != len(p.strides):
             message = f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}"
             raise LaunchError(message, hint=f"pass an array of {len(p.strides)} dimensions")
         for dim, (wanted, got) in enumerate(zip(p.strides, t.strides)):
             if t.shape[dim] > 1 and not t.is_empty:
-                _check_extent(
-                    f"{p.name}: stride {dim}",
-                    f"{p.name}.stride({dim})",
-                    wanted,
-                    got,
-                    sizes,
-                    lambda: _strided(p, t),
-                )
+                what, origin = f"{p.name}: stride {dim}", f"{p.name}.stride({dim})"
+                _check_extent(what, origin, wanted, got, sizes, lambda: _strided(p, t))
     if t.pointer % t.itemsize:
         raise LaunchError(
             f"{p.name}: the address {t.pointer:#x} is not a multiple of {t.itemsize}, "
@@ -411,6 +399,11 @@ class Call:
     device: str
     index: int
     first: object
+
+    @property
+    def place(self) -> str:
+        """The device in words: "cpu", "cuda:0"."""
+        return "cpu" if self.device == "cpu" else f"{self.device}:{self.index}"
 
 
 def read_arguments(

@@ -76,13 +76,6 @@ class LineCount:
 
 _SUMS = [f.name for f in fields(LineCount) if f.name not in ("loc", "ways", "flops")]
 
-_ENGINE = {
-    "shared read": "engine_shared_read",
-    "shared write": "engine_shared_written",
-    "global read": "engine_global_read",
-    "global write": "engine_global_written",
-}
-
 Cost = tuple[int, int, int, int]
 """Requests, wavefronts or sectors, the ideal of that, and the most ways."""
 
@@ -106,9 +99,9 @@ class Counts:
 
     # --- what memory and engines say ---
 
-    def threads(self, active: Threads, space: str, at: Ints, size: int, *, write: bool) -> None:
+    def threads(self, active: Threads, space: str, at: Ints, size: int, does: str) -> None:
         """Lanes access `size` bytes each of "shared" or "global" memory at addresses `at` (lanes,
-        or one for all)."""
+        or one for all), which are "read" or "written"."""
         line = self._of(active.inst)
         total = size * len(active.lanes)
         if space == "shared":
@@ -124,13 +117,12 @@ class Counts:
             line.global_requests += requests
             line.sectors += sectors
             line.ideal_sectors += ideal
-        name = f"{space}_{'written' if write else 'read'}"
+        name = f"{space}_{does}"
         setattr(line, name, getattr(line, name) + total)
 
-    def engine(self, inst: Inst | None, what: str, bytes: int) -> None:
-        """An engine moves bytes: `what` is "shared read", "shared write", "global read" or "global
-        write"."""
-        line, name = self._of(inst), _ENGINE[what]
+    def engine(self, inst: Inst | None, space: str, does: str, bytes: int) -> None:
+        """An engine has "read" or "written" bytes of "shared" or "global" memory."""
+        line, name = self._of(inst), f"engine_{space}_{does}"
         setattr(line, name, getattr(line, name) + bytes)
 
     def flops(self, inst: Inst | None, kind: str, count: int) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.sim.buffers import RegisterBuffer, first_warps
-from tilec.sim.clocks import Clocks
+from tilec.sim.clocks import Clocks, Ints
 from tilec.sim.findings import MOST_NAMED, Index, Kind, element_name
 from tilec.sim.threads import Threads
 from tilec.sim.undefined import POISON, VARIABLE, Lost, Partly, is_poison, lost_parts
@@ -49,7 +49,6 @@ def tell(
     for group in groups.values():
         first = group[0]
         name, index = find(first.granule)
-        indices = [i for _, i in (find(c.granule) for c in group[:8]) if i is not None]
         here = dict.fromkeys(t % clocks.threads for c in group for t in c.threads)
         others = dict.fromkeys(
             c.actor % clocks.threads for c in group if 0 <= c.actor < clocks.nobody
@@ -61,7 +60,7 @@ def tell(
             _message(first, what, clocks),
             first.before,
             buffer=name,
-            indices=indices,
+            indices=[find(c.granule)[1] for c in group[:MOST_NAMED]],
             threads=threads,
             warps=sorted({t // clocks.warp_size for t in threads}),
         )
@@ -109,7 +108,7 @@ def _message(c: Conflict, what: str, clocks: Clocks) -> str:
 
 
 def tell_several(
-    active: Threads, name: str, index: Index | None, threads: Any, update: bool = False
+    active: Threads, name: str, index: Index | None, threads: Ints, update: bool
 ) -> None:
     """Report that lanes write different values to one place with one record, or (`update`) what
     each has computed from the value there."""
@@ -119,8 +118,8 @@ def tell_several(
         f"several threads write {'back what they read from' if update else 'different values to'} "
         f"{what} at once",
         buffer=name,
-        indices=[index] if index is not None else [],
-        threads=[int(t) for t in threads[:8]],
+        indices=[index],
+        threads=threads[:MOST_NAMED].tolist(),
     )
 
 
@@ -165,7 +164,7 @@ def tell_undefined(active: Threads, inst: Inst, values: Sequence[Any]) -> None:
             lost.loc,
             inst.loc,
             buffer=name,
-            indices=list(dict.fromkeys(indices)),
+            indices=indices,
             threads=(sure if len(sure) else lanes).tolist(),
         )
 

@@ -76,15 +76,15 @@ class Findings:
         locations: Sequence[Loc] = (),
         *,
         buffer: str = "",
-        indices: Sequence[Index] = (),
+        indices: Iterable[Index | None] = (),
         threads: Sequence[int] = (),
         warps: Sequence[int] = (),
         roles: Sequence[str] = (),
         block: Index = (),
         details: Sequence[str] = (),
     ) -> None:
-        """Report a fault; see `Finding` for what the arguments say. Of locations, indices, threads
-        and warps the first `MOST_NAMED` different ones are kept."""
+        """Report a fault; see `Finding` for what the arguments say. Of locations, indices (None:
+        not known), threads and warps the first `MOST_NAMED` different ones are kept."""
         places = _different(loc for loc in locations if loc is not UNKNOWN)
         key = (kind, places, buffer)
         known = self._found.get(key)
@@ -99,7 +99,7 @@ class Findings:
             message,
             places,
             buffer,
-            _different(tuple(map(int, index)) for index in indices),
+            _different(tuple(map(int, index)) for index in indices if index is not None),
             _different(map(int, threads)),
             _different(map(int, warps)),
             tuple(roles),

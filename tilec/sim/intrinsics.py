@@ -18,6 +18,7 @@ import numpy as np
 from tilec.ir import semantics
 from tilec.ir.instr.machine import nothing
 from tilec.ir.instr.semantics import Semantics, absorbing, waiting
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, DType
 from tilec.sim import numbers
 from tilec.sim.arithmetic import BY_BITS, INTEGERS, fma, with_overflow
 from tilec.sim.threads import first_lane, gather, lane_numbers
@@ -68,7 +69,8 @@ def work_of(name: str) -> str:
 def _typed(name: str) -> Semantics | None:
     """Of an intrinsic that LLVM has for many types."""
     if name in _OF_FLOAT8:
-        ocp, fnuz = map(_pure, _OF_FLOAT8[name])
+        make, dtype = _OF_FLOAT8[name]
+        ocp, fnuz = (_pure(make(semantics.numpy_dtype(dtype, amds))) for amds in (False, True))
         return absorbing(
             lambda m, *args: (fnuz if m.block.target.has("float8_fnuz") else ocp)(m, *args)
         )
@@ -176,8 +178,9 @@ def round_tf32(x: Value, nan: Any = _TF32_NAN) -> Value:
 # --- float8 ---
 
 
-def _narrow(kind: Any, largest: float, nan: int) -> Callable[[Value], Value]:
+def _narrow(kind: Any) -> Callable[[Value], Value]:
     """float32 to the bits of a float8 (uint8): nearest even, saturating, one nan."""
+    largest, nan = float(_finfo(kind).max), 0x80 if np.dtype(kind).name.endswith("fnuz") else 0x7F
 
     def convert(x: Value) -> Value:
         bits = np.clip(x, -largest, largest).astype(kind).view(np.uint8)
@@ -187,14 +190,9 @@ def _narrow(kind: Any, largest: float, nan: int) -> Callable[[Value], Value]:
     return convert
 
 
-_TO_E4M3 = _narrow(ml_dtypes.float8_e4m3fn, 448.0, 0x7F)
-_TO_E5M2 = _narrow(ml_dtypes.float8_e5m2, 57344.0, 0x7F)
-_TO_FP8 = _narrow(ml_dtypes.float8_e4m3fnuz, 240.0, 0x80)
-_TO_BF8 = _narrow(ml_dtypes.float8_e5m2fnuz, 57344.0, 0x80)
-
-
-def _pack_ptx(narrow: Callable[[Value], Value]) -> Callable[..., Value]:
+def _pack_ptx(kind: Any) -> Callable[..., Value]:
     """`cvt.rn.satfinite.*x2.f32 d, a, b`: a in the upper byte, b in the lower one."""
+    narrow = _narrow(kind)
 
     def convert(a: Value, b: Value) -> Value:
         high, low = narrow(a).astype(np.uint16), narrow(b).astype(np.uint16)
@@ -214,9 +212,10 @@ def _unpack_ptx(kind: Any) -> Callable[..., Value]:
     return convert
 
 
-def _pack_amd(narrow: Callable[[Value], Value]) -> Callable[..., Value]:
+def _pack_amd(kind: Any) -> Callable[..., Value]:
     """`v_cvt_pk_*_f32`: a in the lower byte, b in the upper one of the half of `old` that `high`
     names."""
+    narrow = _narrow(kind)
 
     def convert(a: Value, b: Value, old: Value, high: Value) -> Value:
         pair = narrow(a).astype(np.uint32) | narrow(b).astype(np.uint32) << np.uint32(8)
@@ -250,8 +249,8 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.nvvm.cos.approx.ftz.f": _of_angle(np.cos, 1),
     "llvm.nvvm.f2bf16.rn": lambda x: numbers.cast("fptrunc", x, "float", "bfloat"),
     "llvm.nvvm.div.full": lambda a, b: a / b,
-    "llvm.nvvm.ff.to.e4m3x2.rn": _pack_ptx(_TO_E4M3),
-    "llvm.nvvm.ff.to.e5m2x2.rn": _pack_ptx(_TO_E5M2),
+    "llvm.nvvm.ff.to.e4m3x2.rn": _pack_ptx(ml_dtypes.float8_e4m3fn),
+    "llvm.nvvm.ff.to.e5m2x2.rn": _pack_ptx(ml_dtypes.float8_e5m2),
     "llvm.nvvm.e4m3x2.to.f16x2.rn": _unpack_ptx(ml_dtypes.float8_e4m3fn),
     "llvm.nvvm.e5m2x2.to.f16x2.rn": _unpack_ptx(ml_dtypes.float8_e5m2),
     "llvm.amdgcn.exp2.f32": _exp2,
@@ -263,18 +262,12 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.amdgcn.fract.f32": lambda x: x - np.floor(x),
 }
 
-# Of OCP's float8 and of the FNUZ kind: the target's.
-_OF_FLOAT8: dict[str, tuple[Callable[..., Value], Callable[..., Value]]] = {
-    "llvm.amdgcn.cvt.pk.fp8.f32": (_pack_amd(_TO_E4M3), _pack_amd(_TO_FP8)),
-    "llvm.amdgcn.cvt.pk.bf8.f32": (_pack_amd(_TO_E5M2), _pack_amd(_TO_BF8)),
-    "llvm.amdgcn.cvt.f32.fp8": (
-        _unpack_amd(ml_dtypes.float8_e4m3fn),
-        _unpack_amd(ml_dtypes.float8_e4m3fnuz),
-    ),
-    "llvm.amdgcn.cvt.f32.bf8": (
-        _unpack_amd(ml_dtypes.float8_e5m2),
-        _unpack_amd(ml_dtypes.float8_e5m2fnuz),
-    ),
+# Of the target's float8: OCP's, or the FNUZ kind.
+_OF_FLOAT8: dict[str, tuple[Callable[[Any], Callable[..., Value]], DType]] = {
+    "llvm.amdgcn.cvt.pk.fp8.f32": (_pack_amd, FLOAT8_E4M3),
+    "llvm.amdgcn.cvt.pk.bf8.f32": (_pack_amd, FLOAT8_E5M2),
+    "llvm.amdgcn.cvt.f32.fp8": (_unpack_amd, FLOAT8_E4M3),
+    "llvm.amdgcn.cvt.f32.bf8": (_unpack_amd, FLOAT8_E5M2),
 }
 
 

@@ -66,29 +66,13 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
     report.schedules = wishes.schedules
     report.by_hand = bool(launch.func.attrs.get("by_hand"))
-    tracer = None
+    tracer, program = None, launch.program
     if wishes.trace:
-        tracer = Tracer(
-            wishes.trace,
-            launch.func,
-            launch.target,
-            launch.registers,
-            launch.tensors,
-            wishes.on_change,
-        )
-    program = launch.program
-    if tracer is not None:
+        watched = launch.registers, launch.tensors
+        tracer = Tracer(wishes.trace, launch.func, launch.target, *watched, wishes.on_change)
         program = read_program(launch.function, tuple(tracer.watched))
-    setting = Setting(
-        launch,
-        _globals(launch, wishes),
-        Findings(),
-        Counts(),
-        program.granule,
-        wishes.checks,
-        wishes.seed,
-        tracer,
-    )
+    common = program.granule, wishes.checks, wishes.seed, tracer
+    setting = Setting(launch, _globals(launch, wishes), Findings(), Counts(), *common)
     everything = len(chosen) * per_cluster == x * y * z
     if wishes.check_outputs and not everything:
         report.notes += ("outputs are not checked where some blocks only are run",)
@@ -107,9 +91,8 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                 limit = wishes.blocks is None
                 order = chosen
                 if seed is not None:  # blocks may come in any order
-                    order = [
-                        chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))
-                    ]
+                    rng = np.random.default_rng(seed)
+                    order = [chosen[i] for i in rng.permutation(len(chosen))]
                 if launch.func.attrs.get("cooperative"):
                     if not running.run_together(order):
                         break

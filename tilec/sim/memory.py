@@ -78,7 +78,7 @@ class BlockMemory:
         uniform = np.ndim(at) == 0
         at = np.atleast_1d(np.asarray(at, np.int64))
         total = access.bytes * access.count
-        self._count(active, access.space, at, total, write=False)
+        self._count(active, access.space, at, total, "read")
         words = access.kind == "i32"
         regions = self._space(active, at, access)
         data = self._read(regions, self._threads(active), at, total, access.align, words=words)
@@ -99,7 +99,7 @@ class BlockMemory:
             block[:, i] = part
         data = block.view(np.uint8)
         at = np.ascontiguousarray(active.full(at), np.int64)
-        self._count(active, access.space, at, data.shape[1], write=True)
+        self._count(active, access.space, at, data.shape[1], "written")
         regions = self._space(active, at, access)
         self._write(regions, self._threads(active), at, data, access.align)
 
@@ -107,14 +107,14 @@ class BlockMemory:
         """ldmatrix: the `size` bytes at every lane's address (lanes, size), which go to all lanes
         of its warp."""
         at = np.ascontiguousarray(active.full(at), np.int64)
-        self._count(active, "shared", at, size, write=False)
+        self._count(active, "shared", at, size, "read")
         return self._read(self._own, self._threads(active, warps=True), at, size, size)
 
     def warp_write(self, active: Threads, at: Any, data: Bytes) -> None:
         """stmatrix: `data` (lanes, size) to every lane's address."""
         at = np.ascontiguousarray(active.full(at), np.int64)
         size = data.shape[1]
-        self._count(active, "shared", at, size, write=True)
+        self._count(active, "shared", at, size, "written")
         self._write(self._own, self._threads(active), at, np.ascontiguousarray(data), size)
 
     def peer_read(self, active: Threads, at: Any, size: int) -> Bytes:
@@ -186,7 +186,7 @@ class BlockMemory:
         if on.any():
             some = Threads(active.block, active.lanes[on])
             some.inst, where = active.inst, at[on]
-            self._count(some, "global", where, size, write=False)
+            self._count(some, "global", where, size, "read")
             regions = self.globals.regions(some, where)
             words = size >= 4
             data[on] = self._read(regions, self._threads(some), where, size, size, words=words)
@@ -218,9 +218,9 @@ class BlockMemory:
         found = self._atomics(active, self.globals.regions(active, at), at, (most,), counted_up)
         return found.view(np.int32)
 
-    def _count(self, active: Threads, space: str, at: Ints, size: int, *, write: bool) -> None:
+    def _count(self, active: Threads, space: str, at: Ints, size: int, does: str) -> None:
         if self.counts is not None:
-            self.counts.threads(active, space, at, size, write=write)
+            self.counts.threads(active, space, at, size, does)
 
     def _threads(self, active: Threads, warps: bool = False) -> Actors:
         return Actors(active, self.order, self.order.team(active.lanes), warps=warps)
@@ -267,7 +267,7 @@ class BlockMemory:
         at, data = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(data)
         if not len(at):
             return
-        regions, places, align = self._reached(active, at, data.shape[1], space, "write")
+        regions, places, align = self._reached(active, at, data.shape[1], space, "written")
         self._write(regions, self._engines(active, column, issuers), places, data, align)
 
     def engine_atomic(
@@ -276,7 +276,7 @@ class BlockMemory:
         """As `engine_write` to global memory: combine each element of `data` (n, elements of one
         address) with what is there, as LLVM's atomicrmw `kind` does."""
         size = data.dtype.itemsize * data.shape[1]
-        regions, places, align = self._reached(active, at, size, "global", "write")
+        regions, places, align = self._reached(active, at, size, "global", "written")
         by = self._engines(active, column, issuers)
         for region, mine, pick in self._inside(regions, active, places, size, align):
             if region.shadow is not None:
@@ -299,7 +299,7 @@ class BlockMemory:
         """The regions that an engine reaches, its addresses there, and what they must be aligned
         to."""
         if self.counts is not None:
-            self.counts.engine(active.inst, f"{space} {does}", size * len(at))
+            self.counts.engine(active.inst, space, does, size * len(at))
         if space == "global":
             return self.globals.regions(active, at), at, 1
         region = self._block_of(int(at[0]) >> RANK_BITS)

@@ -123,10 +123,7 @@ def both(a: Value, b: Value) -> Value:
 
 def either(a: Value, b: Value) -> Value:
     """`or` of conditions: true where one is, whatever the other is, unless that is poison."""
-    for x, other in ((a, b), (b, a)):
-        if isinstance(x, Lost) and not isinstance(other, Lost) and not is_poison(x):
-            return select(other, np.True_, x)
-    return a | b
+    return ~both(~a, ~b)
 
 
 CONDITIONS = {"and": both, "or": either}

@@ -52,7 +52,7 @@ class Region(ABC):
                 "misaligned access",
                 self.misaligned(int(offsets[bad][0]), align),
                 buffer=name,
-                indices=[index] if index is not None else [],
+                indices=[index],
                 threads=threads_at(active, at, bad),
             )
         good = self.inside(offsets, size, buffer, words)
@@ -251,7 +251,7 @@ class TensorMemory(Region):
                 "uninitialised read",
                 f"{element_name(name, index)} is read, and nobody has written it",
                 buffer=name,
-                indices=[index] if index is not None else [],
+                indices=[index],
             )
 
     def note_write(self, by: Actors, at: Ints, size: int, same: Same) -> bool:
@@ -427,12 +427,11 @@ class GlobalMemory:
             missing, total, first = t.unwritten()
             if not missing:
                 continue
-            found = [t.find(offset)[1] for offset in first]
             findings.add(
                 "never written",
                 f"{missing} of {total} elements of {t.tensor.name} are never written",
                 buffer=t.tensor.name,
-                indices=[i for i in found if i is not None],
+                indices=[t.find(offset)[1] for offset in first],
             )
 
     def check_counters(self, findings: Findings) -> None:

@@ -148,7 +148,7 @@ class Scheduler:
         """Whether all of the threads go on together."""
         cond = operand_value(active.env, end.cond)
         if cond is None or not isinstance(cond, (np.ndarray, np.generic)):
-            (cond,) = active.undefined_condition(end.inst, cond)
+            (cond,) = active.defined(end.inst, (cond,))  # where not, it is not taken
         true = np.count_nonzero(cond)
         taken = true == cond.size
         if taken or not true:

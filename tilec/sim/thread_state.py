@@ -70,9 +70,7 @@ class ThreadState(Threads):
     ) -> tuple[Any, ...]:
         """A row or intrinsic that does not wait."""
         self.inst = self.block.executing = inst
-        args = tuple(map(undefined.touched, args))
-        if any(map(undefined.is_undefined, args)):
-            args = self._report_undefined(inst, args)
+        args = self.defined(inst, tuple(map(undefined.touched, args)))
         return self.compute(semantics, inst, args)
 
     def compute(
@@ -91,24 +89,20 @@ class ThreadState(Threads):
 
     def load(self, access: LoadStore, at: Any) -> Any:
         self.inst = access.inst
-        if isinstance(at, undefined.Lost):
-            (at,) = self._report_undefined(access.inst, (at,))
+        (at,) = self.defined(access.inst, (at,))
         if access.space == "constant":
             return self.block.constant(at, access)
         return self.block.memory.load(self, at, access)
 
     def store(self, access: LoadStore, at: Any, value: Any) -> None:
         self.inst = self.block.executing = access.inst
-        value = undefined.touched(value)
-        if isinstance(at, undefined.Lost) or undefined.is_undefined(value):
-            at, value = self._report_undefined(access.inst, (at, value))
+        at, value = self.defined(access.inst, (at, undefined.touched(value)))
         self.block.memory.store(self, at, value, access)
 
     def atomic(self, inst: Inst, kind: str, type: str, space: str, at: Any, value: Any) -> Any:
         """LLVM's atomicrmw."""
         self.inst = self.block.executing = inst
-        if isinstance(at, undefined.Lost) or undefined.is_undefined(value):
-            at, value = self._report_undefined(inst, (at, value))
+        at, value = self.defined(inst, (at, value))
         at = np.ascontiguousarray(self.full(at), np.int64)
         given = np.asarray(self.full(value), numbers.kind_of(type))
         return self.block.memory.atomic(self, at, given, kind, space)
@@ -118,12 +112,7 @@ class ThreadState(Threads):
     ) -> tuple[Any, Any]:
         """LLVM's cmpxchg: what was there, and whether it was `compare`."""
         self.inst = self.block.executing = inst
-        if (
-            isinstance(at, undefined.Lost)
-            or undefined.is_undefined(value)
-            or undefined.is_undefined(compare)
-        ):
-            at, compare, value = self._report_undefined(inst, (at, compare, value))
+        at, compare, value = self.defined(inst, (at, compare, value))
         at = np.ascontiguousarray(self.full(at), np.int64)
         kind = numbers.kind_of(type)
         asked, given = (np.asarray(self.full(x), kind) for x in (compare, value))
@@ -140,8 +129,7 @@ class ThreadState(Threads):
     def device_assert(self, inst: Inst, cond: Any) -> None:
         """T.device_assert: reported where it does not hold."""
         self.inst = self.block.executing = inst
-        if undefined.is_undefined(cond):
-            (cond,) = self._report_undefined(inst, (cond,))
+        (cond,) = self.defined(inst, (cond,))
         failed = ~np.asarray(self.full(cond), np.bool_)
         if failed.any():
             message = inst.text.partition("assertion failed: ")[2]
@@ -153,20 +141,16 @@ class ThreadState(Threads):
     def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that may wait: sets `waiting` if it does, else gives its results."""
         self.inst = inst
-        if any(map(undefined.is_undefined, args)):
-            args = self._report_undefined(inst, args)
-        found = self.block.semantics(inst)(self, *args)
+        found = self.block.semantics(inst)(self, *self.defined(inst, args))
         if found is None or isinstance(found, tuple):
             return found
         self.waiting = found
         return None
 
-    def undefined_condition(self, inst: Inst, cond: Any) -> tuple[Any, ...]:
-        """A branch on a value that was never written: reported, and not taken."""
-        return self._report_undefined(inst, (cond,))
-
-    def _report_undefined(self, inst: Inst, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Say that a value was never written; go on with zeros."""
+    def defined(self, inst: Inst, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values; where one was never written that is said, and it goes on with zeros."""
+        if not any(map(undefined.is_undefined, values)):
+            return values
         tell_undefined(self, inst, values)
         types = [v.type for v in inst.operands]
         if inst.opcode == "store":
@@ -230,7 +214,7 @@ class ThreadState(Threads):
         """`index` with 0 for what is out of bounds, which is reported, and where it is not (None:
         it is nowhere)."""
         if isinstance(index, undefined.Lost):
-            index = self._report_undefined(inst, (undefined.UNDEF, index))[1]
+            index = self.defined(inst, (undefined.UNDEF, index))[1]
         good = (index >= 0) & (index < size)
         if good.all():
             return index, None

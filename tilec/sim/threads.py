@@ -47,29 +47,18 @@ class BlockInfo:
         kind: Kind,
         message: str,
         *locations: Loc,
-        buffer: str = "",
-        indices: Sequence[tuple[int, ...]] = (),
         threads: Sequence[int] = (),
         warps: Sequence[int] = (),
-        details: Sequence[str] = (),
+        **about: Any,
     ) -> None:
-        """A fault of this block. Without `threads` the active ones are meant."""
-        if not len(threads) and active is not None and not details:
+        """A fault of this block, `about` as of `Findings.add`. Without `threads` the active ones
+        are meant."""
+        if not len(threads) and active is not None and "details" not in about:
             threads = active.lanes.tolist()
         if not len(warps):
             warps = sorted({int(t) // self.warp_size for t in threads})
-        self.findings.add(
-            kind,
-            message,
-            locations,
-            buffer=buffer,
-            indices=indices,
-            threads=threads,
-            warps=warps,
-            roles=roles_of(self.func, warps),
-            block=self.index,
-            details=details,
-        )
+        about |= {"threads": threads, "warps": warps, "roles": roles_of(self.func, warps)}
+        self.findings.add(kind, message, locations, block=self.index, **about)
 
 
 class Threads:
@@ -94,19 +83,11 @@ class Threads:
         """The user's name of what the record accesses, "" if it has none."""
         return self.inst.buffer if self.inst is not None else ""
 
-    def report(
-        self,
-        kind: Kind,
-        message: str,
-        *others: Inst | None,
-        buffer: str | None = None,
-        **about: Any,
-    ) -> None:
+    def report(self, kind: Kind, message: str, *others: Inst | None, **about: Any) -> None:
         """A fault of the record, in which `others` have a part; `buffer` if it is not the one that
         the record names."""
         places = [i.loc for i in (self.inst, *others) if i is not None]
-        name = self.buffer if buffer is None else buffer
-        self.block.report(self, kind, message, *places, buffer=name, **about)
+        self.block.report(self, kind, message, *places, **{"buffer": self.buffer, **about})
 
 
 def roles_of(func: Func, warps: Sequence[int]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from tilec.autotuning import Tuned
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
 from tilec.jit.declared import constants_of, declared, refuse_untraced
-from tilec.jit.launchpath import spread_grid
+from tilec.jit.launchpath import Sole, spread_grid
 from tilec.kernel import Kernel, make_kernel
 from tilec.torch import gradients
 from tilec.torch.fake import fake_outputs
@@ -33,7 +33,7 @@ _TORCHS = ("aten", "prim", "prims")  # libraries whose operators torch itself ca
 _registered: dict[str, Operator] = {}
 
 
-class Operator:
+class Operator(Sole):
     """A kernel as an operator of torch: call it with tensors, also inside `torch.compile`.
 
     `name` is the operator's in `torch.ops`, `kernel` what it launches, `inputs` and `outputs` the
@@ -65,12 +65,6 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<operator {self.overload._schema}>"
-
-    def __copy__(self) -> Operator:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Operator:
-        return self
 
     def __reduce__(self) -> tuple[Callable[[str, str], Operator], tuple[str, str]]:
         return _found, (self.module, self.name)
