@@ -39,12 +39,12 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_clonable
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
+from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.larger_extents import (
-    ROW,
     deeper,
     fragments_of,
     larger_extents,
@@ -55,6 +55,7 @@ from tilec.passes.utils.reductions import neutral
 from tilec.passes.utils.tile_ends import SharedTiles, ends, same_dim, up
 from tilec.target import SECTOR, Target
 
+ROW = SWIZZLES[1]  # rows that fit this one gained nothing from the widest
 MORE = 4 / 3  # of its columns that a tile gets at most
 LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
 

@@ -12,7 +12,6 @@ from tilec.ir.clusters import threads_of
 from tilec.ir.core import Func, Region, Value, walk
 from tilec.ir.instr import MatrixInstruction, find_instruction, instructions_of
 from tilec.ir.layout import Layout
-from tilec.ir.layout.named import SWIZZLES
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.select_gemm import THREADS, Selection, missed
 from tilec.passes.utils.distribution import fewest_registers
@@ -23,7 +22,6 @@ from tilec.target import Target
 MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
 FEW_REGISTERS = 64  # an uneven fragment may take so many
 WORTH = 1.25  # times as fast has a larger product to be, whose tiles take longer to come
-ROW = SWIZZLES[1]  # bytes of a row that TMA brings well
 
 
 def of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
@@ -118,14 +116,9 @@ class _Faster:
         for r in of_warps(o, self.target)[:1]:
             groups = self.warps // r.warps
             for i in (i for i in range(1, groups + 1) if groups % i == 0):
-                for swapped in (False, True):
-                    x = o.a if swapped else o.b  # what it reads the columns of
-                    by_rows = o.summed[not swapped] == -1
-                    unit = r.a_k if by_rows else ROW * 8 // x.dtype.bits
-                    along = r.m * i, max(unit, ATOM) * (groups // i)
-                    rows, columns = (
-                        up(e, u) for e, u in zip((m, n), along[:: -1 if swapped else 1])
-                    )
+                units = r.m * i, ATOM * (groups // i)
+                for along in (units, units[::-1]):  # of the product, of the swapped one
+                    rows, columns = map(up, (m, n), along)
                     yield (max(rows, columns),) * 2 if m == n else (rows, columns)
 
     def _clocks(self, o: ops.Gemm) -> float:
