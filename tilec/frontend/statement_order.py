@@ -104,15 +104,13 @@ def may_run_ahead(body: Block) -> bool:
     for o in body.statements:
         if not o.region_fields and any(e.kind == "order" for e in o.effects()):
             return False
-        found = [e for _, e in effects_in(o) if e.region is not None]
-        tiles = {
-            e.buffer for e in found if e.writes and e.region and e.region.type.space == "shared"
-        }
-        if any(e.reads and e.region and e.region.type.space == "global" for e in found):
+        found = [(e, e.region.buffer) for _, e in effects_in(o) if e.region is not None]
+        if any(e.reads and v.space == "global" for e, v in found):
+            tiles = {v for e, v in found if e.writes and v.space == "shared"}
             if tiles & touched:
                 return False
             brought |= tiles
-        touched |= {e.buffer for e in found if e.reads or e.writes}
+        touched |= {v for e, v in found if e.reads or e.writes}
     products = (o for o in body.ops if isinstance(o, Gemm))
     return any(not brought.isdisjoint(x.buffer for x in o.inputs) for o in products)
 
