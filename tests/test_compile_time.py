@@ -28,7 +28,7 @@ from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.passes.block_order import growing
-from tilec.passes.pad_tiles import deepen
+from tilec.passes.pad_tiles import pad_tiles
 from tilec.target import find_target
 from tilec.tune import fit
 
@@ -343,7 +343,7 @@ def test_a_tile_that_fits_an_instruction_is_not_looked_at(monkeypatch: pytest.Mo
     func = parse_func(TILES)
     for name in ("facts_of", "safe_values", "changing_tensors"):
         monkeypatch.setattr(sys.modules["tilec.passes.utils.tile_ends"], name, None)
-    assert deepen(func, SM90) is func
+    assert pad_tiles(func, SM90) is func
 
 
 def test_what_grows_along_a_grid_is_asked_of_known_facts(monkeypatch: pytest.MonkeyPatch) -> None:

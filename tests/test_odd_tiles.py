@@ -121,6 +121,29 @@ def test_a_product_that_lacks_some_columns_has_matrix_instructions(
     check(*given)
 
 
+@pytest.mark.parametrize(
+    ("tile", "target", "padded", "instr"),
+    [
+        ((80, 112, 16), "cuda:sm_90a", "80x128", "wgmma.m64n80k16"),  # as C^T = B^T @ A^T
+        ((112, 80, 16), "cuda:sm_90a", "128x80", "wgmma.m64n80k16"),
+        ((96, 96, 16), "cuda:sm_90a", "96x96", "mma.m16n8k16"),  # squares would be too large
+        ((80, 112, 16), "cuda:sm_80", "80x128", "mma.m16n8k16"),  # a part for each of four warps
+    ],
+    ids=str,
+)
+def test_a_tile_in_which_more_warps_have_work(
+    tile: tuple[int, int, int], target: str, padded: str, instr: str, rng: np.random.Generator
+) -> None:
+    a, b, d, c = arrays(90, 120, 40, rng)
+    kernel = product(*tile)
+    stages = kernel.compile(a, b, d, c, target=target).stages
+    assert f"acc = alloc fragment<{padded}xf32>" in stages["pad_tiles"]
+    assert instr in stages["select_gemm"]
+    report = tilec.simulate(kernel, a, b, d, c, target=target)
+    assert report.ok, str(report)
+    check(a, b, d, c)
+
+
 @pytest.mark.parametrize("shape", [(17, 33), (1, 1001), (3, 1000), (100, 100)], ids=str)
 def test_element_loops(shape: tuple[int, int], rng: np.random.Generator) -> None:
     @tilec.kernel

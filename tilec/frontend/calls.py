@@ -341,7 +341,8 @@ class Calls(Functions):
             return range(*known)
         start, stop = (0, args[0]) if len(args) == 1 else args[:2]
         step = args[2] if len(args) == 3 else 1
-        return LoopHeader("serial", {"start": start, "stop": stop, "step": step}, self.loc)
+        bounds = {"start": start, "stop": stop, "step": step}
+        return LoopHeader("serial", bounds, self.loc, of_python=True)
 
     def _reversed(self, loop: LoopHeader) -> LoopHeader:
         """`reversed(range(…))` whose bounds are known at run time only."""

@@ -51,7 +51,7 @@ class ForLoops(Loops):
         match items:
             case range():
                 bounds = {"start": items.start, "stop": items.stop, "step": items.step}
-                header = LoopHeader("serial", bounds, self.frame.loc(node.iter))
+                header = LoopHeader("serial", bounds, self.frame.loc(node.iter), of_python=True)
                 self._range_loop(node, header, plain=True)
             case tuple() | list() | dict() | set() | frozenset() | str():
                 self._unrolled(node, list(items))
@@ -107,7 +107,9 @@ class ForLoops(Loops):
     ) -> Counted:
         """A loop whose index rises; one that falls, or may, counts its iterations instead."""
         kind, builtin = header.builtin.lower(), header.builtin
-        attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
+        attributes = {"num_stages": -1} if header.of_python else {}
+        if kind == "pipelined":
+            attributes = self._pipeline_attributes(header)
         if isinstance(step, int) and step > 0:
             return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
         if isinstance(step, int):

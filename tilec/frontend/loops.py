@@ -20,7 +20,7 @@ from tilec.frontend.branches import Branches, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
 from tilec.frontend.recovery import check_known
-from tilec.frontend.statement_order import BadOrder, arrange, of_statements
+from tilec.frontend.statement_order import BadOrder, arrange, may_run_ahead, of_statements
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Op, Value
 from tilec.ir.effects import buffers_written, effects_in
@@ -101,10 +101,16 @@ class Loops(Branches):
             return
         with self.at(place):
             lo, hi, step = (self.index_value(x) for x in (loop.lo, loop.hi, loop.step))
-            block, attributes = self._arranged(carried.block, loop.attributes)
+            kind, attributes = loop.kind, loop.attributes
+            if kind == "serial" and attributes:  # Python's own
+                if self.parallel is None and may_run_ahead(carried.block):
+                    kind = "pipelined"
+                else:
+                    attributes = {}
+            block, attributes = self._arranged(carried.block, attributes)
             if loop.kind in ("unroll", "vectorized") and loop.trips is not None:
                 self._check_written(loop.builtin, loop.trips, block)
-            made = self.emit(For, loop.kind, lo, hi, step, carried.inits, block, **attributes)
+            made = self.emit(For, kind, lo, hi, step, carried.inits, block, **attributes)
         self._rename(names, made.results)
         self.forget(body, (target,))
 

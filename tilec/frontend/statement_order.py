@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Value
-from tilec.ir.effects import acting, buffers_written
-from tilec.ir.ops import Yield
+from tilec.ir.effects import acting, buffers_written, effects_in
+from tilec.ir.ops import For, Gemm, Yield, is_by_hand
 
 _FREE = -1
 
@@ -92,6 +92,27 @@ def of_statements(
         tuple(places.get(n, _FREE) for n in range(len(at))) if order else (),
         tuple(stage[i] for i in at) if stage else (),
     )
+
+
+def may_run_ahead(body: Block) -> bool:
+    """Whether a loop that says nothing of stages brings tiles to shared memory and multiplies by
+    them, so that it is as good as a T.Pipelined: each tile is brought before anything else touches
+    it, and nobody orders by hand what threads and engines do."""
+    if is_by_hand(body) or any(o.kind == "pipelined" for o in body.every(For)):
+        return False
+    brought, touched = set[Value](), set[Value]()
+    for o in body.statements:
+        if not o.region_fields and any(e.kind == "order" for e in o.effects()):
+            return False
+        found = [(e, e.region.buffer) for _, e in effects_in(o) if e.region is not None]
+        if any(e.reads and v.space == "global" for e, v in found):
+            tiles = {v for e, v in found if e.writes and v.space == "shared"}
+            if tiles & touched:
+                return False
+            brought |= tiles
+        touched |= {v for e, v in found if e.reads or e.writes}
+    products = (o for o in body.ops if isinstance(o, Gemm))
+    return any(not brought.isdisjoint(x.buffer for x in o.inputs) for o in products)
 
 
 def _check_stages(body: Block, statements: list[Op], stage: Sequence[int]) -> None:

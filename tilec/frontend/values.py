@@ -201,12 +201,14 @@ class Indices(tuple[LoopIndex, ...]):
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
     """A call of a loop builtin (`range(n)`, `T.Pipelined(…)`): `builtin` and its arguments by name,
-    and where those stand that have a place of their own."""
+    and where those stand that have a place of their own. `of_python`: it says nothing of when
+    iterations may begin."""
 
     builtin: str
     arguments: Mapping[str, object]
     loc: Loc
     places: Mapping[str, Loc] = field(default_factory=dict)
+    of_python: bool = False
 
     def place(self, name: str) -> Loc:
         """Where an argument stands; the call, if that is not known."""

@@ -16,6 +16,7 @@ copy in front of it has left it, is left out: the first one may run ahead."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -78,10 +79,11 @@ def forward_copies(func: Func, target: Target) -> Func:
     return sweep(func.rewrite(ops.Load, visit))
 
 
-def read_in_place(func: Func) -> Func:
-    """`func` where products read shared tiles, not copies of them."""
-    products = [*func.body.every(ops.Gemm)]
-    operands = {r.buffer for o in products for r in (o.a, o.b) if r.buffer.space == "shared"}
+def read_in_place(func: Func, fragments: AbstractSet[Value] = frozenset()) -> Func:
+    """`func` where products read shared tiles, not copies of them in shared memory, or in any of
+    `fragments`."""
+    operands = {r.buffer for o in func.body.every(ops.Gemm) for r in (o.a, o.b)}
+    operands = {v for v in operands if v.space == "shared" or v in fragments}
     into = {o.dest.buffer for o in func.body.every(ops.Copy) if o.source.buffer.space == "shared"}
     instead: dict[Value, Value] = {}
     for v, ranges in live_ranges(func.body, operands & into).items():

@@ -162,13 +162,12 @@ class _Sums:
         hi = self.end(o, tiles, n, b)
         assert hi is not None
         inner = Builder(o.loc)
-        more = inner.binary("mul", o.body.args[0], tiles[0].step * (n - 1))
         copies = {t.copy: t for t in tiles}
         for x in o.body.ops:
             if isinstance(x, ops.Gemm):
                 x = replace(x, a=self.whole(x.a, tiles, n), b=self.whole(x.b, tiles, n))
             elif isinstance(x, ops.Copy):
-                x = self.wider(copies[x], tiles, n, more, inner)
+                x = self.wider(copies[x], tiles, n, o.body.args[0], inner)
             inner.ops.append(x)
         body = replace(o.body, ops=tuple(inner.ops))
         stages = o.num_stages if is_open(o) else self.stages(o, n)
@@ -261,9 +260,15 @@ class _Sums:
             return None
         return b.binary("floordiv", b.binary("add", made.lhs, step * (n - 1)), step * n)
 
-    def wider(self, tile: _Tile, tiles: list[_Tile], n: int, more: Value, b: Builder) -> ops.Copy:
+    def wider(self, tile: _Tile, tiles: list[_Tile], n: int, index: Value, b: Builder) -> ops.Copy:
+        """A product where the tile begins at 0: four steps of 20 begin at multiples of 80."""
         s, d = tile.copy.source, tile.along
-        source = s.cut(d, b.binary("add", s.offsets[d], more), n * s.extents[d])
+        if tile.begins:
+            first = b.binary("mul", index, tile.step * n)
+        else:
+            more = b.binary("mul", index, tile.step * (n - 1))
+            first = b.binary("add", s.offsets[d], more)
+        source = s.cut(d, first, n * s.extents[d])
         return replace(tile.copy, source=source, dest=self.whole(tile.copy.dest, tiles, n))
 
     def whole(self, region: Region, tiles: list[_Tile], n: int) -> Region:

@@ -9,7 +9,8 @@ float32 of which threads make the operand of a product
 holds numbers of float16. Where both operands do, and nothing but products reads them, they are
 tiles of float16: each product of two numbers is the same, and the sum is float32's as before, but
 tensor cores compute it. bfloat16 likewise. Numbers are taken from smaller dtypes by casts,
-selected, or constants; the larger or smaller of two is one of them."""
+selected, or constants; the larger or smaller of two is one of them. What a number is multiplied by
+may be done behind the product where it is the same along K (`utils/operand_factors.py`)."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, DType
 from tilec.passes.forward_copies import read_in_place
 from tilec.passes.utils.building import copy_whole, with_types
 from tilec.passes.utils.identities import holds
+from tilec.passes.utils.operand_factors import Factors, scaled_sum
 
 NARROW = FLOAT16, BFLOAT16  # of which tensor cores multiply two, the first that does for both
 
@@ -32,6 +34,8 @@ def narrow_operands(func: Func) -> Func:
     found = _Found(func)
     if not found.dtypes:
         return func
+    factors = {v: f for v, f in found.factors.of.items() if v in found.dtypes}
+    filled = {f.loop.body.args: f for f in factors.values()}
 
     def visit(o: Op) -> None | list[Op]:
         match o:
@@ -39,6 +43,13 @@ def narrow_operands(func: Func) -> Func:
                 pass
             case ops.Fill() if (v := o.dest.buffer) in found.dtypes:
                 pass
+            case ops.Alloc() if o.result in factors:
+                held = factors[o.result].held
+                return [o, replace(o, type=held.buffer, results=(held,))]
+            case ops.Gemm() if o.a.buffer in factors or o.b.buffer in factors:
+                return scaled_sum(o, (factors.get(o.a.buffer), factors.get(o.b.buffer)))
+            case ops.Parallel() if o.body.args in filled:
+                return [o, *filled[o.body.args].kept(o.loc)]
             case _:
                 return None
         b = Builder(o.loc)
@@ -47,7 +58,10 @@ def narrow_operands(func: Func) -> Func:
 
     body = func.body.rewrite(Op, visit)
     typed = {v: replace(v.buffer, dtype=d) for v, d in found.dtypes.items()}
-    return read_in_place(func.with_body(with_types(body, typed).rewrite(ops.Parallel, _copy)))
+    body = with_types(body, typed).rewrite(ops.Parallel, _copy)
+    before = {o.result for o in func.body.every(ops.Alloc)}
+    operands = {x.buffer for o in body.every(ops.Gemm) for x in o.inputs}
+    return read_in_place(func.with_body(body), operands - before)
 
 
 def _copy(o: ops.Parallel) -> list[Op] | None:
@@ -76,6 +90,7 @@ class _Found:
         self.dtypes: dict[Value, DType] = {}
         if not products:
             return
+        self.factors = Factors(func, {x.buffer for o in products for x in (o.a, o.b)})
         held: dict[Value, set[DType]] = defaultdict(lambda: {*NARROW})
         for o in walk(func.body):
             for v in wide.intersection(o.operands):
@@ -119,6 +134,8 @@ class _Found:
                 found |= self.holding(x) & self.holding(y)
             case ops.Unary(kind="neg" | "abs", operand=x):
                 found |= self.holding(x)
+            case ops.Binary(kind="mul") if v in self.factors.left:
+                found |= self.holding(self.factors.left[v])
         return found
 
     def narrowed(self, b: Builder, v: Value, dtype: DType) -> Value:
@@ -131,4 +148,6 @@ class _Found:
                 return self.narrowed(b, x, dtype)
             case ops.Select(cond, on_true=x, on_false=y):
                 return b.select(cond, *(self.narrowed(b, e, dtype) for e in (x, y)))
+            case ops.Binary(kind="mul") if v in self.factors.left:
+                return self.narrowed(b, self.factors.left[v], dtype)
         return b.cast(v, dtype)

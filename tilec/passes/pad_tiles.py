@@ -11,7 +11,9 @@ it. What is beyond a tile's own extents is never stored:
     parallel (100, 100) { f(acc[i, j]) }     parallel (128, 128) { if i, j inside: f(acc[i, j]) }
     copy acc, C[y, x]                        parallel (128, 128) { if …: C[y + i, x + j] = acc[…] }
 
-So does one of 64x72 elements on a GPU whose instructions have 16 columns at least.
+So does one of 64x72 elements on a GPU whose instructions have 16 columns at least, and one that is
+done sooner so: of 80x112, of which two of four warps would have a part, 80x128, which the wide
+instruction steps through as columns of 80 and rows of 128.
 
 A tile of A or B is copied with the rows behind it, which only reach the part of the product that
 nobody stores; where that cannot be (another block may write them, threads fill the tile, or it is
@@ -29,33 +31,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from types import MappingProxyType
 
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
-from tilec.ir.clusters import threads_of
-from tilec.ir.core import Func, Op, Region, Value, walk
+from tilec.ir.core import Func, Op, Region, Value
 from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_clonable
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
-from tilec.ir.instr import MatrixInstruction, instructions_of
-from tilec.ir.layout import Layout
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.types import BufferType
 from tilec.ir.values import Effect
-from tilec.passes.demote_fragments import demoted
-from tilec.passes.select_gemm import missed
 from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import with_types
-from tilec.passes.utils.distribution import fewest_registers
+from tilec.passes.utils.larger_extents import (
+    deeper,
+    fragments_of,
+    larger_extents,
+    of_warps,
+)
 from tilec.passes.utils.plans import stages_of
 from tilec.passes.utils.reductions import neutral
-from tilec.passes.utils.tile_ends import SharedTiles, ends, rounded, same_dim, shared_by, up
+from tilec.passes.utils.tile_ends import SharedTiles, ends, same_dim, up
 from tilec.target import SECTOR, Target
 
-MOST_PADDED = 2  # times as large as itself may a product get, so that it has an instruction
-FEW_REGISTERS = 64  # an uneven fragment may take so many
 ROW = SWIZZLES[1]  # rows that fit this one gained nothing from the widest
 MORE = 4 / 3  # of its columns that a tile gets at most
 LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
@@ -64,20 +63,8 @@ LEAST_STAGES = 2  # of a pipelined loop that a plan may make deeper
 def pad_tiles(func: Func, target: Target) -> Func:
     if target.kind == "cpu":
         return func
-    return _padded(func, target, _deep(func, target))
-
-
-def deepen(func: Func, target: Target) -> Func:
-    """`func` as the pass will have it, where it changes which instructions products have or how
-    tiles come: what a prediction looks at."""
-    if target.kind == "cpu":
-        return func
-    deep = _deep(func, target)
-    return _padded(func, target, deep) if deep else _widen_rows(func, target)
-
-
-def _padded(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> Func:
-    pads = _pads(func, target, deep)
+    deep = deeper(func, target)
+    pads = larger_extents(func, target, deep)
     return _widen_rows(_Padding(func, pads, deep).run() if pads else func, target)
 
 
@@ -86,7 +73,7 @@ def _widen_rows(func: Func, target: Target) -> Func:
     shapes = dict[Value, tuple[int, ...]]()
     tiles = SharedTiles(func)
     for o in func.body.every(ops.Gemm):
-        if o.metadata is not None or not _of_warps(o, target):
+        if o.metadata is not None or not of_warps(o, target):
             continue
         for x in (o.a, o.b):
             *rows, columns = x.type.static_shape
@@ -128,94 +115,6 @@ def _fits(func: Func, target: Target, shapes: dict[Value, tuple[int, ...]]) -> b
     return taken <= target.shared_bytes
 
 
-def _of_warps(o: ops.Gemm, target: Target) -> list[MatrixInstruction]:
-    """The instructions of several warps that know a product's dtypes."""
-    found = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
-    return [r for r in found if r.warps > 1 and target.has(r.feature)]
-
-
-def _deep(func: Func, target: Target) -> dict[ops.Gemm, int]:
-    """Products that the instruction of several warps could do with a larger K, or where there is
-    none any of a warp, and that K."""
-    found: dict[ops.Gemm, int] = {}
-    tiles = SharedTiles(func)
-    for o in func.body.every(ops.Gemm):
-        if o.metadata is not None:
-            continue
-        rows = _of_warps(o, target)
-        m, n, k = o.shape
-        if not rows:
-            known = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
-            rows = [r for r in known if m % r.m == n % r.n == 0 or n % r.m == m % r.n == 0]
-            rows = [r for r in rows if target.has(r.feature)]
-            if any(k % r.k == 0 for r in rows):
-                continue
-            rows.sort(key=lambda r: up(k, r.k))
-        if not rows or k < rows[0].k or k % rows[0].k == 0 or (m % rows[0].m and n % rows[0].m):
-            continue
-        if all(map(tiles.may_grow, (o.a, o.b), o.summed)):
-            found[o] = up(k, rows[0].k)
-    return found
-
-
-def _fragments(func: Func) -> list[Value]:
-    """Those that may get larger: what will be in shared memory need not, but for what products and
-    reductions have to fit."""
-    found = [o.result for o in func.body.every(ops.Alloc) if o.type.space == "fragment"]
-    if not found:
-        return []
-    fit = {x.buffer for o in func.body.every(ops.Gemm) for x in o.inputs}
-    fit |= {o.dest.buffer for o in func.body.every(ops.Reduce)}
-    elsewhere = demoted(func).keys() - fit
-    return [v for v in found if v not in elsewhere]
-
-
-def _pads(func: Func, target: Target, deep: dict[ops.Gemm, int]) -> dict[int, int]:
-    """What extents of fragments, and of products' K, become; nothing where all is well, or where
-    one cannot be padded. `deep`: what those of `_deep` become."""
-    threads = threads_of(func)
-    warps = max(1, threads // target.warp_size)
-    pads = {o.shape[2]: k for o, k in deep.items()}
-    for v in _fragments(func):
-        shape = v.buffer.static_shape
-        held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
-        if held > FEW_REGISTERS and held > 2 * prod(shape) // (warps * target.warp_size):
-            pads.update((e, rounded(e)) for e in shape)
-    for o, instrs in missed(func, target).items():
-        if o in deep:
-            continue
-        m, n, _ = o.shape
-        tiles = [shared_by(up(m, r.m), up(n, r.n), m == n, warps) for r in instrs]
-        rows, columns = min(tiles, key=prod)
-        if rows * columns <= MOST_PADDED * m * n:
-            pads |= {m: rows, n: columns}
-    pads = {e: p for e, p in pads.items() if e != p}
-    if not pads:
-        return {}
-    gemms = [o for o in func.body.every(ops.Gemm)]
-    for o in gemms:
-        m, n, k = o.shape
-        if m in pads or n in pads:
-            pads[m], pads[n] = shared_by(pads.get(m, m), pads.get(n, n), m == n, warps)
-    pads = {e: p for e, p in pads.items() if e != p}
-    for o in gemms:
-        spaces = [x.type.space for x in (o.a, o.b)]
-        if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
-            return {}
-        parts = [x for x in (o.a, o.b) if x.type.space == "fragment" and not x.is_whole]
-        if any(e in pads for x in parts for e in x.extents):
-            return {}
-    padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
-    operands = {x.buffer for o in gemms for x in o.inputs}
-    for x in walk(func.body):
-        if isinstance(x, ops.Print) and x.buffer in padded:
-            return {}
-        if isinstance(x, ops.AnnotateLayout) and isinstance(x.layout, Layout):
-            if x.dest in padded | operands:
-                return {}
-    return pads
-
-
 class _Padding:
     """`pads`: what extents become; `deep`: K of products; `shapes`: of shared operands, beside."""
 
@@ -233,7 +132,7 @@ class _Padding:
         self.facts = facts_of(func)
         self.shapes = dict[Value, tuple[int, ...]](shapes)
         self.products = set[Value]()
-        for v in _fragments(func):
+        for v in fragments_of(func):
             self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
         for o in func.body.every(ops.Gemm):
             self.products.add(o.c)

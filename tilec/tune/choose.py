@@ -18,7 +18,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.join_branches import as_taken
-from tilec.passes.pad_tiles import deepen
+from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.split_tiles import split_tiles
 from tilec.target import Target
@@ -338,7 +338,7 @@ class Chooser:
             try:
                 func = recognise_idioms(self._trace(constants), self._target)
                 func = split_tiles(func, self._target)
-                func = deepen(func, self._target)
+                func = pad_tiles(func, self._target)
                 func = as_taken(expand_sparse(func, self._target), self._target)
                 found = Candidate(func, self._target, constants)
             except CompileError as error:
