@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Substitution, Value, upstream
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.fold import Number
 from tilec.ir.types import FLOAT32, BufferType, DType, ScalarType
 from tilec.target import Target
@@ -214,8 +215,7 @@ def _divisions(o: ops.For, numbers: Mapping[Value, Number]) -> _Divisions | None
         return None
     trips = len(indices)
     defs = o.body.makers
-    written = {p.fragment for p in o.body.ops if isinstance(p, ops.RegWrite)}
-    stored = {p.dest for p in o.body.ops if isinstance(p, ops.Store)}
+    written = {*buffers_written(e for _, e in effects_in(o.body))}
     divisions: list[ops.Binary] = []
     used: set[int] = set()
     by: set[Value] = set()
@@ -242,7 +242,7 @@ def _divisions(o: ops.For, numbers: Mapping[Value, Number]) -> _Divisions | None
         behind = [*upstream((p.lhs,), defs)]
         if not all(map(_is_simple, behind)):
             return None
-        if any(isinstance(x, ops.Load) and x.source in stored for x in behind):
+        if any(isinstance(x, ops.Load) and x.source in written for x in behind):
             return None
         divisions.append(p)
     count = trips * len(divisions)
