@@ -3,6 +3,7 @@ with a rounding of the user's, against fractions."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,7 +22,7 @@ SPECIAL = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-40, -1e-40, 3e38, -3e38, 
 ONE: dict[str, Any] = {
     "expm1": np.expm1, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "atan": np.arctan, "asin": np.arcsin, "acos": np.arccos, "cbrt": np.cbrt,
-    "nearbyint": np.rint,
+    "nearbyint": np.rint, "erfc": np.vectorize(math.erfc),
 }  # fmt: skip
 TWO: dict[str, Any] = {"fmod": np.fmod, "copysign": np.copysign, "hypot": np.hypot}
 

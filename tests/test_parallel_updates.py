@@ -73,6 +73,7 @@ WARNINGS = {
     "clamped": (I, "H[T.min(i, s)] += 1.0"),
     "turned round by what may be its end": (I, "H[(i + 1) % s] += 1.0"),
     "two strides": (I, "H[i // s * s + i % (2 * s)] += 1.0"),
+    "steps that are too short": (I, "H[i + i // s % 2] += 1.0"),
     "one sum of some": (I, "if A[i] > 0.0:", "    H[0] += A[i]"),
     "pairs of some": (I, "if A[i] > 0.0 and X[i] != 3:", "    H[i // 2] += A[i]"),
     "each column by each": (I, "for k in range(4):", "    H[k] += G[i, k]"),
@@ -94,6 +95,10 @@ FINE = {
         "H[j], H[j + s] = a + b, a - b",
     ),
     "by shifts": (I, "H[((i >> s) << (s + 1)) | (i & ((1 << s) - 1))] += 1.0"),
+    "one colour of a board": (
+        "i, j in T.Parallel(1 << 10, 1 << 9)",
+        "G[i, 2 * j + (i + s) % 2] = -G[i, 2 * j + (i + s) % 2]",
+    ),
     "one iteration": (I, "if i == 0 and A[i] > 0.0:", "    H[0] += A[i]"),
     "some of their own": (I, "if A[i] > 0.0:", "    H[i] += A[i]"),
     "a part of each": (I, "for k in T.serial(i, i + 1):", "    H[k] += 1.0"),

@@ -65,7 +65,8 @@ OF_NUMBERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     ),
     "error function": (lambda x: math.erf(x), "float32", "float32"),
     "of two": (
-        lambda x: math.pow(2, x) + math.fmod(x, 1.5) + math.copysign(2.0, x) + math.ldexp(x, 3),
+        lambda x: math.pow(2, x) + math.fmod(x, 1.5) + math.copysign(2.0, x) + math.ldexp(x, 3)
+        + math.erfc(x),
         "float32", "float32",
     ),
     "lengths": (

@@ -11,7 +11,7 @@ from tilec.ir.core import walk
 from tilec.ir.ops import Binary, Fma, If
 from tilec.ir.parser import parse_func
 
-N = T.dynamic("N")
+M, N = T.dynamic("M, N")
 
 
 def rows(threads: int = 128):
@@ -143,3 +143,27 @@ def test_one_reciprocal_of_a_number(target, odd):
     found = [o for o in walk(body) if isinstance(o, Binary) and o.kind == "div"]
     multiplied = sum(isinstance(o, Fma) for o in walk(body))
     assert len(found) == 1 + 4 and multiplied == 1 + 4 * 4  # of four neighbours at once
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+def test_what_comes_from_memory_is_read_first(target):
+    """Rows that begin anywhere, and beyond whose end 0 is read; infinities divide."""
+
+    @tilec.kernel
+    def largest(X: T.Tensor((M, N), "float16"), Y: T.Tensor((M, 2), "float32"), t: T.float32):
+        for i in T.Parallel(M):
+            most, least = -T.infinity("float32"), T.infinity("float32")
+            for j in range(N):
+                most = T.max(most, X[i, j] / t)
+                least = T.min(least, X[i, j] / t)
+            Y[i, 0] = most
+            Y[i, 1] = least
+
+    x = np.random.default_rng(0).standard_normal((4, 1601)).astype(np.float16)
+    x[1], x[2], x[3, 5] = -0.0, -np.abs(x[2]), np.inf
+    for t in (np.float32(0.7), np.float32(-3), np.float32(1e-30)):
+        y, want = np.full((4, 2), 77, np.float32), x.astype(np.float32) / t
+        assert tilec.simulate(largest, x, y, t, target=target).ok
+        np.testing.assert_array_equal(y, np.stack([want.max(1), want.min(1)], 1))
+    body = parse_func(largest.compile(x, y, t, target=target).stages["share_reciprocals"]).body
+    assert any(isinstance(o, Fma) for o in walk(body))

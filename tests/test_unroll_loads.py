@@ -1,6 +1,7 @@
 """Iterations that follow from one another: the loads of many stand before the first of them."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,3 +177,37 @@ def test_through_arrays_of_a_thread(target: str, rng: np.random.Generator) -> No
     stores = [n for n, line in enumerate(text.splitlines()) if "mem_store" in line]
     if target != "hip:gfx942":  # which has no waves of 32: half of one does nothing
         assert len(loads) >= 4 and all(n < stores[0] for n in loads)
+
+
+def test_neighbours_that_every_thread_reads_are_vectors():
+    """What single elements' places divide is known once iterations are apart."""
+
+    @tilec.kernel
+    def recurrence(X: T.Tensor((M, 16), "float16"), Y: T.Tensor((M, 32), "float32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding(0)
+            s = T.alloc_local((16,), "float32")
+            for d in range(16):
+                s[d] = t
+            for i in range(M):
+                total: T.float32 = 0
+                for d in T.unroll(16):
+                    s[d] = s[d] * 0.5 + T.float32(X[i, d])
+                    total += s[d]
+                Y[i, t] = total
+
+    x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float16)
+    y, want, s = np.empty((5, 32), np.float32), np.empty((5, 32)), np.arange(32.0)[:, None]
+    assert tilec.simulate(recurrence, x, y, target="cuda:sm_90a").ok
+    for i, row in enumerate(x.astype(float)):
+        s = s * 0.5 + row
+        want[i] = s.sum(1)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+    made = recurrence.compile(x, y, target="cuda:sm_90a")
+    assert made.stages["ptx"].count("ld.global.nc.v4.b32") == 2 and "b16" not in loads(made)
+    odd = recurrence.compile(tilec.spec((5, 16), "float16", (17, 1)), y, target="cuda:sm_90a")
+    assert "v4" not in loads(odd)
+
+
+def loads(made: Any) -> str:
+    return "".join(x for x in made.stages["ptx"].splitlines() if "ld.global" in x)

@@ -87,7 +87,7 @@ def cross_entropy(
                 acc += T.cast(X[i, k], f32) * T.cast(W[k, j], f32)
             most = T.max(most, acc)
             if j == Y[i]:
-                own += acc
+                own = acc
         for j in range(N):
             acc = T.float32(0)
             for k in range(K):

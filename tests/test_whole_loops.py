@@ -342,8 +342,13 @@ def test_what_an_iteration_makes_is_made_once():
                 b += 1
             for _ in range(most):
                 c += X[i]
+            last = 0
+            for _ in range(2):
+                last = own[0]
+                for j in range(2):
+                    last += own[j]
             Y[0, i] = a
-            Y[1, i] = b - T.int32(drawn)
+            Y[1, i] = b - T.int32(drawn) + last - 7
             Y[2, i] = T.int32(T.rng_rand() >> 8)
             Y[3, i] = c
 

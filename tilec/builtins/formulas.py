@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = [
     "copysign", "nearbyint", "fmod", "ldexp", "expm1", "sinh", "cosh", "asinh", "acosh", "atanh",
-    "atan", "asin", "acos", "hypot", "cbrt",
+    "atan", "asin", "acos", "hypot", "cbrt", "erfc",
 ]  # fmt: skip
 
 
@@ -78,3 +78,7 @@ def hypot(x: Any, y: Any) -> Any:
 
 def cbrt(x: Any) -> Any:
     """The cube root, of negative numbers, too. At most 2 ulp."""
+
+
+def erfc(x: Any) -> Any:
+    """`1 - erf(x)`, as exact where that is near 0. At most 6 ulp."""

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from tilec.frontend.arithmetic import known_as_int
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
-from tilec.frontend.recovery import Again
 from tilec.frontend.values import (
     Buffer,
     LoopHeader,
@@ -22,7 +21,6 @@ from tilec.frontend.values import (
     is_number,
     kept,
 )
-from tilec.support.syntax import names_in
 
 Container = TypeVar("Container", bound=Any)
 MOST_CHOSEN = 16
@@ -177,15 +175,6 @@ class Containers(Operators):
         hint = "use a for loop; comprehensions run over tuples, lists and range(compile-time int)"
         raise self.error(f"a comprehension over {shown}", hint, at=node)
 
-    def _write_out(self, key: ast.expr) -> None:
-        """Let a loop around the code be traced once for each index, if one can be: the one whose
-        index `key` names, else the innermost, and the others after it."""
-        named = names_in(key)
-        asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
-        if loops := (asked or self.unrolls)[-1:]:
-            self.left_out.written_out.update(loops)
-            raise Again
-
     def _item_at(self, items: Sequence[Number], index: Number, first: int = 0) -> Number:
         """One of the items, which are numbered from `first`, by an index of run time; beyond them
         the nearest."""
@@ -204,13 +193,13 @@ class Containers(Operators):
                 for n in (key_node.lower, key_node.upper, key_node.step)
             ]
             if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
-                self._write_out(key_node)
+                self.write_out(key_node)
                 message = f"this slice of {describe(owner)} is not known at compile time"
                 raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
         key = known_as_int(self.expression(key_node))
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
-            self._write_out(key_node)
+            self.write_out(key_node)
             if isinstance(owner, tuple | list) and 0 < len(owner) <= MOST_CHOSEN:
                 if all(is_number(v) or (isinstance(v, Region) and v.is_element) for v in owner):
                     numbers = [self.number(v, "this item") for v in owner]

@@ -15,6 +15,7 @@ from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.plain_python import at_run_time, is_object
+from tilec.frontend.recovery import Again
 from tilec.frontend.regions import Regions
 from tilec.frontend.values import (
     NOT_RETURNED,
@@ -30,6 +31,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
+from tilec.support.syntax import names_in
 
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv",
@@ -116,8 +118,20 @@ class Operators(Regions):
             return self._size_arithmetic(kind, a, b)
         if isinstance(a, Lanes) or isinstance(b, Lanes):
             return lanewise(self, lambda x, y: self.binary(kind, x, y), a, b)
-        x = self.number(a, "this operand", node.left)
-        return self.binary(kind, x, self.number(b, "this operand", node.right))
+        x, y = (self.number(v, "this operand", n) for v, n in ((a, node.left), (b, node.right)))
+        whole = x.dtype.is_int if isinstance(x, Scalar) else isinstance(x, int)
+        if kind == "pow" and whole and isinstance(y, Scalar) and y.dtype.is_int:
+            self.write_out(node.right)
+        return self.binary(kind, x, y)
+
+    def write_out(self, key: ast.expr) -> None:
+        """Let a loop around the code be traced once for each index, if one can be: the one whose
+        index `key` names, else the innermost, and the others after it."""
+        named = names_in(key)
+        asked = [n for n in self.unrolls if isinstance(n.target, ast.Name) and n.target.id in named]
+        if loops := (asked or self.unrolls)[-1:]:
+            self.left_out.written_out.update(loops)
+            raise Again
 
     def of_containers(self, kind: str, a: object, b: object) -> object:
         """An operator of Python's lists, tuples, strings, dicts and sets."""

@@ -68,7 +68,7 @@ _OF_NUMBERS: dict[object, Word] = {
 }
 _SAME = """
     sqrt cbrt exp exp2 expm1 log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh
-    acosh atanh erf pow fmod copysign isnan isinf isfinite
+    acosh atanh erf erfc pow fmod copysign isnan isinf isfinite
 """.split()
 _OF_FLOATS: dict[object, Word] = {
     **{getattr(math, name): getattr(T, name) for name in _SAME},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -206,16 +206,43 @@ class _Body:
         return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
 
     def are_always_apart(self, store: Store) -> bool:
-        """Whether the indices tell all iterations apart for each of a few numbers that may come
-        from outside of the loop, as the step of a butterfly (`i // s * 2 * s + i % s`) does: where
-        these are any numbers, or as they follow from others (`1 << s` beside `s`)."""
+        """Whether the indices tell all iterations apart: by their steps, or for each of a few
+        numbers that may come from outside of the loop, as the step of a butterfly
+        (`i // s * 2 * s + i % s`) does: where these are any numbers, or as they follow from others
+        (`1 << s` beside `s`)."""
         args = self.loop.body.args
+        if self._are_apart_by_steps(store):
+            return True
         behind = set().union(*map(self.behind, store.indices)).difference(self.made, args)
         outside = {v for x in behind if x.is_integer for v in self.forms.form(x).terms}
         found, made = self._from_outside(outside)
         return self._are_apart_for(store, outside) or (
             bool(made) and self._are_apart_for(store, found, made)
         )
+
+    def _are_apart_by_steps(self, store: Store) -> bool:
+        """Whether each index of the loop goes by steps, in one of the store's, that are longer than
+        all else there may differ by: `j` in `A[i, j * 2 + (i + n) % 2]`."""
+        left = set(self.loop.body.args)
+        sums = [self.forms.form(i).terms for i in store.indices if i.is_integer]
+        told = left
+        while told:
+            told = {a for a in left if any(self._tells(terms, a, left) for terms in sums)}
+            left = left - told
+        return not left
+
+    def _tells(self, terms: Mapping[Value, int], index: Value, left: set[Value]) -> bool:
+        """Whether two iterations with the same sum have the same `index`, where they may differ in
+        those that are `left`."""
+        spread, fixed = 0, set(self.loop.body.args) - left
+        for v, factor in terms.items():
+            if v is index or v in fixed or v not in self.varying:
+                continue
+            low, high = self.forms.range(v)
+            if low is None or high is None:
+                return False
+            spread += abs(factor) * (high - low)
+        return abs(terms.get(index, 0)) > spread
 
     def _are_apart_for(self, store: Store, outside: set[Value], before: Sequence[Op] = ()) -> bool:
         """Whether they do for numbers in the place of `outside`, from which `before` makes more."""

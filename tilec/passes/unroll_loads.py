@@ -31,7 +31,7 @@ conditions then (`if_conversion`). (What
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.ir import ops
 from tilec.ir.analysis import Facts, facts_of
@@ -89,7 +89,24 @@ def unroll_loads(func: Func, target: Target) -> Func:
         count = _branches(o, trips)
         return _unrolled(o, count, trips, subst) if count > 1 else None
 
-    return func.rewrite(ops.For, visit, subst)
+    made = func.rewrite(ops.For, visit, subst)
+    return func if made is func else _aligned(made)
+
+
+def _aligned(func: Func) -> Func:
+    """With what is known of the places of single elements, now that iterations are apart: LLVM
+    joins neighbours that begin at a whole vector."""
+    facts = facts_of(func)
+
+    def visit(o: ops.MemLoad) -> ops.MemLoad | None:
+        t = o.source.buffer
+        if o.lanes > 1 or o.guard is not None or t.space != "global":
+            return None
+        elements = facts.form(o.offset).divisor(facts.divisor)
+        known = min(t.align, elements * t.dtype.bits // 8)
+        return replace(o, align=known) if known > o.align else None
+
+    return func.rewrite(ops.MemLoad, visit)
 
 
 @dataclass(frozen=True)

@@ -314,9 +314,15 @@ class Folds(Rows):
         return None
 
     def _is_number(self, value: ast.expr) -> bool:
-        """Whether it is a number that is written down, or a name for one."""
-        own = not isinstance(value, ast.Name) or value.id in self.own
-        return isinstance(value, ast.Constant) or not own and is_literal(self.named(value))
+        """Whether it is a number that is written down, a name for one, or arithmetic on such."""
+        match value:
+            case ast.BinOp(left, _, right):
+                return self._is_number(left) and self._is_number(right)
+            case ast.UnaryOp(_, operand):
+                return self._is_number(operand)
+            case ast.Name() | ast.Attribute() if self.own.isdisjoint(names_in(value)):
+                return is_literal(self.named(value))
+        return isinstance(value, ast.Constant)
 
     def _asked_inside(self, s: ast.stmt) -> Pick | None:
         """The same, under other conditions, too."""

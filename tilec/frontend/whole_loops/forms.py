@@ -461,7 +461,7 @@ class WholeLoops(Statements):
         return self.whole_dtypes.setdefault(dtype, ast.Constant(dtype.name))
 
     def _dtype_of(self, node: ast.expr) -> DType | None:
-        value = self.expression(node)
+        value = self.expression(node) if self._is_fixed(node) else None
         return find_dtype(value) if isinstance(value, str | DType) else None
 
     def _stays_inside(

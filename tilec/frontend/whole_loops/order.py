@@ -43,6 +43,7 @@ from tilec.frontend.whole_loops.nests import (
     index_of,
     stored_tensors,
 )
+from tilec.frontend.whole_loops.once import with_sums_of_one
 from tilec.frontend.whole_loops.rows import is_pure
 from tilec.ir.types import BOOL, DType
 from tilec.support.syntax import every, headed, name_nodes, names_in, parsed, placed, stored_names
@@ -65,7 +66,7 @@ def one_by_one(nest: Nest, named: Named, used: set[str], decided: Decided | None
     made = [apart.visit(copy.deepcopy(s)) for s in nest.body]
     body = tuple(x for s in made for x in (s if isinstance(s, list) else [s]))
     body = tuple(x for x in body if not isinstance(x, ast.Pass)) or body
-    return replace(nest, body=body) if apart.changed else nest
+    return with_sums_of_one(replace(nest, body=body) if apart.changed else nest)
 
 
 def in_ways(nest: Nest, named: Named, used: set[str], decided: Decided) -> Iterator[Nest]:
