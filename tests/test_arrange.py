@@ -20,7 +20,6 @@ import tilec
 import tilec.language as T
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Op, walk
-from tilec.ir.dependence import Edge, ModRef, edges
 from tilec.ir.errors import InternalError, ResourceError
 from tilec.ir.neighbours import trend
 from tilec.ir.ops import (
@@ -36,6 +35,7 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import Arrangement, Plan
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
+from tilec.passes.utils.dependence import Edge, ModRef, edges
 from tilec.tune.plans import plans
 
 arrange = importlib.import_module("tilec.passes.arrange")

@@ -291,43 +291,12 @@ REFUSED = [
     ("cuda:sm_90a", "%x = call float @llvm.sin.f32(float 1.5)", "llvm.sin.f32"),
     ("cuda:sm_90a", "%x = call double @llvm.exp2.f64(double 1.5)", "llvm.exp2.f64"),
     ("cuda:sm_90a", "%x = call float @llvm.log2.f32(float 1.5)", "llvm.log2"),
-    ("hip:gfx942", "%x = call i32 @llvm.amdgcn.permlane16.i32(i32 0)", "permlane16"),
-    (
-        "hip:gfx942",
-        "%x = call <4 x float> @llvm.amdgcn.mfma.f32.16x16x32.f16(<8 x half> %a)",
-        "mfma.f32.16x16x32.f16",
-    ),
-    ("hip:gfx942", "%x = call float @llvm.tanh.f32(float 1.5)", "llvm.tanh"),
-    ("hip:gfx942", "%x = call double @llvm.pow.f64(double 1.5, double 2.5)", "llvm.pow.f64"),
-    ("hip:gfx942", 'call void asm sideeffect "s_nop 0", ""()', "inline assembly"),
-    ("hip:gfx942", "%x = frem bfloat %a, %b", "frem bfloat"),
-    (
-        "hip:gfx942",
-        "call void @llvm.amdgcn.global.load.lds(ptr addrspace(1) %p, ptr addrspace(3) @l, i32 16)",
-        "16 bytes per lane",
-    ),
-    (
-        "hip:gfx942",
-        "@l = internal addrspace(3) global [16385 x float] poison",
-        "65540 bytes of LDS",
-    ),
-    ("cpu", "%x = fptrunc <8 x float> %a to <8 x bfloat>", "fptrunc"),
-    ("cpu", "%x = fptrunc double %a to half", "fptrunc"),
 ]
 
 ADMITTED = [
     ("cuda:sm_90a", "call void @llvm.nvvm.wgmma.fence.sync.aligned()"),
     ("cuda:sm_80", "%x = call afn float @llvm.sin.f32(float 1.5)"),
     ("cuda:sm_80", "%x = call float @llvm.exp2.f32(float 1.5)"),
-    (
-        "hip:gfx942",
-        "%x = call <4 x i32> @llvm.amdgcn.raw.ptr.buffer.load.v4i32(ptr addrspace(8) %r)",
-    ),
-    ("hip:gfx942", "%x = call <4 x float> @llvm.amdgcn.mfma.f32.16x16x16bf16.1k(<4 x i16> %a)"),
-    ("hip:gfx942", "%x = call float @llvm.log2.f32(float 1.5)"),
-    ("hip:gfx942", "@l = internal addrspace(3) global [65536 x i8] poison"),
-    ("cpu", "%x = fptrunc <8 x float> %a to <8 x half>"),
-    ("cpu", "%x = call float @llvm.sin.f32(float 1.5)"),
 ]
 
 
@@ -350,12 +319,6 @@ def test_assemble_asks_the_table_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assemble(NVPTX.replace("exp2", "sin"), find_target("cuda:sm_80"))
 
 
-def test_a_misspelt_intrinsic_gets_a_suggestion() -> None:
-    text = "%x = call i32 @llvm.amdgcn.readfirstlan.i32(i32 3)"
-    with pytest.raises(InternalError, match="did you mean 'readfirstlane'"):
-        check_intrinsics(text, find_target("hip:gfx942"))
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child process that may die")
 @pytest.mark.parametrize(
     ("name", "text", "survives"),
@@ -368,7 +331,8 @@ def test_a_misspelt_intrinsic_gets_a_suggestion() -> None:
     ids=["sin-cuda", "sin-afn-cuda", "tanh-hip", "sin-hip"],
 )
 def test_the_table_is_true(name: str, text: str, survives: bool) -> None:
-    """With the table switched off, LLVM ends the process on what it refuses, and only then."""
+    """With the table switched off, LLVM ends the process on what it refuses, and only then: for AMD
+    that process is a child, whose last words are in the error."""
     script = (
         "import sys, tilec.codegen; from tilec.target import find_target\n"
         "sys.modules['tilec.codegen.assemble'].check_intrinsics = lambda *_: None\n"

@@ -21,12 +21,12 @@ import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
 from tilec.ir.core import Func, Op, walk
-from tilec.ir.dependence import Edge, ModRef
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Alloc, For, Gemm, If, WgmmaWait
 from tilec.ir.schedule import Arrangement, Plan
 from tilec.passes import run_plan
 from tilec.passes.check_schedule import check_schedule
+from tilec.passes.utils.dependence import Edge, ModRef
 from tilec.support.tools import find_ptxas
 
 arrange = importlib.import_module("tilec.passes.arrange")

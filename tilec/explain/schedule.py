@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 
 from tilec.ir.clusters import all_threads_of, groups_of, threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.dependence import ModRef, modref
 from tilec.ir.effects import acting
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.ops import Copy, For, Gemm, Scope
 from tilec.ir.schedule import Arrangement
 from tilec.passes.arrange import shown_statement, statement_clocks
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import ModRef, modref
 from tilec.passes.utils.orders import DEPENDENT, START
 from tilec.target import Target
 
@@ -150,7 +149,7 @@ def _loop(
 ) -> Loop:
     every = acting(o.body)
     statements = [_statement(x, engines, groups, target) for x in every]
-    uses = [modref(x, covered) for x in every]
+    uses = [modref(x) for x in every]
     readers = {
         n: [m for m, use in enumerate(uses) if m != n and _reads(use, uses[n])]
         for n, s in enumerate(statements)

@@ -1,5 +1,4 @@
-"""The IR as text; `parser.py` reads it back: `print_func(parse_func(t)) == t` whatever `t` it
-printed.
+"""The IR as text, which says all of it: tests read it back (`tests/ir_parser.py`).
 
 Printing is generic over an op's fields, in the order they are declared:
 
@@ -63,7 +62,7 @@ class FieldForm:
 
 @dataclass(frozen=True, slots=True)
 class OpForm:
-    """How one op class is written; shared by printer and parser."""
+    """How one op class is written; see the module's opening."""
 
     has_kind: bool
     fields: tuple[FieldForm, ...]

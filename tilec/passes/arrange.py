@@ -4,7 +4,7 @@ Before and after: LAID_OUT. In a pipelined loop with several asynchronous produc
 waits for what threads compute from another (attention: S = Q K^T, softmax, O += P V), the tensor
 cores stand idle during that computation. Such loops are software-pipelined: `order`, `stage` and
 `turns` of the `For` say how, and `expand_scopes` does it. Nothing is matched: what orders the
-statements are the edges of `ir/dependence.py`, and what is chosen is
+statements are the edges of `passes/utils/dependence.py`, and what is chosen is
 
 1. for each statement its stage, 0 or 1, so that no edge is violated;
 2. the order of one iteration of the steady state: products as soon as their edges allow (their
@@ -39,14 +39,13 @@ from dataclasses import replace
 
 from tilec.ir.clusters import all_threads_of, residents_of, threads_of
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.dependence import Edge, ModRef, edges, modref
 from tilec.ir.effects import acting, effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
 from tilec.ir.ops import Binary, Copy, Fma, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.ir.types import BufferType
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import Edge, ModRef, edges, modref
 from tilec.passes.utils.orders import Graph, Node, best, in_versions
 from tilec.passes.utils.registers import budget
 from tilec.passes.utils.rings import is_brought
@@ -180,7 +179,7 @@ class _Body:
         self.every = acting(loop.body)
         self.statements = [o for o in self.every if not is_brought(o)]
         self.numbers = [self.every.index(o) for o in self.statements]
-        self.uses = [modref(o, covered) for o in self.statements]
+        self.uses = [modref(o) for o in self.statements]
         inside = (x for o in self.statements for x in walk(o))
         self.products = sum(isinstance(o, Gemm) and o.is_asynchronous for o in inside)
         self.asked = self._asked()

@@ -91,7 +91,7 @@ class _Beside(LoopRegions):
     def behind_copies(self) -> list[Op]:
         """The loop behind copies of the tiles that it reads."""
         body = self.o.body.rewrite(ops.Load, self.from_tile)
-        return [*self.hoisted, *self.b.ops, replace(self.o, body=body)]
+        return [*self.before.ops, *self.b.ops, replace(self.o, body=body)]
 
     @property
     def bytes(self) -> int:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from tilec.ir.clusters import groups_of
 from tilec.ir.core import Func, walk
-from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_written, effects_in, is_seen, written_tensors
 from tilec.ir.ops import Alloc, For, constants
 from tilec.ir.uniformity import varying
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.consumer_groups import loop_over_blocks, refusal
+from tilec.passes.utils.dependence import exposed
 from tilec.target import Target
 
 
@@ -31,7 +30,7 @@ def check_consumer_groups(func: Func, target: Target) -> Func:
     outside = (x for o in func.body.ops if o is not loop for x in walk(o))
     lasting = {o.result for o in outside if isinstance(o, Alloc)}
     handed = lasting.intersection(buffers_written(loop.effects()))
-    found = exposed(loop.body, handed, constants(func.body), covered)
+    found = exposed(loop.body, handed, constants(func.body))
     if found is not None and found.buffer is not None:
         why = f"{found.buffer.name} hands on what one block leaves in it to the next"
         raise refusal(func, why)

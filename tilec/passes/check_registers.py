@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping
 
 from tilec.ir.clusters import all_threads_of, groups_of, residents_of
 from tilec.ir.core import Func, Value, walk
-from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, Scope, SetRegisters, While
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import live_at_once, modref
 from tilec.passes.utils.registers import OTHER_REGISTERS, RESERVED, at_launch, budget
 from tilec.target import Target
 
@@ -164,7 +163,7 @@ def held_at_once(func: Func, loop: For | While, registers: Mapping[Value, int]) 
     """Of these fragments, with their `registers`, those that a loop's products keep there and that
     are live at the place where they take the most: what nothing outside of the loop touches lives
     from its writer to its last reader. (What one loop inside alone touches is that loop's.)"""
-    uses = [modref(o, covered) for o in loop.body.ops]
+    uses = [modref(o) for o in loop.body.ops]
     inner = [u for o, u in zip(loop.body.ops, uses) if isinstance(o, (For, While))]
     alone = {v for u in inner for v in u if sum(v in other for other in uses) == 1}
     of_products = dict.fromkeys(v for o in loop.every(Gemm) for v in _operands(o))

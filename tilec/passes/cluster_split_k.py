@@ -20,10 +20,10 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Effect, Func, Op, Substitution, Value, walk
-from tilec.ir.effects import buffers_read, buffers_written, changing_tensors, effects_in, is_seen
+from tilec.ir.effects import buffers_written, changing_tensors, effects_in, is_seen
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import modref
 from tilec.passes.utils.plans import pipelined
 from tilec.target import Target
 
@@ -185,7 +185,8 @@ class _Sharer:
             return True
         inside = [o for o in loop.body.ops if _touches(o, v)]
         outside = [o for o in self.func.body.ops if o is not loop and _touches(o, v)]
-        return not outside and bool(inside) and _fills(inside[0], v)
+        first = modref(inside[0]).get(v) if inside and not outside else None
+        return first is not None and first.whole
 
     # --- what it becomes ---
 
@@ -255,10 +256,3 @@ class _Sharer:
 def _touches(o: Op, v: Value) -> bool:
     """Whether `o`, or an op inside of it, reads or writes `v`."""
     return v in o.uses and not isinstance(o, ops.AnnotateLayout)
-
-
-def _fills(o: Op, v: Value) -> bool:
-    """Whether `o` writes all of `v`, and reads nothing of it."""
-    effects = [e for _, e in effects_in(o)]
-    whole = v in covered(o) if isinstance(o, ops.Parallel) else v in buffers_written(effects, True)
-    return whole and v not in buffers_read(effects)

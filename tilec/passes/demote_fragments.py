@@ -229,4 +229,4 @@ class _Part(LoopRegions):
         b.emit(Yield)
         extents, known = tuple(e for e in shape if e != 1), self.o.inside and not conds
         made = replace(self.o, extents=extents, body=b.block(args), inside=known)
-        return [*self.hoisted, made]
+        return [*self.before.ops, made]

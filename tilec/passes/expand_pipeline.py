@@ -106,7 +106,7 @@ class _Expander:
         subst = _at_stage(b, copies, zero)
 
         body = loop.body.rewrite(ops.Copy, _at_once, subst)
-        b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
+        b.ops.append(replace(loop.in_order(), body=body))
         return b.ops
 
     def _copies(

@@ -19,11 +19,11 @@ from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import SINGLE, cluster_of, groups_of, residents_of, threads_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewritten, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.passes.utils.building import is_shared
 from tilec.passes.utils.consumer_groups import ConsumerGroups
+from tilec.passes.utils.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
 from tilec.passes.utils.rings import Position, Ring, TensorMaps, elected, is_brought, tma_boxes

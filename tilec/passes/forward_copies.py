@@ -24,12 +24,12 @@ from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Value, upstream, walk
-from tilec.ir.dependence import LiveRange, live_ranges
 from tilec.ir.effects import buffers_written, changing_tensors, effects_in
 from tilec.ir.element_loops import element_indices
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.dce import sweep
+from tilec.passes.utils.dependence import LiveRange, live_ranges
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 

@@ -126,7 +126,7 @@ class _Groups:
                 case ops.For(kind="pipelined") if (
                     inside or ops.is_by_hand(o.body) or o.body.has(*_BARRIERS)
                 ):
-                    o = replace(o, kind="serial", num_stages=0, order=(), stage=())
+                    o = o.in_order()
             statements.append(o)
         return block.with_ops(statements)
 

@@ -87,7 +87,7 @@ class _Hoist(LoopRegions):
             count = 1
         if not self.boxes:
             return None
-        made = [*self.hoisted]
+        made = [*self.before.ops]
         for number in range(count):
             made += _Slice(self, dim, count, number).ops()
         return made

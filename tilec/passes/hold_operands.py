@@ -27,15 +27,14 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Value, upstream, walk
-from tilec.ir.dependence import modref
 from tilec.ir.instr import instructions_of
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Copy, For, Gemm, Load, Parallel, is_by_hand
 from tilec.ir.types import BufferType
 from tilec.passes.demote_fragments import demoted
 from tilec.passes.plan_pipeline import has_stages
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import with_types
+from tilec.passes.utils.dependence import modref
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
@@ -160,7 +159,7 @@ def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
 def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:
     """The shared tiles that threads fill whole in each iteration, before its products read them;
     and what they are made of."""
-    at = [(o, modref(o, covered)) for o in loop.body.ops]
+    at = [(o, modref(o)) for o in loop.body.ops]
     products = [o for o in loop.body.ops if isinstance(o, Gemm)]
     for v in dict.fromkeys(r.buffer for o in products for r in (o.a, o.b)):
         uses = [(o, found[v]) for o, found in at if v in found]

@@ -32,13 +32,13 @@ from itertools import takewhile
 from tilec.ir import ops
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, changing_tensors, effects_in
 from tilec.ir.loc import Loc
 from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed, meets, needs_all
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.branch_parts import always_at, in_parts
+from tilec.passes.utils.dependence import runs
 from tilec.passes.utils.groups import GroupBarriers
 from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
 from tilec.passes.utils.rings import waited_by_all
@@ -267,8 +267,8 @@ class _Placer:
                     if any(self._must_fence(x, state) for x in arrivals):
                         # One lets others know what all have done: each fences, and all meet.
                         statements += [ops.ProxyFence(loc=o.loc), self.meeting(o.loc)]
-                        state.fence(self.group)
-                        state.meet(self.group)
+                        state.each(self.group, Known.fence)
+                        state.each(self.group, Known.meet)
                     self._before(o, state, statements)
                     statements.append(o)
                 case ops.For() if o.kind != "vectorized" or meets(o.body):
@@ -302,20 +302,20 @@ class _Placer:
         """Whether a statement only orders others, noted in `state`: it needs nothing before it."""
         match o:
             case ops.GridSync():
-                state.meet()
+                state.each(ALL, Known.meet)
             case ops.ClusterBarrier(part="") if self.by_hand:
-                state.meet()
+                state.each(ALL, Known.meet)
             case ops.WarpSync():
-                state.meet_lanes(self.group)
+                state.each(self.group, Known.meet_lanes)
             case ops.MbarrierWait() if o.barrier in self.told_by_copies:
                 # Who started the copies could not fence them.
                 state.add(self.group, Known(unfenced=self.copied & self.engine_reads))
             case ops.WgmmaWait():
-                state.drain(self.group, o.pending, o.fragments)
+                state.each(self.group, Known.drain, o.pending, o.fragments)
             case ops.CpAsyncWait() if self.by_hand:
-                state.land(self.group, o.pending)
+                state.each(self.group, Known.land, o.pending)
             case ops.ProxyFence():
-                state.fence(self.group)
+                state.each(self.group, Known.fence)
             case _:
                 return False
         return True
@@ -324,23 +324,23 @@ class _Placer:
         """One of the author's, for the threads that are meant."""
         match o:
             case ops.Barrier(number=Value(), threads=n) if n:
-                state.meet(self.group, self.by_threads)
+                state.each(self.group, Known.meet, self.by_threads)
                 return o
             case ops.Barrier(id=0, threads=0, number=None) if self.group != ALL or self.in_role:
                 o = self.meeting(o.loc)
             case ops.Barrier(threads=0) if (o.id or o.number) and self.barriers.whole[1]:
                 # Of all threads of the program, beside which there are producer warps.
                 o = replace(o, threads=self.barriers.whole[1])
-        state.meet(self.group)
+        state.each(self.group, Known.meet)
         return o
 
     def _fenced(self, o: Op, state: State) -> list[Op]:
         """A fence of each lane for itself, before one of them frees the stage for all."""
-        state.fence(self.group)
+        state.each(self.group, Known.fence)
         if isinstance(o, ops.ClusterBarrier) and not o.part:
-            state.meet()
+            state.each(ALL, Known.meet)
         if isinstance(o, ops.WarpSync):
-            state.meet_lanes(self.group)
+            state.each(self.group, Known.meet_lanes)
         return [ops.ProxyFence(loc=o.loc), o]
 
     def cut(self, block: Block) -> Block:
@@ -430,9 +430,9 @@ class _Placer:
             if _syncs(done) == _syncs(regions):
                 break
             first = state.copy()
-            first.meet(self.group)
+            first.each(self.group, Known.meet)
             if len(before) > 1:
-                first.fence(self.group)
+                first.each(self.group, Known.fence)
             tried, then = self._fixed(regions, first)
             if _syncs(tried) < _syncs(done):
                 done, after, front = tried, then, before
@@ -459,9 +459,9 @@ class _Placer:
             e.lanes_read, known.lanes_wrote
         ):
             statements.append(ops.WarpSync(loc=o.loc))
-            state.meet_lanes(self.group)
+            state.each(self.group, Known.meet_lanes)
         if self.by_hand and o.has(ops.CpAsyncWait):
-            state.land(self.group)
+            state.each(self.group, Known.land)
         state.add(self.group, left)
 
     def _before_turn(self, left: Sequence[Op], state: State, put: list[Op]) -> None:
@@ -482,10 +482,10 @@ class _Placer:
         """Put the fence and the barrier here that these effects need behind what is known."""
         if overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
             put.append(ops.ProxyFence(loc=loc))
-            state.fence(self.group)
+            state.each(self.group, Known.fence)
         if conflict(e, known):
             put.append(self.meeting(loc))
-            state.meet(self.group)
+            state.each(self.group, Known.meet)
 
     def _left(self, o: Op, e: Effects) -> Known:
         """What of the effects of `o` others must know of behind it."""

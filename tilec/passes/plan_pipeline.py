@@ -7,8 +7,8 @@ iterations overlap. `attrs["not_ahead"]` says why copies in loops with stages do
 what they fill, text).
 
 A buffer's copies run ahead if each of them fills it whole, everything that is read of it lies in
-live ranges that they begin (`tilec.ir.dependence`), and what they need can be computed ahead of
-time. It has a stage for each stage of the loops that they stand in, at the top or under a
+live ranges that they begin (`passes/utils/dependence.py`), and what they need can be computed ahead
+of time. It has a stage for each stage of the loops that they stand in, at the top or under a
 condition; several loops may share it. Where producer warps bring it by TMA, its copies may stand
 anywhere: before a loop, in a loop in it, in a `while`; outside of loops with stages it has one
 stage. What comes behind a loop with stages is not brought ahead: it lies where the loop's buffers
@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from tilec.ir.clusters import groups_of, residents_of
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.effects import acting
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
 from tilec.passes.utils.building import is_shared
+from tilec.passes.utils.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.passes.utils.plans import pipelined, shared_of
 from tilec.passes.utils.rings import fills_tile, ring_copies, with_stages
 from tilec.passes.utils.slicing import can_run_ahead, is_separable
@@ -56,7 +56,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
         if o.kind != "pipelined":
             return None
         if not ring_copies(o):
-            return replace(o, kind="serial", num_stages=0, order=(), stage=())
+            return o.in_order()
         inside = [x for x in o.body.ops if is_shared(x)]
         body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
         return [*inside, replace(o, body=body)] if inside else None

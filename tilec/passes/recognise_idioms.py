@@ -47,7 +47,7 @@ class _Loop(LoopRegions):
         if dest is None or len(dest.order) != sum(e > 1 for e in self.o.extents):
             return None  # or an index selects no element: iterations write the same place
         made = self.copy(store, dest) or self.fill(store, dest.region)
-        return None if made is None else [*self.hoisted, made]
+        return None if made is None else [*self.before.ops, made]
 
     def copy(self, store: Store, dest: Walked) -> Op | None:
         value = self.made.get(store.value)
@@ -67,7 +67,7 @@ class _Loop(LoopRegions):
         return Copy(source.region, dest.region, coalesced_width=width, loc=store.loc)
 
     def fill(self, store: Store, dest: Region) -> Op | None:
-        whole = dest.is_whole and self.zeros.issuperset(dest.offsets)
+        whole = dest.is_whole and self.before.known.keys() >= {*dest.offsets}
         if store.dest.space != "global" and not whole:
             return None
         value = self.invariant(store.value)

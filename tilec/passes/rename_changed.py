@@ -28,10 +28,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, walk
-from tilec.ir.dependence import LiveRange, live_ranges, modref
 from tilec.ir.ops import Alloc, Copy, For, Parallel, Store, is_by_hand
 from tilec.passes.plan_pipeline import has_stages, innermost
 from tilec.passes.utils.accesses import covered, parallel_accesses
+from tilec.passes.utils.dependence import LiveRange, live_ranges, modref
 from tilec.passes.utils.rings import fills_tile
 from tilec.target import Target
 
@@ -141,7 +141,7 @@ def _stands_behind(r: LiveRange, loop: For) -> bool:
 def _changed(loop: For) -> list[tuple[Value, int]]:
     """The shared tiles that a copy of the loop fills from memory and the next op that touches them
     changes in place; and where in the body that one stands."""
-    at = [modref(o, covered) for o in loop.body.ops]
+    at = [modref(o) for o in loop.body.ops]
     found = []
     for o in loop.body.ops:
         if not isinstance(o, Copy) or o.source.type.space != "global":

@@ -19,11 +19,10 @@ from dataclasses import replace
 
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Value, made_in, walk
-from tilec.ir.dependence import exposed
 from tilec.ir.effects import buffers_read, buffers_written, changing_tensors, is_clonable
 from tilec.ir.ops import GridSync, Yield, constants
 from tilec.ir.types import BufferType
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import exposed
 
 
 def split_at_grid_sync(func: Func) -> Func:
@@ -88,4 +87,4 @@ def _needs(body: Block, lost: set[Value], func: Func) -> bool:
         if any(v in lost and not isinstance(v.type, BufferType) for v in o.operands):
             return True
     buffers = {v for v in lost if isinstance(v.type, BufferType)}
-    return exposed(body, buffers, constants(func.body), covered) is not None
+    return exposed(body, buffers, constants(func.body)) is not None

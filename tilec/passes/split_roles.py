@@ -37,12 +37,11 @@ from dataclasses import replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, rewritten, with_boxes
-from tilec.ir.dependence import modref
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import columns
 from tilec.passes.utils.column_parts import ColumnPart
+from tilec.passes.utils.dependence import modref
 from tilec.passes.utils.late_scalars import load_in_scopes
 from tilec.passes.utils.operands import part_of_sum
 from tilec.passes.utils.registers import at_launch
@@ -314,7 +313,7 @@ class _Roles(Cut):
         for x in self.before:
             if x in self.once or self.is_late(x):
                 continue
-            if any(v in awaited for v in modref(x, covered)):
+            if any(v in awaited for v in modref(x)):
                 self._wait(b, "came", (none, none))
                 awaited = set()
             if isinstance(x, ops.Copy) and x.dest.buffer in self.promoted:

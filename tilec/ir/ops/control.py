@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.core import Block, Op, Value
@@ -65,6 +66,10 @@ class For(Op):
         if not isinstance(index, ScalarType) or not index.dtype.is_int or {*bounds} != {index}:
             lo, hi, step = bounds
             raise InternalError(f"a loop index of {index} from {lo} to {hi} by {step}", self.loc)
+
+    def in_order(self) -> For:
+        """The loop with its iterations one after the other."""
+        return replace(self, kind="serial", num_stages=0, order=(), stage=())
 
     def indices(self, known: Callable[[Value], Any]) -> range | None:
         """The index in each iteration, where `known` gives the bounds as ints; else None."""

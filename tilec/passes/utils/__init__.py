@@ -3,6 +3,7 @@
 What is asked of a program:
 
 accesses, memory_access   element accesses, and where in memory they are
+dependence                who reads what whom has written
 regions                   loops over elements that move a box
 tile_ends                 where tiles end, which may have more, and how much
 thread_masks              which threads come to an op

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.ir.dependence import Edge, ModRef, disturbs, live_at_once
 from tilec.ir.schedule import Arrangement
+from tilec.passes.utils.dependence import Edge, ModRef, disturbs, live_at_once
 
 MOST_NODES = 12  # more keep their author's order
 START = 60  # clocks from a product's start, or its end, to what waits for it

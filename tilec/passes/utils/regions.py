@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
+from tilec.ir.builder import Builder
 from tilec.ir.core import Op, Region, Substitution, Value, upstream
-from tilec.ir.ops import Binary, Cast, Const, Parallel
-from tilec.ir.types import DType, ScalarType
+from tilec.ir.ops import Binary, Cast, Parallel
+from tilec.ir.types import DType
 
 
 class Walked(NamedTuple):
@@ -19,7 +20,7 @@ class Walked(NamedTuple):
 
 
 class LoopRegions:
-    """One `parallel`, and the ops (`hoisted`) that have to stand before what replaces it or part of
+    """One `parallel`, and `before` it the ops that have to stand before what replaces it or part of
     it: the offsets of the regions."""
 
     def __init__(self, o: Parallel, facts: Facts) -> None:
@@ -27,9 +28,8 @@ class LoopRegions:
         self.facts = facts
         self.made = o.body.makers
         self.extents = dict(zip(o.body.args, o.extents))
-        self.hoisted: list[Op] = []
+        self.before = Builder(o.loc)
         self.subst: Substitution = {}
-        self.zeros: set[Value] = set()
 
     def walked(self, buffer: Value, indices: tuple[Value, ...]) -> Walked | None:
         """What accesses to elements at `indices` walk; None if that is no box with unit strides."""
@@ -63,30 +63,23 @@ class LoopRegions:
         used = {v, *(x for o in needed for x in o.operands)}
         self.subst |= {a: self._zero(a.dtype) for a in self.o.body.args if a in used}
         for o in needed:
-            self.subst[o.result] = self._simpler(o) or self._emit(o.clone(self.subst))
+            self.subst[o.result] = self._again(o)
         return self.subst.get(v, v)
 
-    def _simpler(self, o: Op) -> Value | None:
-        """What is there already, where the loop's indices are 0."""
+    def _again(self, o: Op) -> Value:
+        """What `o` makes, before the loop; simpler where the loop's indices are 0."""
+        zeros = self.before.known
         match o, [self.subst.get(v, v) for v in o.operands]:
-            case Cast(), [x] if x in self.zeros:
+            case Cast(), [x] if x in zeros:
                 return self._zero(o.dtype)
-            case Binary(kind="mul"), operands if not self.zeros.isdisjoint(operands):
-                return self._zero(o.result.dtype)
-            case Binary(kind="add"), [x, y] if x in self.zeros:
-                return y
-            case Binary(kind="add" | "sub"), [x, y] if y in self.zeros:
+            case Binary(kind=kind), [x, y] if kind in ("add", "mul") and (x in zeros or y in zeros):
+                return self.before.fold(kind, x, y)
+            case Binary(kind="sub"), [x, y] if y in zeros:
                 return x
-        return None
+        made = o.clone(self.subst)
+        self.before.ops.append(made)
+        return made.result
 
     def _zero(self, dtype: DType) -> Value:
-        for zero in self.zeros:
-            if zero.dtype == dtype:
-                return zero
-        zero = self._emit(Const(0, dtype, loc=self.o.loc, results=(Value(ScalarType(dtype)),)))
-        self.zeros.add(zero)
-        return zero
-
-    def _emit(self, o: Op) -> Value:
-        self.hoisted.append(o)
-        return o.result
+        zeros = (v for v in self.before.known if v.dtype == dtype)
+        return next(zeros, None) or self.before.const(0, dtype)

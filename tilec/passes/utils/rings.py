@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeGuard
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value
-from tilec.ir.dependence import once
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType, Type
 from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.dependence import once
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
 

@@ -11,13 +11,12 @@ from typing import TypeGuard
 from tilec.ir.builder import Builder
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.dependence import modref
 from tilec.ir.effects import acting, changing_tensors, is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Copy, Gemm, constants
 from tilec.ir.types import INT32, INT64, BufferType
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.building import columns
+from tilec.passes.utils.dependence import modref
 from tilec.passes.utils.plans import pipelined
 from tilec.passes.utils.registers import RESERVED, at_launch
 from tilec.passes.utils.slicing import NotClonable, Slice
@@ -44,7 +43,7 @@ class Cut:
         if constants(func.body).get(self.loop.step) != 1 or self.loop.lo.dtype != INT32:
             raise self.refuse("its loop does not count by ones")
         self.statements = acting(self.loop.body)
-        self.uses = {o: modref(o, covered) for o in self.statements}
+        self.uses = {o: modref(o) for o in self.statements}
         self.engines = CopyEngines(func, target)
 
         def by_tma(o: Op) -> TypeGuard[Copy]:
@@ -100,15 +99,15 @@ class Cut:
         return list(found)
 
     def is_late(self, o: Op) -> bool:
-        uses = self.uses[o] if o in self.uses else modref(o, covered)
+        uses = self.uses[o] if o in self.uses else modref(o)
         return any(v in uses for v in self.sums)
 
     def _crossing(self) -> list[Value]:
         """What the first group makes and the others take, tiles of the loop first."""
         made = {v for o in self.early for v, x in self.uses[o].items() if x.writes}
-        made |= {v for o in self.early_outside() for v, x in modref(o, covered).items() if x.writes}
+        made |= {v for o in self.early_outside() for v, x in modref(o).items() if x.writes}
         taken = [v for o in self.late for v in self.uses[o]]
-        taken += [v for o in self.after if self.is_late(o) for v in modref(o, covered)]
+        taken += [v for o in self.after if self.is_late(o) for v in modref(o)]
         found = [v for v in dict.fromkeys(taken) if v in made and v.space != "global"]
         return sorted(found, key=lambda v: v.space != "shared")
 
@@ -132,23 +131,23 @@ class Cut:
             order = {o: n for n, o in enumerate(group)}
             for v in self.crossing:
                 makers = [o for o in group if not self.is_late(o) and writes(o, v)]
-                takers = [o for o in group if self.is_late(o) and v in modref(o, covered)]
+                takers = [o for o in group if self.is_late(o) and v in modref(o)]
                 if any(order[m] > order[t] for m in makers for t in takers):
                     raise self.refuse_at(takers[0], f"{v.name} is made again behind it")
-                fills = any(modref(o, covered)[v].whole for o in makers)
+                fills = any(modref(o)[v].whole for o in makers)
                 if group is self.statements and takers and not fills:
                     raise self.refuse_at(takers[0], f"{v.name} is not made anew in each iteration")
         own = {*self.sums}
         for o in (*self.late, *self.before, *self.after):
             if not self.is_late(o):
                 continue
-            for v, x in modref(o, covered).items():
+            for v, x in modref(o).items():
                 known = v in own or v in self.crossing or v in self.tiles
                 if v.space not in ("global", "local") and not known:
                     raise self.refuse_at(o, f"{v.name} is the other group's")
                 if x.writes and v not in own and v.space != "global":
                     raise self.refuse_at(o, f"it writes {v.name}, too")
-        outside = {v for o in (*self.before, *self.after) for v in modref(o, covered)}
+        outside = {v for o in (*self.before, *self.after) for v in modref(o)}
         tiles = {v for v in self.crossing if v.space == "shared"} | {*self.tiles}
         for v in outside & tiles:
             raise self.refuse(f"{v.name} is used outside of the loop, too")
@@ -190,7 +189,7 @@ class Cut:
 
     def _place(self) -> None:
         """Where tiles and what crosses lie, in how many stages."""
-        used = {v for o in (*self.early, *self.early_outside()) for v in modref(o, covered)}
+        used = {v for o in (*self.early, *self.early_outside()) for v in modref(o)}
         allocs = {o.result for o in self.func.body.every(Alloc)}
         self.kept = {
             v
@@ -250,7 +249,7 @@ class Cut:
         self.lent: dict[Value, list[Value]] = {}  # a promoted tile: what holds its columns
         free, used, found = list(self.tiles), set[Value](), list[Copy]()
         for o in self.before:
-            touched = {v for v in modref(o, covered) if v.space == "shared"}
+            touched = {v for v in modref(o) if v.space == "shared"}
             if o in self.once and not touched & used:
                 v = o.dest.buffer
                 alike = [x for x in free if kind_of(x) == kind_of(v)]
@@ -278,7 +277,7 @@ def kind_of(v: Value) -> tuple[object, ...]:
 
 
 def writes(o: Op, v: Value) -> bool:
-    found = modref(o, covered).get(v)
+    found = modref(o).get(v)
     return found is not None and found.writes
 
 
@@ -326,7 +325,7 @@ def promote(
         if not isinstance(o, Copy) or o.source.type.space != "global":
             continue
         v = o.dest.buffer
-        uses = [x for x in statements if v in modref(x, covered)]
+        uses = [x for x in statements if v in modref(x)]
         readers = [x for x in uses if x is not o]
         if v.space != "shared" or not o.dest.is_whole or not readers or o in products:
             continue

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.effects import buffers_read, buffers_written, effects_in
+from tilec.ir.effects import buffers_read, effects_in
 from tilec.ir.types import DType
-from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.dependence import filled_by
 
 LONG_SUM = 64  # terms
 _KEPT = ("mul", "div")  # a result is as exact, relatively, as both operands
@@ -104,17 +104,10 @@ class Rough:
                 for x, e in effects_in(o):
                     if buffer in buffers_read([e]):
                         yield x
-                if buffer in _filled(o):
+                if buffer in filled_by(o):
                     if i > at:
                         return
                     break
-
-
-def _filled(o: Op) -> set[Value]:
-    """The buffers all of which `o` writes."""
-    if isinstance(o, ops.Parallel):
-        return covered(o)
-    return set() if o.regions else {*buffers_written(o.effects(), whole=True)}
 
 
 def _narrow(dtype: DType) -> bool:

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Op, Substitution, Value, walk
-from tilec.ir.dependence import disturbs, modref
 from tilec.ir.effects import acting
-from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.consumer_groups import FIRST_ORDERED
+from tilec.passes.utils.dependence import disturbs, modref
 from tilec.passes.utils.rings import Position, Ring, is_brought
 from tilec.passes.utils.slicing import Slice
 
@@ -68,7 +67,7 @@ def filled(loop: ops.For) -> list[Value]:
     own = {o.result for o in loop.body.every(ops.Alloc)}
     found = []
     for v in held_in_flight(products)[len(products) :]:
-        uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o, covered))]
+        uses = [(o, at[v]) for o in loop.body.ops if v in (at := modref(o))]
         first = next(n for n, (o, _) in enumerate(uses) if o in products)
         alone = all(o in products for o, _ in uses[first:])
         if first and uses[0][1].whole and alone and v not in own:
@@ -108,7 +107,7 @@ class SoftwarePipeline:
                 self.reads[o] = list(dict.fromkeys(rings[v] for v in used))
         products = [o for o in self.stage if isinstance(o, ops.Gemm)]
         self.turn = (products[0], products[-1]) if loop.turns else None
-        self.uses = {o: modref(o, covered) for o in self.stage}
+        self.uses = {o: modref(o) for o in self.stage}
         self.last = {r: o for o, read in self.reads.items() for r in read}
         self.parts = {
             s: Slice(loop.body, [o for o in self.stage if self.stage[o] == s])

@@ -28,9 +28,9 @@ import numpy as np
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Region, Substitution, Value, walk, with_boxes
-from tilec.ir.dependence import once
 from tilec.ir.effects import effects_in
 from tilec.ir.types import INT32, BufferType
+from tilec.passes.utils.dependence import once
 from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.target import Target
 
@@ -235,11 +235,4 @@ class _Staged:
             return [*b.ops, replace(with_boxes(o, region), **at)]
 
         body = self.loop.body.rewrite(Op, visit)
-        return replace(
-            self.loop,
-            kind="serial",
-            num_stages=0,
-            order=(),
-            stage=(),
-            body=body.with_ops([*top.ops, *body.ops]),
-        )
+        return replace(self.loop.in_order(), body=body.with_ops([*top.ops, *body.ops]))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from tilec.ir.core import Op, Value
 from tilec.ir.intervals import Range, decide
@@ -89,7 +90,7 @@ class Known:
         self.lanes_read.clear()
         self.lanes_wrote.clear()
 
-    def land(self, pending: int) -> None:
+    def land(self, pending: int = 1) -> None:
         """Each of the threads has waited for its own cp.async copies, for all that the others may
         read behind a barrier only."""
         self.writes |= self.flying
@@ -143,35 +144,11 @@ class State:
                     found.reads |= known.ended
         return found
 
-    def meet(self, group: Group = ALL, only: Container[Span] | None = None) -> None:
-        """All threads of `group` have been at a barrier; `only` as of `Known.meet`."""
+    def each(self, group: Group, did: Callable[..., None], *args: Any) -> None:
+        """What the threads within `group` did all alike, by a method of `Known`."""
         for g, known in self.groups.items():
             if within(g, group):
-                known.meet(only)
-
-    def meet_lanes(self, group: Group) -> None:
-        """The lanes of each warp of `group` have met."""
-        for g, known in self.groups.items():
-            if within(g, group):
-                known.meet_lanes()
-
-    def fence(self, group: Group = ALL) -> None:
-        """Each thread of `group` has executed a proxy fence."""
-        for g, known in self.groups.items():
-            if within(g, group):
-                known.fence()
-
-    def land(self, group: Group, pending: int = 1) -> None:
-        """Each thread of `group` has waited, or may have, for cp.async copies."""
-        for g, known in self.groups.items():
-            if within(g, group):
-                known.land(pending)
-
-    def drain(self, group: Group, pending: int, sums: Collection[Value]) -> None:
-        """Each thread of `group` has waited for products; `sums` as of `Known.drain`."""
-        for g, known in self.groups.items():
-            if within(g, group):
-                known.drain(pending, sums)
+                did(known, *args)
 
     def copy(self) -> State:
         return State({g: known.copy() for g, known in self.groups.items()})

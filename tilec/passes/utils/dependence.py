@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 from tilec.ir.core import Block, Effect, Op, Value
 from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.ops import For, If, Parallel, Scope, While
+from tilec.passes.utils.accesses import covered
 
 _V = TypeVar("_V")
 Path = tuple[tuple[Block, int], ...]  # the blocks around an op, from outside, and where it is there
@@ -63,16 +65,15 @@ def live_ranges(body: Block, buffers: Container[Value]) -> dict[Value, list[Live
 
 
 def exposed(
-    body: Block, buffers: Container[Value], numbers: Mapping[Value, object], covers: Covers
+    body: Block, buffers: Container[Value], numbers: Mapping[Value, object]
 ) -> Effect | None:
     """The first read of what was in one of the `buffers` before `body`, or may have been: not all
-    of it has certainly been overwritten. `numbers`: values that are known; `covers`: what a loop
-    over elements writes each element of."""
+    of it has certainly been overwritten. `numbers`: values that are known."""
     filled: dict[Op, Collection[Value]] = {}
 
     def fills(o: Op) -> Collection[Value]:
         if o not in filled:
-            filled[o] = _fills(o, numbers, covers)
+            filled[o] = filled_by(o, numbers)
         return filled[o]
 
     for path, _, e in _accesses(body, buffers, ()):
@@ -82,19 +83,16 @@ def exposed(
     return None
 
 
-Covers = Callable[[Parallel], Collection[Value]]
-
-
-def _fills(o: Op, numbers: Mapping[Value, object], covers: Covers) -> Collection[Value]:
-    """The buffers all of which `o` certainly writes."""
-    inside = [{v for x in region.ops for v in _fills(x, numbers, covers)} for region in o.regions]
+def filled_by(o: Op, numbers: Mapping[Value, object] = MappingProxyType({})) -> Collection[Value]:
+    """The buffers all of which `o` certainly writes. `numbers`: values that are known."""
+    inside = [{v for x in region.ops for v in filled_by(x, numbers)} for region in o.regions]
     match o:
         case For():
             return inside[0] if runs(o, numbers) else ()
         case While() | If():
             return inside[0] & inside[1] if isinstance(o, If) else inside[0]
         case Parallel():
-            return covers(o)
+            return covered(o)
     return buffers_written(o.effects(), whole=True)
 
 
@@ -204,11 +202,10 @@ class Edge:
     kind: str
 
 
-def modref(o: Op, covers: Covers) -> dict[Value, ModRef]:
-    """What a statement does to each buffer. `covers`: what a loop over elements writes each element
-    of."""
+def modref(o: Op) -> dict[Value, ModRef]:
+    """What a statement does to each buffer."""
     found: dict[Value, ModRef] = {}
-    filled = _fills(o, {}, covers)
+    filled = filled_by(o)
     for _, e in effects_in(o):
         if e.buffer is not None and (e.reads or e.writes):
             old = found.get(e.buffer, ModRef(False, False, False))
