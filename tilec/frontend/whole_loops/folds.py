@@ -281,8 +281,10 @@ class Folds(Rows):
             case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
                 a, b = (self.dtype(x, before) for x in (left, right))
                 if self._is_number(left) or self._is_number(right):
-                    beside = a or b  # numbers have its dtype
-                    return beside if beside is not None and beside.is_float else None
+                    beside = a or b  # numbers have its dtype, floats not an int's
+                    floats = beside is not None and beside.is_float
+                    whole = self._is_number(left, int) or self._is_number(right, int)
+                    return beside if floats or whole else None
                 return None if a is None or b is None else common_dtype(a, b)
             case ast.BinOp(left, ast.Div(), right):
                 a = self.dtype(ast.BinOp(left, ast.Mult(), right), before)
@@ -313,10 +315,13 @@ class Folds(Rows):
                 return a if found is T.abs or floats else None
         return None
 
-    def _is_number(self, value: ast.expr) -> bool:
-        """Whether it is a number that is written down, or a name for one."""
+    def _is_number(self, value: ast.expr, kind: type = object) -> bool:
+        """Whether it is a number that is written down, or a name for one, of this kind."""
+        if isinstance(value, ast.Constant):
+            return isinstance(value.value, kind)
         own = not isinstance(value, ast.Name) or value.id in self.own
-        return isinstance(value, ast.Constant) or not own and is_literal(self.named(value))
+        known = None if own else self.named(value)
+        return is_literal(known) and isinstance(known, kind)
 
     def _asked_inside(self, s: ast.stmt) -> Pick | None:
         """The same, under other conditions, too."""
