@@ -154,8 +154,8 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
         plain = all(isinstance(a.op, Load | Store if a.buffer in held else Load) for a in found)
         found.sort(key=lambda a: a.buffer not in held)
         own = {a.op for a in fragment_accesses(o)}
-        parts = [a for a in found if a.op not in own]
-        if not plain or not parts or found[0].buffer not in held or is_by_each_thread(o, uniformity):
+        partly = any(a.buffer in held for a in found) and not own.issuperset(a.op for a in found)
+        if not plain or not partly or is_by_each_thread(o, uniformity):
             return None
         made = _Part(o, found, facts).over_all()
         if made is not None:

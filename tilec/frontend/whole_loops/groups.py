@@ -9,8 +9,8 @@
 
 What the group's rows are multiplied by is the same for all of them: so they are the rows of a
 tile. Those beyond the last head read nothing that counts, and store out of bounds, which is not
-done. Where each iteration has its own, `K[b, h, s, d]`, it is a group of one row: `Q[b, h + one, d]`
-for `one` in `range(1)`.
+done. Where each iteration has its own, `K[b, h, s, d]`, it is a group of one row,
+`Q[b, h + one, d]` for `one` in `range(1)`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def by_one_row(nest: Nest, fresh: Fresh) -> Nest:
     """The nest with an index of extent 1 behind its last, beside which it stands in elements, but
     for those of the loops that sums stand in."""
     last, one = nest.indices[-1], fresh("one")
-    chains = [(s, [x for x in s.body if isinstance(x, ast.For)]) for s in every(ast.For, *nest.body)]
-    around = {index_of(s) for s, inner in chains if not all(any(every(ast.For, *x.body)) for x in inner)}
+    around = {
+        index_of(s)
+        for s in every(ast.For, *nest.body)
+        if any(isinstance(x, ast.For) and not any(every(ast.For, *x.body)) for x in s.body)
+    }
     body = tuple(copy.deepcopy(s) for s in nest.body)
     for e in every(ast.Subscript, *body):
         if around.isdisjoint(names_in(e.slice)):
