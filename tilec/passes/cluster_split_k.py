@@ -155,8 +155,9 @@ class _Sharer:
         """What `o`, in the loop, does besides adding products of what its iteration has for itself;
         "" for nothing."""
         match o:
-            case ops.Load() | ops.Store() if o in _added(loop).get(o.buffer, ()):
-                return ""
+            case ops.Load() | ops.Store() if o.buffer in sums:
+                if o in _added(loop).get(o.buffer, ()):
+                    return ""
             case ops.Gemm():
                 if o.clear and o.c in sums:
                     return f"overwrites {o.c.name}"
