@@ -123,6 +123,42 @@ def test_a_loop_behind_the_sum_is_refused() -> None:
         twice.compile(*half, tilec.spec((64, 64), "float32"), target="cuda:sm_90a")
 
 
+def scaled_sum(split: tuple[int, int]) -> tilec.Kernel:
+    """A product of blocks with a scale each, which threads add up."""
+
+    @tilec.kernel
+    def scaled(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        S: T.Tensor((M, P), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 64), threads=128) as (bx, by):
+            T.annotate_schedule(split=split)
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((16, 32), "float16")
+            part, acc = (T.alloc_fragment((64, 16), "float32") for _ in range(2))
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                T.copy(A[by * 64, k * 32], a)
+                T.copy(B[bx * 16, k * 32], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(64, 16):
+                    acc[i, j] += part[i, j] * S[by * 64 + i, k]
+            T.copy(acc, C[by * 64, bx * 16])
+
+    return scaled
+
+
+@pytest.mark.parametrize("split", [(1, 3), (2, 1)])
+def test_what_threads_add_up_is_shared(split: tuple[int, int], rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((70, 152), (20, 152)))
+    s, c = rng.integers(1, 5, (70, 5)).astype(np.float32), np.full((70, 20), np.nan, np.float32)
+    report = tilec.simulate(scaled_sum(split), a, b, s, c, target="cuda:sm_90a")
+    assert not report.findings, str(report)
+    scales = np.repeat(s.astype(float), 32, 1)[:, :152]
+    np.testing.assert_array_equal(c, (a * scales) @ b.T.astype(float))
+
+
 # --- what it computes -----------------------------------------------------------------------------
 
 

@@ -30,10 +30,11 @@ def after_product(which: str) -> Any:
     ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((M, K), "float16"), T.alloc_shared((K, N), "float16")
-            acc = T.alloc_fragment((M, N), "float32")
+            acc, sums = T.alloc_fragment((M, N), "float32"), T.alloc_fragment((M,), "float32")
             T.copy(A, a)
             T.copy(B, b)
             T.gemm(a, b, acc, clear_accum=True)
+            T.reduce_sum(acc, sums, dim=1)
             if which == "copies":
                 for r in T.serial(4):
                     T.copy(acc[r * 16 : r * 16 + 16, :], D[r * 16 : r * 16 + 16, :])
@@ -55,6 +56,9 @@ def after_product(which: str) -> Any:
                     acc[first + i, j] += D[first + i, j]
                 T.fill(acc[40:48, :], 5.0)
                 T.copy(D[48:56, :], acc[48:56, :])
+            elif which == "scaled":
+                for i, j in T.Parallel(8, 16):
+                    D[i, j] = acc[first + i, 8 + j] * sums[i + first]
             elif which == "atomic":
                 T.atomic_add(D[8:16, :], acc[first : first + 8, :])
             elif which == "shared":
@@ -89,6 +93,8 @@ def expected(which: str, c: Any, d: Any, first: int) -> None:
             c[part] += d[part]
             c[40:48] = 5
             c[48:56] = d[48:56]
+        case "scaled":
+            d[:8, :16] = c[part, 8:24] * c[part].sum(1, keepdims=True)
         case "atomic":
             d[8:16] += c[part]
         case "shared":
@@ -100,7 +106,8 @@ def expected(which: str, c: Any, d: Any, first: int) -> None:
 
 
 WITHOUT_SCRATCH = (
-    "copies", "columns", "guarded", "row", "element", "written", "atomic", "shared", "turned",
+    "copies", "columns", "guarded", "row", "element", "written", "scaled", "atomic", "shared",
+    "turned",
 )  # fmt: skip
 
 
@@ -122,6 +129,7 @@ def test_parts_of_an_accumulator(which: str, target: str) -> None:
         made = kernel.compile(a, b, c, d, first, target=target)
         through_shared = "%acc_converted = alloc shared" in made.stages["infer_layouts"]
         assert through_shared == (which not in WITHOUT_SCRATCH)
+        assert "%sums = alloc shared" not in made.stages["infer_layouts"]
         written_out = "for.unroll" in made.stages["demote_fragments"]
         assert written_out == (which in ("copies", "guarded"))  # a thread knows what it holds
     np.testing.assert_array_equal(c, wanted_c)

@@ -154,6 +154,29 @@ def summed_and_multiplied(
         T.copy(s, S[by * 64])
 
 
+@tilec.kernel
+def mirrored(
+    A: T.Tensor((M, K), "float16"), R: T.Tensor((64,), "float32"), B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+):  # fmt: skip
+    """C = relu(A) B, rows scaled by a fragment that registers cannot hold."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a, made = (T.alloc_shared((64, 32), "float16") for _ in range(2))
+        b = T.alloc_shared((32, 64), "float16")
+        c, r = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(c)
+        T.copy(R, r)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            for i, j in T.Parallel(64, 32):
+                made[i, j] = T.max(a[i, j], 0)
+            T.gemm(made, b, c)
+        for i, j in T.Parallel(64, 64):
+            c[i, j] *= r[63 - i]
+        T.copy(c, C[by * 64, bx * 64])
+
+
 def operands(steps: int) -> tuple[np.ndarray, ...]:
     m, n, k = 136, 72, 32 * steps
     a = (np.indices((m, k)).sum(0) % 7 - 3).astype(np.float16)
@@ -231,6 +254,18 @@ def test_what_stays_in_shared_memory(make: Callable[[], Any], target: Target) ->
     except tilec.ResourceError:
         assert "select_gemm" in kept
     assert space_of(kept["recognise_gathers"], "made") == "shared"
+
+
+def test_fragments_that_registers_cannot_hold_are_no_reason() -> None:
+    a, _, b, c = operands(5)
+    r = np.arange(64, dtype=np.float32)
+    kept = stages_of(mirrored, {"A": a, "R": r, "B": b, "C": c})
+    assert space_of(kept["select_gemm"], "made") == "fragment"
+    assert space_of(kept["select_gemm"], "r") == "shared"
+    mirrored(a, r, b, c)
+    rows = 63 - np.arange(len(a))[:, None] % 64
+    want = (np.maximum(a, 0).astype(np.float64) @ b.astype(np.float64)) * rows
+    np.testing.assert_array_equal(c, want)
 
 
 def test_what_others_read_stays_in_shared_memory() -> None:

@@ -36,7 +36,7 @@ def masked(
             for i, j in T.Parallel(64, 32):
                 x = T.max(T.cast(raw[i, j], "float32"), 0.0)
                 if how == "scaled":
-                    x = x * 0.5
+                    x = x * (0.5 + j)  # not the same along K
                 a[i, j] = T.if_then_else(seen[i, j], x, 0.0 if how != "constant" else 1e-9)
             for i, j in T.Parallel(32, 64):
                 w[i, j] = right[i, j]
@@ -79,3 +79,37 @@ def test_numbers(target: str, rng: np.random.Generator) -> None:
     run_compiled(masked, target, a, mask, w, c)
     want = np.where(mask, np.maximum(a, 0), 0).astype(float) @ w.astype(float)
     np.testing.assert_allclose(c, want, rtol=1e-5, atol=1e-5)
+
+
+def of_two_bits(factor: int) -> Any:
+    @tilec.kernel
+    def kernel(
+        X: T.Tensor((M, K), "int8"),
+        W: T.Tensor((N, K // 4), "uint8"),
+        Y: T.Tensor((M, N), "int32"),
+    ):
+        for i, j in T.Parallel(M, N):
+            acc: T.int32 = 0
+            for k in range(K):
+                code = (W[j, k // 4] >> T.uint8(k % 4 * 2)) & 3
+                acc += T.int32(X[i, k]) * (T.int32(code) * factor - 1)
+            Y[i, j] = acc
+
+    return kernel
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("factor", [1, 100])
+@pytest.mark.parametrize("target", ["cpu", *TARGETS])
+def test_ranges_tell_of_ints(target: str, factor: int, rng: np.random.Generator) -> None:
+    """Codes less one are int8; times 100 they are not."""
+    x, w = (rng.integers(0, 256, s).astype("uint8") for s in ((50, 104), (72, 26)))
+    kernel, y = of_two_bits(factor), np.full((50, 72), 77, np.int32)
+    if target != "cpu":
+        made = kernel.compile(x.view(np.int8), w, y, target=target)
+        text = made.stages["infer_layouts"]
+        (product,) = [line for line in text.splitlines() if " gemm %" in line]
+        assert ("instr=simt" in product) == (factor != 1)
+    run_compiled(kernel, target, x.view(np.int8), w, y)
+    codes = (w[..., None] >> np.arange(0, 8, 2) & 3).reshape(72, 104).astype(int) * factor - 1
+    np.testing.assert_array_equal(y, x.view(np.int8).astype(int) @ codes.T)

@@ -370,6 +370,27 @@ def test_other_folds_are_a_warps(kernel: Any, want: Any, rng: np.random.Generato
     assert "%lane" in kernel.compile(*given, target="cuda:sm_90a").stages["tile"]
 
 
+@tilec.kernel
+def stepped(X: Tile, S: Rows, Q: Rows):
+    for i in T.Parallel(M):
+        total: T.float32 = 0
+        for j in range(N):
+            x = X[i, j] * 0.5 + S[i]
+            X[i, j] = x
+            total += x * x
+        Q[i] = total
+
+
+def test_a_loop_may_change_its_own_elements(rng: np.random.Generator) -> None:
+    x, s = _random(rng, 40, 70), rng.random(40).astype(np.float32)
+    q, want = np.full(40, np.nan, np.float32), x * 0.5 + s[:, None]
+    made = stepped.compile(x, s, q, target="cuda:sm_90a").stages["tile"]
+    assert "%lane" not in made and "parallel" in made
+    assert tilec.simulate(stepped, x, s, q, target="cuda:sm_90a", schedules=2).ok
+    np.testing.assert_allclose(x, want, rtol=1e-6)
+    np.testing.assert_allclose(q, (want.astype(float) ** 2).sum(1), rtol=1e-5)
+
+
 def test_arrays_that_share_memory(rng: np.random.Generator) -> None:
     """Tiles would read what other threads have written."""
     x = _random(rng, 40, 24)

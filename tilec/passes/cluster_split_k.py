@@ -3,8 +3,9 @@
 Before: TILE, with launched blocks for each block of the user's grid as the attributes `split` (of a
 cluster) and `parts` (clusters, or single blocks). After: the function is launched with `split`
 times the blocks along dimension 0, in clusters of so many, and `parts` times along dimension 2. A
-pipelined loop at the top of the body that does nothing but add products to fragments of zeros is
-cut into contiguous parts, one for each block; `cluster_sum` then adds up the fragments in the first
+pipelined loop at the top of the body that does nothing but add products to fragments of zeros, or
+what threads make of products of one iteration (`acc[i, j] += part[i, j] * scale[k]`), is cut into
+contiguous parts, one for each block; `cluster_sum` then adds up the fragments in the first
 block of a cluster, `combine_parts` those of all such first blocks in the one that comes last. It
 alone does what comes after. The order of the additions is fixed, so that the result is the same
 from run to run. Raises ResourceError, with the reason, where the program has no such loop.
@@ -14,6 +15,7 @@ better this way."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from tilec.ir import ops
@@ -136,7 +138,11 @@ class _Sharer:
         return ""
 
     def sums(self, loop: ops.For) -> list[Value]:
-        return list(dict.fromkeys(o.c for o in loop.body.every(ops.Gemm)))
+        products = dict.fromkeys(o.c for o in loop.body.every(ops.Gemm))
+        own = {v for v in products if self.own_to_iteration(v, loop)}
+        shapes = {v.buffer.static_shape for v in own}
+        added = (v for v in _added(loop) if v.buffer.static_shape in shapes)
+        return [*(v for v in products if v not in own), *added]
 
     def starts_at_zero(self, v: Value, loop: ops.For) -> bool:
         """Whether the last op before the loop that touches `v` sets all of it to zero."""
@@ -149,8 +155,11 @@ class _Sharer:
         """What `o`, in the loop, does besides adding products of what its iteration has for itself;
         "" for nothing."""
         match o:
+            case ops.Load() | ops.Store() if o.buffer in sums:
+                if o in _added(loop).get(o.buffer, ()):
+                    return ""
             case ops.Gemm():
-                if o.clear:
+                if o.clear and o.c in sums:
                     return f"overwrites {o.c.name}"
                 if {o.a.buffer, o.b.buffer} & set(sums):
                     return f"reads {', '.join(v.name for v in sums)} inside the loop"
@@ -251,6 +260,26 @@ class _Sharer:
                 extents[d] = b.binary("mul", extent, n)
         b.emit(ops.Yield, tuple(extents))
         return b.block()
+
+
+def _added(loop: ops.For) -> dict[Value, set[Op]]:
+    """The fragments whose elements threads add to in a loop, with the loads and stores that do."""
+    found: dict[Value, set[Op]] = {}
+    for p in loop.body.every(ops.Parallel):
+        defs, uses = p.body.defs, Counter(v for o in walk(p.body) for v in o.operands)
+        for store in p.body.every(ops.Store):
+            match defs.get(store.value):
+                case ops.Binary(kind="add", lhs=a, rhs=b):
+                    terms = [a, b]
+                case ops.Fma(c=c):
+                    terms = [c]
+                case _:
+                    continue
+            for load in (defs.get(v) for v in terms if uses[v] == 1):
+                if isinstance(load, ops.Load) and load.source is store.dest:
+                    if load.indices == store.indices and load.source.space == "fragment":
+                        found.setdefault(load.source, set()).update((load, store))
+    return found
 
 
 def _touches(o: Op, v: Value) -> bool:

@@ -126,11 +126,11 @@ def _accumulators(func: Func) -> set[Value]:
 
 def over_all(func: Func, held: Collection[Value]) -> Func:
     """`func` (TILE) where loops over parts of the fragments `held` run over all of these, if they
-    touch no other fragment: each thread does what it holds of the part, and nothing passes through
-    shared memory.
+    write no other fragment, and read others by indices of the part alone: each thread does what it
+    holds of the part, and nothing passes through shared memory.
 
-        parallel (16, N) body(i, j) { S[i, j] = acc[r + i, j] }     ->
-        parallel (64, N) body(x, j) { if r <= x and x < r + 16 { S[x - r, j] = acc[x, j] } }
+        parallel (16, N) body(i, j) { S[i, j] = acc[r + i, j] * f[r + i] }     ->
+        parallel (64, N) body(x, j) { if r <= x and x < r + 16 { S[x - r, j] = acc[x, j] * f[x] } }
 
     `r` is anything that all threads know; without a loop along it, as in `acc[r, j]`, it is one
     row. A short loop along it is written out (`unroll`), so that a thread knows what it holds."""
@@ -151,9 +151,11 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
         if o.layout is not None or o.wanted is not None:
             return None
         found = [a for a in parallel_accesses(o) if a.buffer.space == "fragment"]
-        plain = all(isinstance(a.op, Load | Store) and a.buffer in held for a in found)
+        plain = all(isinstance(a.op, Load | Store if a.buffer in held else Load) for a in found)
+        found.sort(key=lambda a: a.buffer not in held)
         own = {a.op for a in fragment_accesses(o)}
-        if not plain or own.issuperset(a.op for a in found) or is_by_each_thread(o, uniformity):
+        partly = any(a.buffer in held for a in found) and not own.issuperset(a.op for a in found)
+        if not plain or not partly or is_by_each_thread(o, uniformity):
             return None
         made = _Part(o, found, facts).over_all()
         if made is not None:
@@ -169,7 +171,7 @@ def over_all(func: Func, held: Collection[Value]) -> Func:
 
 
 class _Part(LoopRegions):
-    """A loop whose accesses to fragments, all at the same places, are `found`."""
+    """A loop whose accesses to fragments are `found`: to a part, and to others by its indices."""
 
     def __init__(self, o: Parallel, found: Sequence[Access], facts: Facts) -> None:
         super().__init__(o, facts)
@@ -181,9 +183,14 @@ class _Part(LoopRegions):
         shape = first.buffer.buffer.static_shape
         forms = [self.facts.form(v) for v in first.indices]
         inside = {a for x in walk(self.o.body) for r in x.regions for a in r.args}
+        dims: dict[Value, list[int]] = {}
         for a in self.found:
-            alike = [self.facts.form(v) for v in a.indices] == forms
-            if not alike or a.buffer.buffer.static_shape != shape:
+            by = [self.facts.form(v) for v in a.indices]
+            if any(form not in forms for form in by):
+                return None
+            own = [*range(len(forms))] if by == forms else [forms.index(form) for form in by]
+            alike = tuple(shape[d] for d in own) == a.buffer.buffer.static_shape
+            if not alike or dims.setdefault(a.buffer, own) != own:
                 return None
             behind = upstream(a.indices, self.made)
             if not inside.isdisjoint([*a.indices, *(v for x in behind for v in x.operands)]):
@@ -217,11 +224,10 @@ class _Part(LoopRegions):
                 conds.append(b.compare("lt", inner, extent))
         zero = b.const(0)
         subst |= {a: zero for a in self.o.body.args if a not in subst}
-        buffers = {a.buffer for a in self.found}
 
         def visit(o: Op) -> Op | None:
-            if isinstance(o, Load | Store) and o.buffer in buffers:
-                return replace(o, indices=tuple(places))
+            if isinstance(o, Load | Store) and o.buffer in dims:
+                return replace(o, indices=tuple(places[d] for d in dims[o.buffer]))
             return None
 
         body = self.o.body.rewrite(Op, visit, subst)

@@ -149,11 +149,11 @@ def _changed(func: Func, made: dict[Value, BufferType]) -> Func:
     if not made:
         return func
     changed = func.with_body(with_types(func.body, made))
-    bad = {(v.name, o.loc) for v, o in demoted(changed).items()}
+    bad = {v.name for v in {*demoted(changed)} - {*demoted(func)}}
+    left = {v: t for v, t in made.items() if v.name not in bad}
     if not bad:
         return changed
-    names = {name for name, _ in bad}
-    return _changed(func, {v: t for v, t in made.items() if v.name not in names})
+    return _changed(func, left) if len(left) < len(made) else func
 
 
 def _computed(loop: For, facts: Facts) -> Iterator[tuple[Value, set[Value]]]:

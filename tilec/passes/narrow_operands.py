@@ -9,25 +9,29 @@ float32 of which threads make the operand of a product
 holds numbers of float16. Where both operands do, and nothing but products reads them, they are
 tiles of float16: each product of two numbers is the same, and the sum is float32's as before, but
 tensor cores compute it. bfloat16 likewise. Numbers are taken from smaller dtypes by casts,
-selected, or constants; the larger or smaller of two is one of them. What a number is multiplied by
-may be done behind the product where it is the same along K (`utils/operand_factors.py`)."""
+selected, or constants; the larger or smaller of two is one of them. Of tiles of int32 the ranges
+tell (`Facts`): two bits of a byte less one are int8, however they are computed. What a number is
+multiplied by may be done behind the product where it is the same along K
+(`utils/operand_factors.py`)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 from tilec.ir import ops
+from tilec.ir.analysis import facts_of
 from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.fold import normal
-from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, DType
+from tilec.ir.intervals import dtype_range
+from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, DType
 from tilec.passes.forward_copies import read_in_place
 from tilec.passes.utils.building import copy_whole, with_types
 from tilec.passes.utils.identities import holds
 from tilec.passes.utils.operand_factors import Factors, scaled_sum
 
-NARROW = FLOAT16, BFLOAT16  # of which tensor cores multiply two, the first that does for both
+# Of which tensor cores multiply two, the first that does for both.
+NARROW = {FLOAT32: (FLOAT16, BFLOAT16), INT32: (INT8,)}
 
 
 def narrow_operands(func: Func) -> Func:
@@ -85,13 +89,14 @@ class _Found:
 
     def __init__(self, func: Func) -> None:
         self.defs = func.body.defs
-        wide = {o.result for o in func.body.every(ops.Alloc) if o.type.dtype == FLOAT32}
+        self.facts = facts_of(func)
+        wide = {o.result for o in func.body.every(ops.Alloc) if o.type.dtype in NARROW}
         products = [o for o in func.body.every(ops.Gemm) if {o.a.buffer, o.b.buffer} <= wide]
         self.dtypes: dict[Value, DType] = {}
         if not products:
             return
         self.factors = Factors(func, {x.buffer for o in products for x in (o.a, o.b)})
-        held: dict[Value, set[DType]] = defaultdict(lambda: {*NARROW})
+        held = {v: {*NARROW[v.dtype]} for v in wide}
         for o in walk(func.body):
             for v in wide.intersection(o.operands):
                 held[v] &= self.allowed(o, v)
@@ -102,16 +107,16 @@ class _Found:
                 held[o.a.buffer], held[o.b.buffer] = both, {*both}
         for o in products:
             for v in (o.a.buffer, o.b.buffer):
-                if fit := [d for d in NARROW if d in held[v]]:
+                if fit := [d for d in NARROW[v.dtype] if d in held[v]]:
                     self.dtypes[v] = fit[0]
 
     def allowed(self, o: Op, v: Value) -> set[DType]:
         """The dtypes that the buffer may be of as far as the op goes."""
         match o:
-            case ops.Gemm() if o.c is not v and o.c.dtype == FLOAT32 and o.metadata is None:
-                return {*NARROW} if o.a.dtype == o.b.dtype else set()
+            case ops.Gemm() if o.c is not v and o.c.dtype == v.dtype and o.metadata is None:
+                return {*NARROW[v.dtype]} if o.a.dtype == o.b.dtype else set()
             case ops.Copy() if o.dest.buffer is v and o.source.buffer is not v:
-                return {d for d in NARROW if holds(d, o.source.dtype)}
+                return {d for d in NARROW[v.dtype] if holds(d, o.source.dtype)}
             case ops.Store(dest=dest) if dest is v:
                 return self.holding(o.value)
             case ops.Fill() if o.dest.buffer is v:
@@ -120,12 +125,17 @@ class _Found:
 
     def holding(self, v: Value) -> set[DType]:
         """The dtypes that hold whatever a value is."""
-        made = self.defs.get(v)
-        found = {d for d in NARROW if holds(d, v.dtype)}
+        made, floats = self.defs.get(v), NARROW[FLOAT32]
+        found = {d for d in floats if holds(d, v.dtype)}
+        if v.dtype.is_int:
+            low, high = self.facts.range(v)
+            least, most = dtype_range(INT8)
+            inside = low is not None and high is not None and least <= low and high <= most
+            return found | {INT8} if inside else found
         match made:
             case ops.Const(value=number):
                 wide = normal(number, v.dtype)
-                found |= {d for d in NARROW if wide is not None and normal(wide, d) == wide}
+                found |= {d for d in floats if wide is not None and normal(wide, d) == wide}
             case ops.Cast(operand=x) if holds(v.dtype, x.dtype):
                 found |= self.holding(x)
             case ops.Select(on_true=x, on_false=y):

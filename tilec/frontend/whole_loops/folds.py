@@ -281,8 +281,10 @@ class Folds(Rows):
             case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
                 a, b = (self.dtype(x, before) for x in (left, right))
                 if self._is_number(left) or self._is_number(right):
-                    beside = a or b  # numbers have its dtype
-                    return beside if beside is not None and beside.is_float else None
+                    beside = a or b  # numbers have its dtype, floats not an int's
+                    floats = beside is not None and beside.is_float
+                    whole = self._is_number(left, int) or self._is_number(right, int)
+                    return beside if floats or whole else None
                 return None if a is None or b is None else common_dtype(a, b)
             case ast.BinOp(left, ast.Div(), right):
                 a = self.dtype(ast.BinOp(left, ast.Mult(), right), before)
@@ -313,16 +315,18 @@ class Folds(Rows):
                 return a if found is T.abs or floats else None
         return None
 
-    def _is_number(self, value: ast.expr) -> bool:
-        """Whether it is a number that is written down, a name for one, or arithmetic on such."""
+    def _is_number(self, value: ast.expr, kind: type = object) -> bool:
+        """Whether it is a number of this kind that is written down, a name for one, or arithmetic
+        on such."""
         match value:
             case ast.BinOp(left, _, right):
-                return self._is_number(left) and self._is_number(right)
+                return self._is_number(left, kind) and self._is_number(right, kind)
             case ast.UnaryOp(_, operand):
-                return self._is_number(operand)
+                return self._is_number(operand, kind)
             case ast.Name() | ast.Attribute() if self.own.isdisjoint(names_in(value)):
-                return is_literal(self.named(value))
-        return isinstance(value, ast.Constant)
+                known = self.named(value)
+                return is_literal(known) and isinstance(known, kind)
+        return isinstance(value, ast.Constant) and isinstance(value.value, kind)
 
     def _asked_inside(self, s: ast.stmt) -> Pick | None:
         """The same, under other conditions, too."""

@@ -20,7 +20,7 @@ from tilec.frontend.whole_loops.blocks import Blocks
 from tilec.frontend.whole_loops.dtypes import changes_literals, with_casts, with_dtypes
 from tilec.frontend.whole_loops.ends import with_ends_of_rows
 from tilec.frontend.whole_loops.folds import Folds
-from tilec.frontend.whole_loops.groups import in_groups
+from tilec.frontend.whole_loops.groups import by_one_row, in_groups
 from tilec.frontend.whole_loops.inner import Inner, without_sums
 from tilec.frontend.whole_loops.missed import missed_product
 from tilec.frontend.whole_loops.operands import Operand, Tiling, sides_of
@@ -165,7 +165,8 @@ class WholeLoops(Statements):
         nest = one_by_one(nest, named, used, self._decided)
         self.whole_names |= assigned_names([*nest.body])
         used |= self.whole_names
-        for whole in (nest, *in_groups(nest, self._is_fixed, self._is_last(nest), fresh)):
+        groups = in_groups(nest, self._is_fixed, self._is_last(nest), fresh)
+        for whole in (nest, *groups, by_one_row(nest, fresh)):
             columns = with_columns(whole, named, fresh)
             for rows in (columns, whole) if columns is not whole else (whole,):
                 found = without_sums(rows, named, find, fresh)
@@ -441,9 +442,8 @@ class WholeLoops(Statements):
             found: ast.expr | None = s.dtype
             if elements and given is other and {*cast} <= {given, total} and total is wider:
                 found = None
-            if not (
-                total.is_float and total.bits >= 32 if found else given.is_float or given.bits == 8
-            ):
+            computed = total is INT32 or (total.is_float and total.bits >= 32)
+            if not (computed if found else given.is_float or given.bits == 8):
                 return None
             if elements and other is not None and total is FLOAT32 and {*cast} == {total}:
                 narrow = _with_both(given, other)

@@ -9,7 +9,8 @@
 
 What the group's rows are multiplied by is the same for all of them: so they are the rows of a
 tile. Those beyond the last head read nothing that counts, and store out of bounds, which is not
-done.
+done. Where each iteration has its own, `K[b, h, s, d]`, it is a group of one row,
+`Q[b, h + one, d]` for `one` in `range(1)`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import ast
 import copy
 from collections.abc import Callable, Iterator
 
-from tilec.frontend.whole_loops.nests import Fresh, Nest
-from tilec.support.syntax import every
+from tilec.frontend.whole_loops.nests import Fresh, Nest, index_of
+from tilec.support.syntax import every, names_in, placed
 
 
 def in_groups(
@@ -48,6 +49,36 @@ def in_groups(
                 (*nest.extents[:at], count.body, size, *nest.extents[at + 1 :]),
                 tuple(map(apart.visit, copy.deepcopy(nest.body))),
             )
+
+
+def by_one_row(nest: Nest, fresh: Fresh) -> Nest:
+    """The nest with an index of extent 1 behind its last, beside which it stands in elements, but
+    for those of the loops that sums stand in."""
+    last, one = nest.indices[-1], fresh("one")
+    around = {
+        index_of(s)
+        for s in every(ast.For, *nest.body)
+        if any(isinstance(x, ast.For) and not any(every(ast.For, *x.body)) for x in s.body)
+    }
+    body = tuple(copy.deepcopy(s) for s in nest.body)
+    for e in every(ast.Subscript, *body):
+        if around.isdisjoint(names_in(e.slice)):
+            e.slice = placed(_Beside(last, one).visit(e.slice), e.slice)
+    return Nest((*nest.indices, one), (*nest.extents, ast.Constant(1)), body)
+
+
+class _Beside(ast.NodeTransformer):
+    """Puts the sum of an index and of one more in its place."""
+
+    def __init__(self, index: str, one: str) -> None:
+        self.index, self.one = index, one
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return node if node.id != self.index else ast.BinOp(node, ast.Add(), _name(self.one))
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
 
 
 def _is(node: ast.expr, name: str) -> bool:

@@ -213,8 +213,8 @@ class Tiles(TileLoops):
         return True if last and all(names == {own} for names in last) else None
 
     def _reads_what_it_writes(self) -> bool:
-        """Which would be other threads' elements, but where one statement out of loops does both,
-        at one place."""
+        """Which would be other threads' elements, but where one statement does both, at one place;
+        of a loop, at a place of its own iteration."""
         found = nests.elements_of(*self.nest.body)
         both = nests.stored_tensors(*self.nest.body)
         both &= {nests.tensor_of(n) for n in found if isinstance(n.ctx, ast.Load)}
@@ -223,7 +223,7 @@ class Tiles(TileLoops):
             elsewhere = {nests.tensor_of(e) for e in found if e not in own}
             for name in {nests.tensor_of(e) for e in own} - elsewhere:
                 places = {ast.unparse(e) for e in own if nests.tensor_of(e) == name}
-                if len(places) == 1 and not isinstance(s, ast.For):
+                if len(places) == 1 and (not isinstance(s, ast.For) or self._is_own(name)):
                     both.discard(name)
         return any(not (self.totals and self._is_own(name)) for name in both)
 
