@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from interp import run_tile
-from ir_parser import parse_func
 
 from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
 from tilec.ir.core import Func, Op, walk
 from tilec.ir.options import Options
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import DTYPES as OURS

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from ring_programs import ONE_BLOCK, one_block_product
 
 import tilec
@@ -20,6 +19,7 @@ from tilec import passes
 from tilec.codegen.ptxas import PtxasResult
 from tilec.ir.core import Func
 from tilec.ir.ops import Parallel
+from tilec.ir.parser import parse_func
 from tilec.support import ahead
 from tilec.target import find_target
 from tilec.tune.fit import first_fit

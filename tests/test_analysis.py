@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from interp import Machine as PlainMachine
 from interp import Memory, run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS
 
 from tilec.ir import types as t
@@ -18,6 +17,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Param, Value, walk
 from tilec.ir.intervals import RANGES, dtype_range, low_bit
 from tilec.ir.ops import Binary, Cast, Compare, Const, For, If, Load, Parallel, Select, Yield
+from tilec.ir.parser import parse_func
 from tilec.ir.uniformity import Level, Uniformity
 from tilec.ir.verify import verify
 

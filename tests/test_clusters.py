@@ -13,7 +13,6 @@ from form_help import GFX942, SM80, SM90, Arrays, aligned, tile_func
 from frontend_help import fact
 from frontend_help import ops as found
 from instruction_rows import CLUSTER_INSTRUCTIONS
-from ir_parser import parse_func
 from test_lowering import matmul_text
 from test_rows import assemble as ptxas_takes
 from test_rows import kernel as asm_kernel
@@ -35,6 +34,7 @@ from tilec.ir.ops import (
     Scope,
     TmaLoad,
 )
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 from tilec.passes.utils.multicast import cut

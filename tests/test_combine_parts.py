@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90
 from frontend_help import ops as found
-from ir_parser import parse_func
 from test_clusters import plan
 from test_lowering import matmul_text
 from test_runtime_cuda import FakeCuda, fake, image  # noqa: F401
@@ -23,6 +22,7 @@ from tilec.codegen import emit
 from tilec.ir.core import Func, Op
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.ir.ops import Barrier, CountUp, DeviceFence, MemStore
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.jit.simulate import simulate_changed
 from tilec.passes import run_plan

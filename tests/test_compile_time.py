@@ -12,7 +12,6 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import pytest
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
@@ -23,6 +22,7 @@ from tilec.ir.core import Func, Op, Region, Value, upstream, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, For, If, While
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused

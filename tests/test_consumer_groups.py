@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from form_help import Arrays, aligned, close, tile_func
 from form_programs import Kernel, grouped
-from ir_parser import parse_func
 from pairwise import pairwise
 from test_lowering import SM90, matmul_text, strided
 from thread_interp import run_threads
@@ -18,6 +17,7 @@ from tilec.codegen.ptxas import run_ptxas
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, OrderedArrive, OrderedWait, Scope, Wgmma
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 from tilec.support.tools import find_ptxas

@@ -15,13 +15,13 @@ import pytest
 from cpu_helper import Compiled, check, same
 from cpu_programs import Program
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS, expected
 
 from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Block, Func, Value
 from tilec.ir.ops import Store, Yield
+from tilec.ir.parser import parse_func
 from tilec.target import TARGETS
 from tilec.tune.fit import first_fit
 

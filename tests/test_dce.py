@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ir_parser import parse_func
-
 from tilec.ir.core import Func
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
 from tilec.passes.utils.dce import sweep

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from frontend_help import ops
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS
 
 from tilec.ir.core import Func, walk
@@ -27,6 +26,7 @@ from tilec.ir.ops import (
     UseSwizzle,
     constants,
 )
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import block_order
 from tilec.passes.infer_layouts import infer_layouts

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import For, Load
+from tilec.ir.parser import parse_func
 
 M, K, H = T.dynamic("M, K, H")
 

@@ -4,7 +4,6 @@ nothing else. `negate` is an op that no pass has heard of."""
 from __future__ import annotations
 
 import pytest
-from ir_parser import parse_func
 
 from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.ir.core import Effect, Effects, Func, Op, Region, Value, altered, walk
@@ -12,6 +11,7 @@ from tilec.ir.effects import is_clonable, is_seen, written_tensors
 from tilec.ir.errors import InternalError
 from tilec.ir.op_classes import OPS, op
 from tilec.ir.ops import Barrier, If
+from tilec.ir.parser import parse_func
 from tilec.passes.block_order import only_inside
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.utils.dce import sweep

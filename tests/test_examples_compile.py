@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ir_parser import parse_func
 from test_examples import EXAMPLES
 
 import tilec
 from tilec.codegen.ptxas import run_ptxas
 from tilec.fuzz.waits import unfinished_at_barriers
+from tilec.ir.parser import parse_func
 from tilec.passes.check_registers import fragment_registers
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target

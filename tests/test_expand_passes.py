@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from race_check import Race
 from test_lowering import matmul_text
 from test_user_programs import arrays_of, compare, tile_func
@@ -36,6 +35,7 @@ from tilec.ir.ops import (
     TmaStoreWait,
     WgmmaWait,
 )
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes import DECIDE, EXPAND, NORMALISE, run_plan
 from tilec.passes.utils.plans import with_plan

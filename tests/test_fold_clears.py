@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from programs import PROGRAMS
 from test_lowering import SM80, SM90, check_matmul, matmul_text
 from thread_interp import run_threads
@@ -13,6 +12,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import Op, walk
 from tilec.ir.ops import Fill, For, Gemm, If, Wgmma
+from tilec.ir.parser import parse_func
 from tilec.passes import run_plan
 from tilec.passes.fold_clears import fold_clears
 from tilec.tune.plans import plans

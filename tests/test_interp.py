@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from interp import InterpError, run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS, expected
+
+from tilec.ir.parser import parse_func
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

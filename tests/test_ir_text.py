@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interp import run_tile
-from ir_parser import ParseError, parse_func, parse_type
 from machine_speed import slower
 from programs import PROGRAMS, expected
 
@@ -24,6 +23,7 @@ from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Binary, Const, For, If, Load, Print, While, Yield
 from tilec.ir.ops.gather import Places
+from tilec.ir.parser import ParseError, parse_func, parse_type
 from tilec.ir.printer import op_form, print_block, print_func, print_op
 
 INT = t.ScalarType(t.INT32)

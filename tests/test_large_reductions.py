@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 import pytest
 from frontend_help import ops
-from ir_parser import parse_func
 from simulated import run
 
 import tilec
 import tilec.language as T
 from tilec.ir.ops import Reduce
+from tilec.ir.parser import parse_func
 
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 

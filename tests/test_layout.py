@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layout_text import parse_layout
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import (
@@ -150,8 +149,8 @@ def test_memory_forward_terms(layout):
 @quick
 @given(st.one_of(fragments(), memories()))
 def test_text_round_trip(layout):
-    assert parse_layout(str(layout)) == layout
-    assert parse_layout(layout.exact()) == layout
+    assert Layout.parse(str(layout)) == layout
+    assert Layout.parse(layout.exact()) == layout
     assert not set("<>") & set(str(layout))
 
 
@@ -305,7 +304,7 @@ def test_functions_that_do_not_fit(fn, words):
 @pytest.mark.parametrize("text", ["", "64x64", "swizzled(64x64)", "64x64[reg 3:(1,0)]", "foo(3)"])
 def test_texts_that_are_no_layouts(text):
     with pytest.raises(ValueError):
-        parse_layout(text)
+        Layout.parse(text)
 
 
 # --- named layouts ---
@@ -383,7 +382,7 @@ def test_blocked_is_coalesced():
 
 def test_fragments_print_by_name():
     for name, layout in FRAGMENTS.items():
-        assert FRAGMENTS[str(layout)] == layout == parse_layout(name)
+        assert FRAGMENTS[str(layout)] == layout == Layout.parse(name)
 
 
 def test_row_of_a_wgmma_result_is_replicated():

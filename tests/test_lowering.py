@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS
 from thread_interp import run_threads
 
@@ -28,6 +27,7 @@ from tilec.ir.ops import (
     TmaStore,
     Wgmma,
 )
+from tilec.ir.parser import parse_func
 from tilec.passes import run_plan
 from tilec.target import Target, find_target
 from tilec.tune.plans import plans

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS, expected
 from simulated import run
 
@@ -15,6 +14,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Alloc
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
 from tilec.passes.mem2reg import mem2reg

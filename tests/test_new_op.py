@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from accumulate_op import Accumulate, CountFrom, accumulate, count_from
 from frontend_help import ops, run, traced
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
@@ -21,6 +20,7 @@ from tilec.ir.core import Effect, Effects, Func, Op, Value
 from tilec.ir.errors import CompileError, LaunchError
 from tilec.ir.op_classes import OPS, op
 from tilec.ir.ops import Alloc, Barrier, If
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.jit.simulate import simulate_changed
 from tilec.passes import run_plan

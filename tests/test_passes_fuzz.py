@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from interp import run_tile
-from ir_parser import parse_func
 
 from tilec.ir import types as t
 from tilec.ir.builder import Builder
@@ -30,6 +29,7 @@ from tilec.ir.ops import (
     While,
     Yield,
 )
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.verify import verify
 from tilec.passes.mem2reg import mem2reg

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS, expected
 
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Copy, Fill, Parallel
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
 from tilec.passes.recognise_idioms import recognise_idioms

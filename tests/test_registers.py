@@ -12,7 +12,6 @@ from math import prod
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from ring_programs import ONE_BLOCK, one_block_product
 from test_lowering import matmul_text
 
@@ -24,6 +23,7 @@ from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
 from tilec.ir.errors import CompileWarning, InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
+from tilec.ir.parser import parse_func
 from tilec.jit.attempts import Attempts, _with_producers
 from tilec.jit.simulate import launch_of, records_for
 from tilec.passes.utils.distribution import covering

@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from pairwise import pairwise
 
 import tilec
@@ -17,6 +16,7 @@ import tilec.language as T
 from benchmarks import kernels
 from tilec.ir.core import walk
 from tilec.ir.ops import For, If, MemLoad, MemStore
+from tilec.ir.parser import parse_func
 
 pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

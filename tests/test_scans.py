@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from frontend_help import ops, run, traced
-from ir_parser import parse_func
 from simulated import run as launch
 
 import tilec
@@ -16,6 +15,7 @@ import tilec.language as T
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Barrier, Scan
+from tilec.ir.parser import parse_func
 from tilec.jit.simulate import simulate_changed
 
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

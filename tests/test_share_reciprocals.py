@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import Binary, Fma, If
+from tilec.ir.parser import parse_func
 
 M, N = T.dynamic("M, N")
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from sim_accesses import Block, buffer, numbers, tensor
 from test_lowering import matmul_text
 
 from tilec.codegen import emit_records
+from tilec.ir.parser import parse_func
 from tilec.sim.buffers import SharedBuffer, SharedPlaces, shared_buffers
 from tilec.sim.clocks import Clocks
 from tilec.sim.findings import Findings

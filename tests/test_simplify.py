@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from interp import run_tile
-from ir_parser import parse_func
 from programs import PROGRAMS, expected
 
 from tilec.ir import semantics as num
@@ -25,6 +24,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.ops.scalar import COMPARE_KINDS
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
 from tilec.passes.simplify import simplify

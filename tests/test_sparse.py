@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ir_parser import parse_func
 from test_language_errors import fails
 
 import tilec
@@ -19,6 +18,7 @@ from tilec import sparse
 from tilec.codegen.nvptx import NvptxEmitter
 from tilec.ir import types as dt
 from tilec.ir.ops import Wgmma, WgmmaWait
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.sparse import covered, expand
 from tilec.kernel import Kernel

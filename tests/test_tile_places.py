@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
 from tilec.ir.core import Value, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Binary, For, constants
+from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import INT32, UINT32, ScalarType
 

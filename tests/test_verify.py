@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from ir_parser import parse_func
 from machine_speed import slower
 from programs import PROGRAMS
 
@@ -17,6 +16,7 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.layout import blocked
 from tilec.ir.op_classes import OPS
 from tilec.ir.ops import Alloc, Binary, Const, For, Parallel, Yield
+from tilec.ir.parser import parse_func
 from tilec.ir.verify import CONTRACTS, RULES, allowed, span, verify
 
 INT = t.ScalarType(t.INT32)

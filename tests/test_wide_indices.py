@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ir_parser import parse_func
 
 import tilec
 import tilec.language as T
 from tilec import spec
+from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.passes.simplify import simplify
 from tilec.target import TARGETS

@@ -1,4 +1,5 @@
-"""The IR as text, which says all of it: tests read it back (`tests/ir_parser.py`).
+"""The IR as text; `parser.py` reads it back: `print_func(parse_func(t)) == t` whatever `t` it
+printed.
 
 Printing is generic over an op's fields, in the order they are declared:
 
@@ -62,7 +63,7 @@ class FieldForm:
 
 @dataclass(frozen=True, slots=True)
 class OpForm:
-    """How one op class is written; see the module's opening."""
+    """How one op class is written; shared by printer and parser."""
 
     has_kind: bool
     fields: tuple[FieldForm, ...]

@@ -4,6 +4,7 @@ elements alike."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -370,6 +371,22 @@ class Layout:
             parts.append(f"align {self.align}")
         return f"{_dims(self.shape)}[{', '.join(parts)}]"
 
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """The layout that `str` prints as `text`. Raises ValueError where it is no layout's
+        text."""
+        text = text.strip()
+        try:
+            call = _CALL.fullmatch(text)
+            if call is not None and call[1] in _BY_NAME:
+                return _BY_NAME[call[1]](call[2])
+            whole = _EXACT.fullmatch(text)
+            if whole is None:
+                raise ValueError(f"{text!r} is neither a layout's name nor its digits")
+            return _parse_exact(whole[1], whole[2])
+        except LayoutError as error:
+            raise ValueError(str(error)) from error
+
 
 def _without(entries: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return entries[:dim] + entries[dim + 1 :]
@@ -382,20 +399,64 @@ def _pick(entries: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
 # --- text ---
 
 _NAMERS: list[Callable[[Layout], str | None]] = []
+_BY_NAME: dict[str, Callable[[str], Layout]] = {}
 _Namer = TypeVar("_Namer", bound=Callable[[Layout], str | None])
 
+_CALL = re.compile(r"([\w.]+)(?:\(([^()]*)\))?")
+_EXACT = re.compile(r"([\dx]+|\(\))\[(.*)\]")
+_DIGIT = re.compile(r"(\d+):\(([\d,]*)\)")
 
-def named(recognise: _Namer) -> _Namer:
-    """Register how layouts of a name are recognised: layout -> text or None."""
-    _NAMERS.append(recognise)
-    return recognise
+
+def named(name: str, parse: Callable[[str], Layout]) -> Callable[[_Namer], _Namer]:
+    """Register how layouts called `name` are recognised (the decorated function: layout -> text or
+    None) and how the text between the brackets of `name(…)` is read back."""
+
+    def register(recognise: _Namer) -> _Namer:
+        _NAMERS.append(recognise)
+        _BY_NAME[name] = parse
+        return recognise
+
+    return register
 
 
 def name_constants(table: dict[str, Layout]) -> None:
     """Give single layouts their names; of two names for equal layouts the first is printed."""
     names = {layout: name for name, layout in reversed(table.items())}
     _NAMERS.insert(0, names.get)
+    for name in table:
+        _BY_NAME[name] = functools.partial(_constant, table[name])
+
+
+def _constant(layout: Layout, _arguments: str) -> Layout:
+    return layout
 
 
 def _dims(extents: tuple[int, ...]) -> str:
     return "x".join(map(str, extents)) or "()"
+
+
+def parse_dims(text: str) -> tuple[int, ...]:
+    """`64x32` as a tuple, `()` as the empty one."""
+    return () if text.strip() == "()" else tuple(int(e) for e in text.split("x"))
+
+
+def _parse_exact(shape: str, rest: str) -> Layout:
+    digits: list[Digit] = []
+    atom: tuple[int, ...] = ()
+    pad: tuple[int, int] | None = None
+    align = 16
+    for part in re.split(r",\s+", rest) if rest.strip() else ():
+        word, _, value = part.partition(" ")
+        if word in OWNERS:
+            for radix, step in _DIGIT.findall(value):
+                digits.append(Digit(word, int(radix), tuple(int(s) for s in step.split(",") if s)))
+        elif word == "atom":
+            atom = parse_dims(value)
+        elif word == "pad":
+            every, _, skip = value.partition("+")
+            pad = (int(every), int(skip))
+        elif word == "align":
+            align = int(value)
+        else:
+            raise ValueError(f"a layout has no part {part!r}")
+    return Layout(parse_dims(shape), tuple(digits), atom, pad, align)

@@ -4,11 +4,12 @@ instructions."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout.core import Layout, name_constants, named
+from tilec.ir.layout.core import Layout, name_constants, named, parse_dims
 from tilec.ir.layout.normal import Digit
 
 __all__ = [
@@ -99,19 +100,31 @@ def _dense(shape: tuple[int, ...], owner: str) -> list[Digit]:
     return [Digit(owner, shape[i], unit[i]) for i in reversed(range(len(shape)))]
 
 
-@named
+@named("row_major", lambda text: row_major(parse_dims(text)))
 def _row_major_text(layout: Layout) -> str | None:
     return f"row_major({_dims(layout)})" if layout == row_major(layout.shape) else None
 
 
-@named
+def _of_numbers(make: Callable[..., Layout], count: int) -> Callable[[str], Layout]:
+    """Reads a shape and the numbers behind it, of which a layout is made."""
+
+    def parse(text: str) -> Layout:
+        dims, *numbers = text.split(", ")
+        if len(numbers) != count:
+            raise ValueError(f"{len(numbers)} numbers behind {dims}, not {count}")
+        return make(parse_dims(dims), *map(int, numbers))
+
+    return parse
+
+
+@named("padded", _of_numbers(padded, 2))
 def _padded_text(layout: Layout) -> str | None:
     if layout.pad is None or layout != padded(layout.shape, *layout.pad):
         return None
     return f"padded({_dims(layout)}, {layout.pad[0]}, {layout.pad[1]})"
 
 
-@named
+@named("swizzled", _of_numbers(swizzled, 2))
 def _swizzled_text(layout: Layout) -> str | None:
     found = swizzle_of(layout)
     return f"swizzled({_dims(layout)}, {found[0]}, {found[1]})" if found else None
@@ -171,7 +184,7 @@ def blocked(shape: tuple[int, ...], warp_size: int, warps: int, vector: int) -> 
     return Layout(shape, tuple(digits))
 
 
-@named
+@named("blocked", _of_numbers(blocked, 3))
 def _blocked_text(layout: Layout) -> str | None:
     if layout.is_memory or not layout.shape:
         return None

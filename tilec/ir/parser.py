@@ -1,5 +1,4 @@
-"""Reads the text form of the IR back (see `tilec/ir/printer.py` for its shape): functions that
-tests give to passes are written so.
+"""Reads the text form of the IR back (see `printer.py` for its shape).
 
 A recursive descent driven by the fields of the op classes: nothing here knows a single op but
 `const`, whose nameless results are called after their value. Line ends carry no meaning, commas
@@ -14,8 +13,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
-
-from layout_text import parse_layout
 
 from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.errors import TilecError, did_you_mean
@@ -372,15 +369,15 @@ class _Parser:
         word, start = self.token, self.stop + 1
         stop = self.balanced(start)
         if word == "layout":
-            made: Layout | LayoutRequest = self.layout(start, stop)
+            made: Layout | LayoutRequest = self.parse_layout(start, stop)
         else:
             made = LayoutRequest(self.text[start:stop])
         self.jump(stop + 1)
         return made
 
-    def layout(self, start: int, stop: int) -> Layout:
+    def parse_layout(self, start: int, stop: int) -> Layout:
         try:
-            return parse_layout(self.text[start:stop])
+            return Layout.parse(self.text[start:stop])
         except ValueError as error:
             self.fail(f"not a layout: {error}", start)
 
@@ -440,7 +437,7 @@ class _Parser:
             name, pos = option[1], option.end()
             if name == "layout":
                 stop = self.balanced(pos)
-                options[name] = self.layout(pos, stop)
+                options[name] = self.parse_layout(pos, stop)
                 pos = stop
                 continue
             self.jump(pos)
