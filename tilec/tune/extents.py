@@ -3,13 +3,12 @@ dimension): what an error says when no plan fits."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
 
-from tilec.ir.core import Func
+from tilec.ir.core import Block, Func, Op, Param, Region, Value
 from tilec.ir.ops import Alloc
-from tilec.ir.parser import parse_func
-from tilec.ir.printer import print_func
 from tilec.ir.types import BufferType
 from tilec.target import Target
 from tilec.tune import fit
@@ -24,11 +23,10 @@ def said_to_fit(func: Func, target: Target) -> str:
     extent = _shared_extent(func)
     if not extent:
         return ""
-    text = print_func(func)
     low, high = 0, -(-extent // STEP)  # fits, does not: in steps
     while high - low > 1:
         middle = (low + high) // 2
-        if _fits(text, extent, middle * STEP, target):
+        if _fits(func, extent, middle * STEP, target):
             low = middle
         else:
             high = middle
@@ -59,13 +57,29 @@ def _shared_extent(func: Func) -> int:
     return max((n for n in bits if n > STEP), key=lambda n: (bits[n], n), default=0)
 
 
-def _fits(text: str, extent: int, less: int, target: Target) -> bool:
+def _fits(func: Func, extent: int, less: int, target: Target) -> bool:
     """Whether the program fits with `less` wherever it says `extent`: as if it had been traced so,
     but for numbers that were computed from the extent."""
-    changed = re.sub(rf"(?<![%@\w.+-]){extent}(?![\w.])", str(less), text)
-    changed = re.sub(rf"(?<=[<x]){extent}(?=x)", str(less), changed)
+    made: dict[Value, Value] = {}
+
+    def changed(x: Any) -> Any:
+        match x:
+            case bool():
+                return x
+            case int():
+                return less if x == extent else x
+            case tuple():
+                return tuple(map(changed, x))
+            case Value():
+                if x not in made:
+                    made[x] = Value(changed(x.type), x.name)
+                return made[x]
+            case Func() | Param() | Block() | Op() | Region() | BufferType():
+                return replace(x, **{f.name: changed(getattr(x, f.name)) for f in fields(x)})
+        return x
+
     try:
-        fit.resources(parse_func(changed), target, None)
+        fit.resources(changed(func), target, None)
     except Exception:  # nobody wrote this program: whatever it fails of, the error told is another
         return False
     return True
