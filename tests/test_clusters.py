@@ -355,6 +355,7 @@ def clustered_arrays(m: int = 200, n: int = 250, k: int = 72) -> tuple[Arrays, n
     return arrays, arrays["A"].astype(np.float64) @ arrays["B"].astype(np.float64).T
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tma", [True, False])
 @pytest.mark.parametrize(
     ("cluster", "dims"),
