@@ -76,7 +76,7 @@ def product(
 # --- what is shared -------------------------------------------------------------------------------
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tb", [0, 1], ids=["NN", "NT"])
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize(
