@@ -11,7 +11,12 @@ choice of `strength` values of different axes occurs at least once, spread evenl
     @pytest.mark.parametrize("name", ["sum", "product", "scan"])
 
 runs in three cells of nine: each program, and each target, once. The axes are the `parametrize`
-marks; for a list of tuples, `axes` names those of its arguments that are."""
+marks; for a list of tuples, `axes` names those of its arguments that are.
+
+The tests of a module are an axis, too, where all ask one part of the compiler that does not know
+targets. A module marked `turns` runs what differs in `target` alone for one GPU, the next test for
+the next (and for the CPU, if the test does): each GPU runs a share of the module's tests. A test
+that asks more of one target is marked with its name, `turns("cuda:sm_90a")`, and runs for it."""
 
 from __future__ import annotations
 
@@ -51,7 +56,10 @@ def covering(rows: Sequence[Row], strength: int) -> list[int]:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take the cells that do not run from the tests that were chosen by what else says."""
-    out = set() if config.getoption("--every-cell") else _left_out(items)
+    if config.getoption("--every-cell"):
+        return
+    out = _left_out(items)
+    out |= _turns([item for item in items if item not in out])
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
@@ -71,6 +79,26 @@ def _left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         rows = [_row(cell, mark.kwargs.get("axes", ())) for cell in cells]
         kept = {*covering(rows, strength)}
         out.update(cell for i, cell in enumerate(cells) if i not in kept)
+    return out
+
+
+def _turns(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Of the tests in modules that are marked those of a GPU that others of the module run for."""
+    cells: dict[Row, dict[str, pytest.Item]] = {}
+    for item in items:
+        given = dict(getattr(getattr(item, "callspec", None), "params", {}))
+        target = str(given.pop("target", None))
+        if target not in ("None", "cpu") and item.get_closest_marker("turns"):
+            rest = tuple((name, _value(value)) for name, value in given.items())
+            cells.setdefault((item.path, item.nodeid.partition("[")[0], rest), {})[target] = item
+    out: set[pytest.Item] = set()
+    used: Counter[tuple[Hashable, str]] = Counter()
+    for (module, *_), gpus in cells.items():
+        mark = next(iter(gpus.values())).get_closest_marker("turns")
+        asked = gpus.keys() & set(mark.args if mark else ())
+        kept = asked or {min(gpus, key=lambda target: used[module, target])}
+        used.update((module, target) for target in kept)
+        out.update(item for target, item in gpus.items() if target not in kept)
     return out
 
 

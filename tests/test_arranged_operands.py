@@ -16,7 +16,7 @@ from tilec.intrinsics import (
     TransformKind,
 )
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 ROWS, COLUMNS, DEPTH = 64, 32, 64

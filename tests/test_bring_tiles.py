@@ -11,6 +11,8 @@ import tilec
 import tilec.language as T
 from tilec.target import TARGETS as MACHINES
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 HOPPER = TARGETS[0]

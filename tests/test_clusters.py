@@ -76,7 +76,7 @@ def product(
 # --- what is shared -------------------------------------------------------------------------------
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tb", [0, 1], ids=["NN", "NT"])
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize(
@@ -355,6 +355,7 @@ def clustered_arrays(m: int = 200, n: int = 250, k: int = 72) -> tuple[Arrays, n
     return arrays, arrays["A"].astype(np.float64) @ arrays["B"].astype(np.float64).T
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tma", [True, False])
 @pytest.mark.parametrize(
     ("cluster", "dims"),

@@ -42,6 +42,7 @@ def product(text: str, plan: Plan, m: int, n: int, k: int, tb: int, launched: in
     return func
 
 
+@pytest.mark.covering(1, axes=("plan", "launched", "k"))
 @pytest.mark.parametrize(
     "plan, launched, k", pairwise([PING_PONG, DIRECT], [1, 2, 3], [8, 72, 200])
 )

@@ -46,6 +46,22 @@ def test_list(name, size, target): pass
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_whole(size): pass
 """
+TURNS = """
+import pytest
+
+pytestmark = pytest.mark.turns
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "hip"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_turns(target, size): pass
+
+@pytest.mark.turns("hip")
+@pytest.mark.parametrize("target", ["cuda", "hip"])
+def test_asked(target): pass
+
+@pytest.mark.parametrize("target", ["cuda", "hip"])
+def test_next(target): pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -61,11 +77,24 @@ def test_whole(size): pass
 def test_cells_that_run(
     asked: tuple[str, ...], counts: dict[str, int], pytester: pytest.Pytester
 ) -> None:
-    pytester.makepyfile(test_marked=MARKED)
+    ran = run(pytester, MARKED, *asked)
+    assert Counter(name.partition("[")[0] for name in ran) == counts
+
+
+def test_a_module_takes_turns_at_the_gpus(pytester: pytest.Pytester) -> None:
+    """What asks for one has it, and counts; the CPU has its part in any case."""
+    ran = run(pytester, TURNS)
+    wanted = ["turns[1-cpu]", "turns[1-cuda]", "turns[2-cpu]", "turns[2-hip]", "asked[hip]"]
+    assert ran == {f"test_{name}" for name in (*wanted, "next[cuda]")}
+    assert len(run(pytester, TURNS, "--every-cell")) == 10
+
+
+def run(pytester: pytest.Pytester, source: str, *asked: str) -> set[str]:
+    """The names of the tests of a module that have run."""
+    pytester.makepyfile(test_marked=source)
     pytester.makeconftest((Path(__file__).parent / "covering.py").read_text() + HOOKS)
     done = pytester.runpytest("-v", "-p", "no:xdist", "-W", "ignore", *asked)
-    ran = [line.split("::")[1] for line in done.outlines if "PASSED" in line]
-    assert Counter(name.partition("[")[0] for name in ran) == counts
+    return {line.split("::")[1].split()[0] for line in done.outlines if "PASSED" in line}
 
 
 HOOKS = """

@@ -11,6 +11,8 @@ from tilec.ir.core import Func, walk
 from tilec.ir.ops import For, Load
 from tilec.ir.parser import parse_func
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 M, K, H = T.dynamic("M, K, H")
 
 

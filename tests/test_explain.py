@@ -19,12 +19,15 @@ from tilec.explain.facts import gather
 from tilec.explain.page import as_script, highlighted, page
 from tilec.target import TARGETS
 
+pytestmark = pytest.mark.turns
+
 LLVM = ("llvm", "llvm-opt")
 
 
 # --- stages, line by line ---
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_stage_knows_the_lines_of_the_source(target: str) -> None:
     facts = facts_of("product", target)

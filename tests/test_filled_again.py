@@ -11,6 +11,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N, K = T.dynamic("M, N, K")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 f16, f32 = "float16", "float32"
@@ -113,6 +115,7 @@ def test_a_tile_that_is_filled_again(kernel: Any, target: str) -> None:
     np.testing.assert_array_equal(c, want)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_copies_of_one_tile_run_ahead(target: str) -> None:
     for kernel, k in ((behind, 512), (nested, 512), (within, 128), (carried, 64)):

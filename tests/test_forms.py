@@ -26,6 +26,8 @@ from tilec.passes import run_plan
 from tilec.target import Target
 from tilec.tune.plans import plans
 
+pytestmark = pytest.mark.turns
+
 Rng = np.random.Generator
 TARGETS = pytest.mark.parametrize("target", GPUS, ids=lambda t: t.arch)
 
@@ -102,6 +104,7 @@ def test_products(size: str, form: tuple[bool, bool], target: Target, rng: Rng) 
     check(product(ta, tb), target, arrays, want)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @TARGETS
 @pytest.mark.parametrize("size", sorted(set(SIZES) - {"ragged", "K=0"}))
@@ -131,6 +134,7 @@ def batch(rng: Rng, count: int, rows: int, columns: int, gap: int) -> np.ndarray
 BATCHES = {"close": (0, True), "gaps": (64, True), "odd gaps": (3, False)}
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("gap", BATCHES)
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
@@ -147,6 +151,7 @@ def test_batched(gap: str, target: Target | None, rng: Rng) -> None:
         assert any(tma_ranks(f) == {3} for f in made) == by_tma
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
 def test_one_operand_for_the_whole_batch(target: Target | None, rng: Rng) -> None:
     one = aligned(rng.standard_normal((40, 72)).astype(np.float16))
@@ -201,6 +206,7 @@ def test_grouped_on_the_cpu(sizes: str, transposed: bool, persistent: bool, rng:
     close(on_cpu(grouped(transposed, persistent=persistent), arrays)["C"], want)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize(
     "transposed, persistent, target", pairwise([False, True], [True, False], GPUS)
 )
@@ -226,6 +232,7 @@ def test_many_groups(rng: Rng) -> None:
     close(arrays["C"], want)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kernel", [grouped_with_break, grouped_in_while])
 @pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")

@@ -13,6 +13,8 @@ from simulated import run, run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N, K, P, I, J = T.dynamic("M, N, K, P, I, J")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 GPUS = TARGETS[:3]

@@ -15,6 +15,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import LaunchError
 
+pytestmark = pytest.mark.turns
+
 B, C, F, H, W, OH, OW, K, M, N, R = T.dynamic("B, C, F, H, W, OH, OW, K, M, N, R")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 PTX = ("cuda:sm_90a", "cuda:sm_80")
@@ -184,6 +186,7 @@ def parted(branch: bool) -> Any:
     return kernel
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("branch", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 5, 40])
@@ -247,6 +250,7 @@ def rows_by_index(
         T.copy(acc, Y[by * 64, bx * 32])
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [96, 72, 75])
@@ -265,6 +269,7 @@ def test_rows_that_an_index_names(depth: int, target: str) -> None:
         assert AHEAD in made.stages["plan"]
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("masked", [True, False])
 def test_rows_that_get_longer_are_gathered(target: str, masked: bool) -> None:

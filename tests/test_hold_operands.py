@@ -18,6 +18,8 @@ from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 from tilec.target import Target
 
+pytestmark = pytest.mark.turns
+
 M, N, K = T.dynamic("M, N, K")
 TMA = Plan("p", specialise=True, persistent=True, stages=3)
 
@@ -232,6 +234,7 @@ def test_a_fragment_comes_by_way_of_a_ring() -> None:
     assert any(isinstance(o, For) and o.versions == 2 for o in walk(kept["arrange"].body))
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize(
     ("make", "target"),
     [
@@ -307,6 +310,7 @@ def test_where_producers_do_not_bring_all_it_stays_in_shared_memory() -> None:
     assert space_of(stages_of(scaled(), odd)["select_gemm"], "made") == "shared"
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 def test_a_tile_changed_in_place_goes_on_under_another_name(target: Target) -> None:
     a, _, b, c = operands(5)

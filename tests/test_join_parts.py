@@ -12,6 +12,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 R, S, I, M = T.dynamic("R, S, I, M")
 D, BN = 64, 64
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -73,6 +75,7 @@ def arrays(page: int, keys: int = 150) -> tuple[list[Any], np.ndarray]:
     return [q, k, table, np.full((70, D), np.nan, np.float32)], want
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("loop", [T.unroll, T.serial])
 @pytest.mark.parametrize("page", [1, 8, 16, 32])

@@ -14,6 +14,8 @@ import tilec.language as T
 from tilec.ir.ops import Reduce
 from tilec.ir.parser import parse_func
 
+pytestmark = pytest.mark.turns
+
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 

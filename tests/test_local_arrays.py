@@ -12,6 +12,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import MemStore
 from tilec.ir.types import VectorType
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 

@@ -16,6 +16,8 @@ import tilec.language as T
 from tilec.ir.errors import CompileError
 from tilec.passes.lower_parallel import MOST_WRITTEN
 
+pytestmark = pytest.mark.turns
+
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 N = 64 * (MOST_WRITTEN + 3) + 5
 

@@ -18,6 +18,8 @@ from machine_speed import least_seconds, slower
 
 import tilec
 
+pytestmark = pytest.mark.turns
+
 STEPS = 300
 FRAMES = 250  # more than what the compiler needs for a program with one statement
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")

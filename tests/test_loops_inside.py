@@ -13,6 +13,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 N, L, TAPS, F = 8, 64, 12, 32
 WIDE = 256
@@ -155,6 +157,7 @@ def rows_of(
             Y[r, j] = total
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_of_a_sparse_matrix(target: str, rng: np.random.Generator) -> None:
     """Neighbours run a loop together whose ends, and whose places, all of them have loaded once."""

@@ -12,6 +12,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 M, N, K = T.dynamic("M, N, K")
 TARGETS = "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"
 

@@ -11,7 +11,7 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import ResourceError
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K = T.dynamic("M, N, K")
 GPUS = ("cuda:sm_80", "hip:gfx942")
@@ -374,6 +374,7 @@ HEADS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
 @pytest.mark.parametrize("dim, columns, words, wide", HEADS.values(), ids=HEADS)

@@ -11,6 +11,8 @@ import tilec
 import tilec.language as T
 from tests.simulated import run, run_compiled
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
 
 

@@ -14,6 +14,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import For, Parallel
 from tilec.jit.build import trace_variant
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N = T.dynamic("M, N")
 

@@ -7,6 +7,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 G, M = T.dynamic("G, M")
 
@@ -277,6 +279,7 @@ def some_rows(space):
     return rows
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("space", ["shared", "fragment"])
 @pytest.mark.parametrize("target", TARGETS)

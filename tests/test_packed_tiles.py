@@ -17,6 +17,8 @@ import tilec.language as T
 from tilec.ir.ops import Alloc, Copy
 from tilec.jit.build import trace_variant
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 ENGINES = {"cuda:sm_80": "cp_async", "cuda:sm_90a": "tma", "hip:gfx942": "threads"}
 M, N, K, G = T.dynamic("M, N, K, G")

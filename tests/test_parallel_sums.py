@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 M, N = 50, 70
@@ -106,6 +106,7 @@ def set_by_one(
         T.copy(z, Z)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.filterwarnings("ignore::tilec.PerformanceWarning")
 @pytest.mark.parametrize("target", TARGETS)
 def test_set_by_one_of_many(target: str, rng: np.random.Generator) -> None:

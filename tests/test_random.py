@@ -8,6 +8,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 NEAR = {"rtol": 2e-5, "atol": 3e-6}
 

@@ -15,6 +15,8 @@ import tilec.language as T
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K, G = T.dynamic("M, N, K, G")
 

@@ -14,6 +14,8 @@ import tilec.language as T
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Reduce
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 K = T.dynamic("K")
 

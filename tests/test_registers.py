@@ -375,8 +375,11 @@ def product_of(side, columns=64, shown=False, threads=128):
     return product
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["threads_show", "threads_do_not"])
-@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [(SM90, True), (SM90, False), (SM80, False), (GFX942, True)],
+    ids=lambda x: {True: "threads_show", False: "threads_do_not"}.get(x, str(x)),
+)
 def test_an_accumulator_that_its_author_has_fixed_spills_with_a_warning(target, shown):
     """No instruction of a warpgroup takes 256 registers: one of a warp does, part by part. Where
     threads do not show, 256 of them hold it."""

@@ -67,7 +67,7 @@ def product(bm, bn, added=False, cluster=(1, 1), persistent=False):
     return narrow
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("tile", [(128, 152), (128, 72), (184, 128), (128, 64)])
 @pytest.mark.parametrize("shape", [(300, 320, 72), (1, 8, 8), (130, 304, 64)])
 @pytest.mark.parametrize("added", [False, True])
@@ -84,7 +84,7 @@ def test_narrow_tiles_leave_by_tma(tile, shape, added):
     close(a, b, c)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("tile", [(128, 152), (184, 128), (184, 72)])
 @pytest.mark.parametrize("persistent", [False, True])

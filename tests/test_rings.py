@@ -59,6 +59,7 @@ def specialised(p: RingProgram, stages: int) -> list[tuple[Plan, Func]]:
     return found
 
 
+@pytest.mark.covering(1)
 @EACH
 @pytest.mark.parametrize("stages", [2, 3])
 def test_lanes_fence_what_they_read_before_one_frees_it(program: RingProgram, stages: int) -> None:

@@ -197,6 +197,7 @@ RESULTS = (
 )
 
 
+@pytest.mark.covering(1, axes=("case", "target", "epilogue"))
 @pytest.mark.parametrize("case, target, epilogue", pairwise(RESULTS, TARGETS, (False, True)))
 def test_results_are_right(
     case: tuple[str, tuple[int, int, int, int], int], target: str, epilogue: bool

@@ -4,11 +4,13 @@ and the assembler see it."""
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from gpu_launch import image_of, launch
-from instruction_programs import PROGRAMS, Program
+from instruction_programs import PROGRAMS, WGMMA_PROGRAMS, Program
 from thread_interp import run_threads
 
 from tilec.target import find_target
@@ -19,6 +21,16 @@ NAMES = sorted(PROGRAMS)
 ON_GPU = [n for n in NAMES if not n.startswith("tma")]
 # test_rows assembles the others' instructions one by one.
 SOME_WGMMA = ("wgmma.f16.f16.f32.k.mn", "wgmma.i8.u8.i32.r.k", "wgmma.tf32.tf32.f32.r.k")
+
+
+def asked() -> Iterator[Any]:
+    """Each with its dtypes, and where its operands of so many bits lie."""
+    for name in NAMES:
+        if name in WGMMA_PROGRAMS:
+            dtypes, *places = WGMMA_PROGRAMS[name]
+            yield pytest.param(name, str(dtypes), (dtypes[0].bits, *places), id=name)
+        else:
+            yield pytest.param(name, name, name, id=name)
 
 
 def program(name: str) -> Program:
@@ -44,8 +56,9 @@ def test_on_the_gpu(name: str) -> None:
     check(p)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_as_interpreted(name: str) -> None:
+@pytest.mark.covering(1, axes=("dtypes", "places"))
+@pytest.mark.parametrize("name, dtypes, places", list(asked()))
+def test_as_interpreted(name: str, dtypes: str, places: object) -> None:
     p = program(name)
     run_threads(p.func, SM90, p.arrays)
     check(p)

@@ -14,6 +14,8 @@ import tilec
 import tilec.language as T
 from tests.simulated import run_compiled
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 TARGETS = ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"]
 
 

@@ -12,7 +12,7 @@ import tilec
 import tilec.language as T
 from tilec.jit.parts import Parts
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N, K, D = T.dynamic("M, N, K, D")
 GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -96,6 +96,7 @@ def attention(q: Any, y: Any, v: Any) -> Any:
     return e / e.sum(1, keepdims=True) @ v.astype(float)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", ({}, {"BM": 64, "BN": 64, "BK": 32}))
 @pytest.mark.parametrize("target", TARGETS)

@@ -11,6 +11,8 @@ from tilec.ir.core import walk
 from tilec.ir.ops import Binary, Fma, If
 from tilec.ir.parser import parse_func
 
+pytestmark = pytest.mark.turns
+
 M, N = T.dynamic("M, N")
 
 

@@ -221,6 +221,7 @@ def clustered(
         T.copy(acc, C[by * 64, bx * 64])
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("kernel", "target"), [*((matmul, t) for t in TARGETS), (clustered, "cuda:sm_90a")]
 )

@@ -13,7 +13,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 GPUS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 THREADS = 64
@@ -301,6 +301,7 @@ def convolved(h: int, w: int, c: int, k: int, f: int) -> Any:
     return kernel, np.full((rows, f), np.nan, np.float32)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(9, 8, 3, 5, 64), (10, 7, 8, 3, 32), (5, 5, 1, 5, 32)])
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
@@ -505,6 +506,7 @@ def pooled(X: T.Tensor((3, 17, 20), "float32"), Y: T.Tensor((3, 9, 10), "float32
             Y[c, y, x] = most
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", [*GPUS, "cpu"])
 def test_taps_that_ask_first(target: str, rng: np.random.Generator) -> None:
     """No branch is left in what a tile's iterations do, and nothing comes of what is not there:

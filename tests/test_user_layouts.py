@@ -27,6 +27,8 @@ from tilec.layout import (
     make_wgmma_swizzled_layout,
 )
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 GPUS = TARGETS[1:]
 of = Fragment.from_functions

@@ -103,6 +103,7 @@ def test_the_dump_shows_the_versions() -> None:
     assert compiled.resources.spilled_bytes == 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", [bytes_times, nibbles_times])
 @pytest.mark.parametrize("schedule", [DIRECT, LONG, TURNS], ids=["direct", "long", "turns"])
 def test_ptxas_serialises_none(make: Callable[..., Any], schedule: dict[str, Any]) -> None:

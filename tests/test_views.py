@@ -7,6 +7,8 @@ from simulated import run_compiled
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.turns
+
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 M = T.dynamic("M")
 
@@ -381,6 +383,7 @@ def planes(boxes: bool) -> tilec.Kernel:
     return product
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_tensor_has_the_shape_of_its_views(target):
     """Each element's place was divided by the tensor's extents, and no row of 12 elements was

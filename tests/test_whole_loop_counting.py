@@ -14,7 +14,7 @@ import tilec
 import tilec.language as T
 from tilec.frontend.whole_loops.counting import counted_from
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 B, M, N, K, H, W, G = T.dynamic("B, M, N, K, H, W, G")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
@@ -87,6 +87,7 @@ def sums(
         P[i, 0], P[i, 1] = at, last
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("first", (0, 3, 400))
 @pytest.mark.parametrize("m, n", SIZES)
@@ -127,6 +128,7 @@ def parts(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, G), "float32")):
         Y[i, g] = s
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", ((5, 320), (3, 4), (70, 64)))
 @pytest.mark.parametrize("target", TARGETS)
@@ -169,6 +171,7 @@ def convolved(
         Y[b, y, x, n] = acc
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("k", (1, 0, 40))
 @pytest.mark.parametrize("target", TARGETS)
@@ -218,6 +221,7 @@ def planes(X: T.Tensor((B, H, W), "float32"), Y: T.Tensor((B,), "float32")):
         Y[b] = s
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("n", (77, 1))
 @pytest.mark.parametrize("target", TARGETS)

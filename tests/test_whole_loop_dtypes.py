@@ -15,7 +15,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 HEADER = """
@@ -201,6 +201,7 @@ FOUND: dict[str, Text] = {
 }
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", FOUND)
@@ -255,6 +256,7 @@ INTS: dict[str, Text] = {
 }
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 @pytest.mark.parametrize("name", INTS)
@@ -356,6 +358,7 @@ def of_channels(
         Var[c] = squares / 270 - total * total
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_products_and_grids(target: str, rng: np.random.Generator) -> None:
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((40, 33), (33, 50)))
@@ -386,6 +389,7 @@ def taps(
         Y[b, t, c] = acc
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_few_rows_of_many_columns_are_a_threads_own(
     target: str, rng: np.random.Generator

@@ -10,6 +10,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 B, S, K, M = T.dynamic("B, S, K, M")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 f16, f32, i32 = "float16", "float32", "int32"

@@ -8,6 +8,8 @@ from simulated import run
 import tilec.language as T
 from tilec import kernel
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 B, S, H, G, K = T.dynamic("B, S, H, G, K")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
@@ -59,7 +61,8 @@ def largest(
         L[h + h % each * 0] = most
 
 
-def test_heads_of_a_group_are_rows() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_heads_of_a_group_are_rows(target: str) -> None:
     random = np.random.default_rng(0)
     q = random.standard_normal((2, 7, 24)).astype(f16)
     w = random.integers(-99, 99, (2, 70, 3, 24)).astype(i8)
@@ -71,14 +74,13 @@ def test_heads_of_a_group_are_rows() -> None:
     logits = np.where(np.arange(70) < ends[:, None, None], logits, -np.inf)
     p = np.exp(logits - logits.max(-1, keepdims=True))
     want = np.einsum("bhs,bshd->bhd", p, np.nan_to_num(values)) / p.sum(-1)[..., None]
-    for target in TARGETS:
-        y = np.full(want.shape, 77, f32)
-        if target != "cpu":
-            text = decoded.compile(q, w, v, ends, y, 3, target=target).stages["tile"]
-            assert text.count("gemm") == 4
-            assert "shared<64x32xf16>" in text or "shared<32x64xf16>" in text, "not in float32"
-        run(decoded, target, q, w, v, ends, y, each=3)
-        np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
+    y = np.full(want.shape, 77, f32)
+    if target != "cpu":
+        text = decoded.compile(q, w, v, ends, y, 3, target=target).stages["tile"]
+        assert text.count("gemm") == 4
+        assert "shared<64x32xf16>" in text or "shared<32x64xf16>" in text, "not in float32"
+    run(decoded, target, q, w, v, ends, y, each=3)
+    np.testing.assert_allclose(y, want, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("target", TARGETS)

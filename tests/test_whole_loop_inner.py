@@ -11,6 +11,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 B, H, S, N, K, M = T.dynamic("B, H, S, N, K, M")
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
@@ -203,7 +205,13 @@ CASES: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], str, in
 }  # fmt: skip
 
 
+@pytest.fixture(params=TARGETS)
+def target(request: Any) -> Any:
+    return request.param
+
+
 def check(
+    target: str,
     kernel: Any,
     operands: list[np.ndarray],
     want: np.ndarray,
@@ -213,18 +221,18 @@ def check(
 ) -> None:
     operands = [np.ascontiguousarray(o) for o in operands]
     more = (0.25,) if kernel is weights else ()
-    for target in TARGETS:
-        c = np.full(want.shape, 77, dtype)
-        if target != "cpu":
-            made = kernel.compile(*operands, c, *more, target=target)
-            assert made.stages["tile"].count("gemm") == products, target
-        run(kernel, target, *operands, c, *more)
-        close = {f16: 1e-2, f32: 1e-2 if operands[0].dtype == f32 else single, i32: 0}[dtype]
-        np.testing.assert_allclose(c, want, rtol=close, atol=close * np.abs(want).max(initial=0))
+    c = np.full(want.shape, 77, dtype)
+    if target != "cpu":
+        made = kernel.compile(*operands, c, *more, target=target)
+        assert made.stages["tile"].count("gemm") == products, target
+    run(kernel, target, *operands, c, *more)
+    close = {f16: 1e-2, f32: 1e-2 if operands[0].dtype == f32 else single, i32: 0}[dtype]
+    np.testing.assert_allclose(c, want, rtol=close, atol=close * np.abs(want).max(initial=0))
 
 
 @pytest.mark.parametrize("kernel, operands, wanted, dtype, products", CASES.values(), ids=CASES)
 def test_rows_of_products_are_tiles(
+    target: str,
     kernel: Any,
     operands: list[np.ndarray],
     wanted: Callable[..., np.ndarray],
@@ -232,14 +240,14 @@ def test_rows_of_products_are_tiles(
     products: int,
 ) -> None:
     wide = [o.astype(np.int64 if o.dtype.kind == "i" else np.float64) for o in operands]
-    check(kernel, operands, wanted(*wide), dtype, products)
+    check(target, kernel, operands, wanted(*wide), dtype, products)
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 70, 17), (70, 1, 0), (0, 5, 5)])
-def test_sizes_of_one_and_of_none(m: int, n: int, k: int) -> None:
+def test_sizes_of_one_and_of_none(target: str, m: int, n: int, k: int) -> None:
     x, w, v = numbers(f16, m, k), numbers(f16, n, k), numbers(f32, n)
     want = log_sums(x.astype(np.float64) @ w.T.astype(np.float64) + v)
-    check(log_sum, [x, w, v], want, f32, 2)
+    check(target, log_sum, [x, w, v], want, f32, 2)
 
 
 @tilec.kernel
@@ -334,6 +342,7 @@ TWO_IN_ONE: dict[str, tuple[Any, list[np.ndarray], Callable[..., np.ndarray], st
     "kernel, operands, wanted, dtype, products", TWO_IN_ONE.values(), ids=TWO_IN_ONE
 )
 def test_columns_share_the_sums_inside(
+    target: str,
     kernel: Any,
     operands: list[np.ndarray],
     wanted: Callable[..., np.ndarray],
@@ -341,7 +350,7 @@ def test_columns_share_the_sums_inside(
     products: int,
 ) -> None:
     want = wanted(*(o.astype(np.float64) for o in operands))
-    check(kernel, operands, want, dtype, products, 2e-3)
+    check(target, kernel, operands, want, dtype, products, 2e-3)
 
 
 @tilec.kernel
@@ -359,10 +368,10 @@ def over_images(
         Y[b, j] = most
 
 
-def test_loops_in_one_another_around_a_sum() -> None:
+def test_loops_in_one_another_around_a_sum(target: str) -> None:
     x, w = numbers(f16, 2, 5, 19, 24), numbers(f16, 30, 5, 24)
     want = np.einsum("bhsk,nhk->bhsn", x.astype(np.float64), w.astype(np.float64)).max((1, 2))
-    check(over_images, [x, w], want, f32, 1)
+    check(target, over_images, [x, w], want, f32, 1)
 
 
 @tilec.kernel
@@ -392,11 +401,11 @@ def padded_weights(
             P[s, t] = T.exp(acc - most) / total
 
 
-def test_a_sum_that_is_chosen_keeps_its_dtype() -> None:
+def test_a_sum_that_is_chosen_keeps_its_dtype(target: str) -> None:
     q, w, keep = numbers(f16, 37, 24), numbers(f16, 45, 24), np.arange(45, dtype=i32) % 3
     logits = q.astype(np.float64) @ w.T.astype(np.float64)
     want = softmax(np.where(keep != 0, logits, -np.inf))
-    check(padded_weights, [q, w, keep], want, f32, 3)
+    check(target, padded_weights, [q, w, keep], want, f32, 3)
 
 
 @tilec.kernel
@@ -416,10 +425,10 @@ def in_place(Q: T.Tensor((S, K), f16), W: T.Tensor((N, K), f16), P: T.Tensor((S,
             P[s, t] /= total
 
 
-def test_what_is_stored_is_read_again_by_its_own_rows() -> None:
+def test_what_is_stored_is_read_again_by_its_own_rows(target: str) -> None:
     q, w = numbers(f16, 70, 24), numbers(f16, 150, 24)
     want = softmax(q.astype(np.float64) @ w.T.astype(np.float64))
-    check(in_place, [q, w], want, f32, 1)
+    check(target, in_place, [q, w], want, f32, 1)
 
 
 @tilec.kernel
@@ -438,10 +447,10 @@ def rows_inside(
         S[b] = total
 
 
-def test_sums_none_of_whose_rows_are_iterations_are_loops() -> None:
+def test_sums_none_of_whose_rows_are_iterations_are_loops(target: str) -> None:
     x, y, z = numbers(f16, 3, 18, 20), numbers(f16, 3, 33, 20), numbers(f16, 18, 33)
     want = np.einsum("bik,bjk,ij->b", *(a.astype(np.float64) for a in (x, y, z)))
-    check(rows_inside, [x, y, z], want, f32, 0)
+    check(target, rows_inside, [x, y, z], want, f32, 0)
 
 
 @tilec.kernel
@@ -485,7 +494,7 @@ def ridge(X: T.Tensor((K, N), f32), G: T.Tensor((N, N), f32)) -> None:
         G[i, j] = acc
 
 
-def test_what_a_condition_chooses_or_adds_is_done_over_tiles() -> None:
+def test_what_a_condition_chooses_or_adds_is_done_over_tiles(target: str) -> None:
     x, y, chosen = numbers(f32, 12, 70), numbers(f32, 12, 70)[::-1].copy(), CHOSEN[:12].copy()
     wide, other = x.astype(np.float64), y.astype(np.float64)
     gradient = (softmax(wide) - np.eye(70)[chosen]) / 12
@@ -497,9 +506,8 @@ def test_what_a_condition_chooses_or_adds_is_done_over_tiles() -> None:
         (huber, (x, y), losses, "reduce"),
         (ridge, (x,), gram, "gemm"),
     ):
-        for target in TARGETS:
-            c = np.full(want.shape, 77, f32)
-            run(kernel, target, *operands, c)
-            np.testing.assert_allclose(c, want, rtol=1e-2, atol=1e-2 * np.abs(want).max())
-            if target != "cpu":
-                assert form in kernel.compile(*operands, c, target=target).stages["tile"], target
+        c = np.full(want.shape, 77, f32)
+        run(kernel, target, *operands, c)
+        np.testing.assert_allclose(c, want, rtol=1e-2, atol=1e-2 * np.abs(want).max())
+        if target != "cpu":
+            assert form in kernel.compile(*operands, c, target=target).stages["tile"], target

@@ -11,6 +11,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 B, C, H, L, M, N, K = T.dynamic("B, C, H, L, M, N, K")
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 f16, f32, f64, i32 = "float16", "float32", "float64", "int32"

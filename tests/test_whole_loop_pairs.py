@@ -11,6 +11,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+
 B, H, M, N, K, R = T.dynamic("B, H, M, N, K, R")
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 f16, f32, i8, i32 = "float16", "float32", "int8", "int32"
@@ -165,16 +167,16 @@ def test_few_rows(m: int, n: int, k: int, target: str) -> None:
     np.testing.assert_allclose(o, want, rtol=1e-4, atol=1e-5)
 
 
-def test_several_variables_under_a_condition() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_variables_under_a_condition(target: str) -> None:
     x, y = numbers(f32, 33, 45), numbers(f32, 35, 45)
     gaps = np.abs(apart(x, y))
     x[3, 7] = np.nan  # which is never nearer
     gaps[3, :, 7] = np.inf
-    for target in TARGETS:
-        o, at = np.full((33, 35), 77, f32), np.full((33, 35), 77, i32)
-        run(nearest, target, x, y, o, at)
-        np.testing.assert_array_equal(o, gaps.min(-1))
-        np.testing.assert_array_equal(at, gaps.argmin(-1))
+    o, at = np.full((33, 35), 77, f32), np.full((33, 35), 77, i32)
+    run(nearest, target, x, y, o, at)
+    np.testing.assert_array_equal(o, gaps.min(-1))
+    np.testing.assert_array_equal(at, gaps.argmin(-1))
 
 
 def test_rows_at_a_distance_and_in_place() -> None:

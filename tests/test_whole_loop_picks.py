@@ -15,7 +15,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
@@ -72,6 +72,7 @@ def is_over_tiles(kernel: Any, *arrays: np.ndarray) -> bool:
     return "alloc fragment" in text and "thread_index" not in text
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype, begin, than", WORDS)
 @pytest.mark.parametrize("target", TARGETS)
@@ -144,6 +145,7 @@ def bound(x: Any, begin: Any, more: Callable[[Any, Any], bool]) -> Any:
     return best
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", SIZES)
 @pytest.mark.parametrize("target", TARGETS)
@@ -166,6 +168,7 @@ def test_what_a_condition_leaves(target: str, m: int, n: int, rng: np.random.Gen
     assert n != 300 or target != "cuda:sm_90a" or is_over_tiles(ends, x, a, b, c, d, begin)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", ((300, 5), (1, 1), (0, 3), (90, 130)))
 @pytest.mark.parametrize("target", TARGETS)
@@ -196,6 +199,7 @@ def divergence(
         Y[i, 0], Y[i, 1] = total * scale, second
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", ((5, 300), (1, 1), (0, 40), (130, 37)))
 @pytest.mark.parametrize("target", TARGETS)
@@ -222,6 +226,7 @@ def of_all(X: T.Tensor((M, N), "float32"), Y: T.Tensor((2,), "float32")):
         Y[z], Y[z + 1] = top, low
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_blocks_look_together(target: str, rng: np.random.Generator) -> None:
     x = rng.standard_normal((64, 3001)).astype(np.float32)
@@ -279,6 +284,7 @@ def another_number(X: T.Tensor((M, N), "float32"), P: T.Tensor((M, 2), "float32"
         P[i, 0], P[i, 1] = top, old
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", ((5, 300), (1, 1), (3, 0), (130, 37)))
 @pytest.mark.parametrize("target", TARGETS)
@@ -295,6 +301,7 @@ def test_casts_that_lose_nothing(target: str, m: int, n: int, rng: np.random.Gen
     assert n != 300 or target != "cuda:sm_90a" or is_over_tiles(cast_in_loops, x, p)
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.parametrize("target", TARGETS)
 def test_casts_of_a_whole_vector(target: str, rng: np.random.Generator) -> None:
     x = pytest.importorskip("ml_dtypes") and rng.standard_normal(5003).astype("bfloat16")

@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 M, N = T.dynamic("M, N")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
@@ -353,6 +353,7 @@ def since_flags(x: Any, f: Any) -> tuple[Any, ...]:
     return y, z, c, s
 
 
+@pytest.mark.turns("cuda:sm_90a")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("m, n", ((5, 300), (3, 1), (2, 0), (2, 3000)))
 @pytest.mark.parametrize("target", TARGETS)

@@ -11,6 +11,8 @@ from simulated import run
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 B, L, M, N, K = T.dynamic("B, L, M, N, K")
 f16, f32 = "float16", "float32"
 

@@ -19,7 +19,7 @@ from tilec.target import TARGETS
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")
 
-pytestmark = pytest.mark.usefixtures("unassembled")
+pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
 
 
 @pytest.fixture

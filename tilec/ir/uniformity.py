@@ -6,7 +6,7 @@ does that threads do it, or how many: where it does not, passes choose as they l
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import IntEnum
 
 from tilec.ir import ops
@@ -174,6 +174,16 @@ class Uniformity:
 def uniformity_of(func: Func) -> Uniformity:
     """The uniformity of `func`: the verifier and the next pass ask the same."""
     return Uniformity(func)
+
+
+def level_within(func: Func) -> Callable[[Value], Level]:
+    """As `Uniformity.level`, outside of parallel loops: in most of TILE nothing tells threads
+    apart, nor is theirs alone, and so nothing is looked for."""
+    if any(o.opname in _LEVELS for o in walk(func.body)) or any(
+        o.type.space == "local" for o in func.body.every(ops.Alloc)
+    ):
+        return lambda value: uniformity_of(func).level(value)
+    return lambda value: Level.BLOCK
 
 
 def varying(

@@ -17,7 +17,7 @@ from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.printer import print_op
 from tilec.ir.types import BufferType
-from tilec.ir.uniformity import Level, uniformity_of
+from tilec.ir.uniformity import Level, level_within
 
 CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
 
@@ -92,7 +92,7 @@ class _Structure:
         self.checked = checked
         self.live: set[Value] = set()
         self.ever: set[Value] = set()
-        self.permitted: dict[type[Op], bool] = {}
+        self.permitted: set[type[Op]] = set()
 
     def check(self) -> None:
         func = self.func
@@ -139,9 +139,9 @@ class _Structure:
         for arg in block.args:
             self.define(arg, owner)
             mine.append(arg)
-        last = len(block.ops) - 1
+        last, permitted, checked = len(block.ops) - 1, self.permitted, self.checked
         for n, o in enumerate(block.ops):
-            operands, results = o.operands, o.results
+            operands, results, cls = o.operands, o.results, type(o)
             if operands and not live.issuperset(operands):
                 v = next(v for v in operands if v not in live)
                 why = "outside its region" if v in ever else "before its definition"
@@ -150,7 +150,16 @@ class _Structure:
                 if n != last:
                     raise _breach(o, "a yield is not the last op of its region")
                 self.leaving(o, mine, block)
-            self.op(o)
+            if cls not in permitted:
+                if not allowed(cls, self.contract):
+                    raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
+                permitted.add(cls)
+            if o not in checked:
+                self.alone(o)
+                checked.add(o)
+            if o.region_fields:
+                for region in o.regions:
+                    self.block(region, o)
             for r in results:
                 if r in ever:
                     self.define(r, o)  # which refuses it
@@ -164,20 +173,6 @@ class _Structure:
         for v in o.values:
             if isinstance(v.type, BufferType) and v in mine and v not in block.args:
                 raise _breach(o, f"{v} leaves the region it lives in")
-
-    def op(self, o: Op) -> None:
-        cls = type(o)
-        permitted = self.permitted.get(cls)
-        if permitted is None:
-            permitted = self.permitted[cls] = allowed(cls, self.contract)
-        if not permitted:
-            raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
-        if o not in self.checked:
-            self.alone(o)
-            self.checked.add(o)
-        if o.region_fields:
-            for region in o.regions:
-                self.block(region, o)
 
     def alone(self, o: Op) -> None:
         """What an op says of itself and of its operands."""
@@ -246,21 +241,22 @@ def uniform_tile_ops(func: Func) -> None:
     """A tile op or barrier stands under conditions that are the same for all threads of its
     scope.
     """
-    for o, condition, level in _under(func.body, func, None, Level.BLOCK, Level.BLOCK):
+    level_of = level_within(func)
+    for o, condition, level in _under(func.body, level_of, None, Level.BLOCK, Level.BLOCK):
         needed = _needs(o)
         if needed is not None and level > needed:
             raise _divergent(o, condition, level)
 
 
 def _under(
-    block: Block, func: Func, cause: Op | None, level: Level, same: Level
+    block: Block,
+    level_of: Callable[[Value], Level],
+    cause: Op | None,
+    level: Level,
+    same: Level,
 ) -> Iterator[tuple[Op, Op | None, Level]]:
     """Each op with the op whose condition it stands under and that condition's level. `same`: the
     level that counts as uniform here (a scope of one warp is uniform over itself)."""
-
-    def level_of(value: Value) -> Level:  # few functions have a condition to ask about
-        return uniformity_of(func).level(value)
-
     for o in block.ops:
         yield o, cause, level
         match o:
@@ -272,14 +268,14 @@ def _under(
                 own = Level.THREAD
             case ops.Scope(body=body, warps=warps):
                 one = Level.WARP if warps == 1 else Level.BLOCK
-                yield from _under(body, func, None, Level.BLOCK, one)
+                yield from _under(body, level_of, None, Level.BLOCK, one)
                 continue
             case _:
                 continue
         own = Level.BLOCK if own <= same else own
         inner = (o, own) if own > level else (cause, level)
         for region in o.regions:
-            yield from _under(region, func, *inner, same)
+            yield from _under(region, level_of, *inner, same)
 
 
 _FREE_TILE_OPS = (

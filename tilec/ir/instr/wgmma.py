@@ -157,7 +157,12 @@ def wgmma_wait(pending: int, kinds: Sequence[str]) -> instruction.Asm:
 def _wgmma_b(bits: int, n: int, k: int) -> Layout:
     """b is never in registers; as a fragment it would lie like mma's, the same in all four
     warps."""
-    return mma_b(bits, k).tile((1, n // 8), "reg").replicate(4, "warp")
+    return _of_four_warps(bits, k).tile((1, n // 8), "reg")
+
+
+@functools.cache
+def _of_four_warps(bits: int, k: int) -> Layout:
+    return mma_b(bits, k).replicate(4, "warp")
 
 
 def _wgmma(n: int, a: DType, b: DType, c: DType, sparse: bool = False) -> WgmmaInstruction:

@@ -45,7 +45,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         atom = self.atom or (1,) * len(self.shape)
-        digits, atom = normal_form(self.shape, self.digits, atom)
+        digits, atom = normal_form(self.shape, tuple(self.digits), atom)
         object.__setattr__(self, "digits", digits)
         object.__setattr__(self, "atom", atom)
         if self.pad is not None and (self.pad[0] < 1 or self.pad[1] < 0):

@@ -12,6 +12,7 @@ changes two bits
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,8 +46,9 @@ def is_inside(digit: Digit, atom: tuple[int, ...]) -> bool:
     return digit.radix == 2 and any(digit.step) and all(s < a for s, a in zip(digit.step, atom))
 
 
+@functools.lru_cache(maxsize=4096)  # passes make the same layouts again for each plan and tile
 def normal_form(
-    shape: tuple[int, ...], digits: Iterable[Digit], atom: tuple[int, ...]
+    shape: tuple[int, ...], digits: tuple[Digit, ...], atom: tuple[int, ...]
 ) -> tuple[tuple[Digit, ...], tuple[int, ...]]:
     """Digits and atom in normal form. Raises LayoutError where they do not reach every element of
     `shape` exactly once per replica, or do not combine as the rules say."""
