@@ -78,6 +78,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
+        together=target.multiprocessors * 3 // 4,  # there are smaller ones of a kind
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
