@@ -50,6 +50,11 @@ def narrow_operands(func: Func) -> Func:
     return read_in_place(func.with_body(with_types(body, typed).rewrite(ops.Parallel, _copy)))
 
 
+def held_narrow(func: Func) -> set[Value]:
+    """The tiles of float32 operands whose numbers are those of a narrow dtype."""
+    return {v for v, dtypes in _Found(func).held.items() if dtypes}
+
+
 def _copy(o: ops.Parallel) -> list[Op] | None:
     """A loop that only copies a shared tile, as a copy."""
     acts = [x for x in o.body.ops if not x.pure and not isinstance(x, ops.Yield)]
@@ -74,13 +79,13 @@ class _Found:
         wide = {o.result for o in func.body.every(ops.Alloc) if o.type.dtype == FLOAT32}
         products = [o for o in func.body.every(ops.Gemm) if {o.a.buffer, o.b.buffer} <= wide]
         self.dtypes: dict[Value, DType] = {}
+        self.held: dict[Value, set[DType]] = defaultdict(lambda: {*NARROW})
         if not products:
             return
-        held: dict[Value, set[DType]] = defaultdict(lambda: {*NARROW})
         for o in walk(func.body):
             for v in wide.intersection(o.operands):
-                held[v] &= self.allowed(o, v)
-        known = None
+                self.held[v] &= self.allowed(o, v)
+        held, known = {v: {*found} for v, found in self.held.items()}, None
         while known != (known := sum(map(len, held.values()))):
             for o in products:
                 both = held[o.a.buffer] & held[o.b.buffer]

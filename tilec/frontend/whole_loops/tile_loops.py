@@ -157,14 +157,14 @@ class TileLoops(Across):
             carried += made_of.behind
         steps.append(Step(whole, edge, carried))
         tiles = self._over_tiles(chain, first, steps, summed)
-        made = [*before, *tiles, *after, *self._met(self.shared, self.kinds, loop)]
+        folded = [*before, *tiles, *after, *self._met(self.shared, self.kinds, loop)]
         for x in places:
-            made += parsed(x.found, loop)
+            folded += parsed(x.found, loop)
         of_places = [x.at for x in places], [COMBINED.get(x.of_equal, x.of_equal) for x in places]
-        made += self._met(*of_places, loop)
+        folded += self._met(*of_places, loop)
         for x in places:
-            made += parsed(x.behind, loop)
-        return made, last
+            folded += parsed(x.behind, loop)
+        return folded, last
 
     def _met(self, shared: Sequence[str], kinds: Sequence[str], at: ast.stmt) -> list[ast.stmt]:
         """Blocks that share iterations and wait for one another have what all have folded."""
