@@ -88,5 +88,6 @@ def test_kernels_from_the_disk_cache_load_nothing_of_the_compiler(tmp_path: Path
     loaded = {m for m in cached - loaded_by(IMPORTED) if m.startswith("tilec.")}
     assert "llvmlite" not in cached and loaded == {
         "tilec.frontend", "tilec.frontend.body", "tilec.frontend.generators",
-        "tilec.frontend.plain_syntax", "tilec.frontend.signature", "tilec.frontend.source", "tilec.ir.schedule",
+        "tilec.frontend.plain_syntax", "tilec.frontend.signature", "tilec.frontend.source",
+        "tilec.ir.schedule",
     }  # fmt: skip

@@ -156,6 +156,21 @@ def test_later_calls_go_through_one_path(
     np.testing.assert_array_equal(attended(q, y, v)[0], first)
 
 
+@tilec.kernel
+def named_as_ours(X_: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    for i in T.Parallel(N):
+        Y[i] = X_[i] + 1.0
+    for i in T.Parallel(N):
+        Y[i] = Y[i] * 2.0
+
+
+def test_names_that_have_no_path() -> None:
+    y = np.zeros(3, np.float32)
+    for _ in range(2):
+        named_as_ours(np.ones(3, np.float32), y)
+        assert [*y] == [4, 4, 4]
+
+
 def test_empty_arrays() -> None:
     assert in_turn(np.zeros(0, np.int32)).shape == (0,)
     y = np.zeros((0, 4), np.float32)

@@ -256,3 +256,27 @@ def test_what_stays_a_loop_is_told(kernel: Any) -> None:
         warnings.simplefilter("always")
         assert not is_product(kernel, "cuda:sm_90a", *args)
     assert any(issubclass(w.category, tilec.PerformanceWarning) for w in caught)
+
+
+@tilec.kernel
+def depthwise(
+    X: T.Tensor((B, M, N), "float16"), W: T.Tensor((4, N), "float16"),
+    Y: T.Tensor((B, M, N), "float32"),
+) -> None:  # fmt: skip
+    for b, t, c in T.Parallel(B, M, N):
+        acc = 0.0
+        for k in range(4):
+            if t + k >= 3:
+                acc += T.float32(X[b, t + k - 3, c]) * T.float32(W[k, c])
+        Y[b, t, c] = acc
+
+
+def test_few_taps_are_no_product(rng: np.random.Generator) -> None:
+    x, w = (rng.standard_normal(s).astype(np.float16) for s in ((2, 37, 20), (4, 20)))
+    y = np.full(x.shape, np.nan, np.float32)
+    text = depthwise.compile(x, w, y, target="cuda:sm_90a").stages["tile"]
+    assert "gemm" not in text and "parallel" in text
+    run(depthwise, "cuda:sm_90a", x, w, y)
+    padded = np.pad(x.astype(float), ((0, 0), (3, 0), (0, 0)))
+    expected = sum(padded[:, k : k + 37] * w[k].astype(float) for k in range(4))
+    np.testing.assert_allclose(y, expected, atol=1e-5)

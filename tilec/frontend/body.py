@@ -178,10 +178,10 @@ class BodyReader:
         product = self._product(whole)
         several = () if product is None else product.several
         longest = (e for i, e in zip(whole.indices, whole.extents) if i in several)
-        for what, extents in (
-            ("loops", tuple(longest)),
-            *nests.telling(nest, self.meaning).items(),
-        ):
+        found = nests.telling(nest, self.meaning)
+        if product is not None:
+            found["few"] = ()
+        for what, extents in (("loops", tuple(longest)), *found.items()):
             for n in name_nodes(*extents):
                 if isinstance(size := self.meaning(n), T.Size):
                     told[size.text] = what

@@ -46,8 +46,8 @@ class Specialisation:
     launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
     indices need 64 bits. `warp_size`: lanes of a warp. `asserts`: T.device_assert is left out (""),
     checked by the simulator alone ("noted"), or "fatal". `row_lanes`: how many lanes share the rows
-    of a kernel of mathematics alone; 0, none does; `magnitudes`: about how large its sizes are,
-    and a power of two that divides them.
+    of a kernel of mathematics alone; 0, none does; `together`: how many of its blocks surely run at
+    once; `magnitudes`: about how large its sizes are, and a power of two that divides them.
     """
 
     tensors: Mapping[str, TensorFact]
@@ -59,6 +59,7 @@ class Specialisation:
     warp_size: int = LANES
     asserts: Literal["", "noted", "fatal"] = ""
     row_lanes: int = 0
+    together: int = 0
     magnitudes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 

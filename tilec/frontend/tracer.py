@@ -61,7 +61,8 @@ class _KernelTracer(Parameters):
     def __init__(self, signature: Signature, known: Specialisation) -> None:
         super().__init__(signature, known)
         self.warp_size = known.warp_size
-        self.row_lanes, self.magnitudes = known.row_lanes, known.magnitudes
+        self.row_lanes, self.together = known.row_lanes, known.together
+        self.magnitudes = known.magnitudes
         self.asserts, self.options = known.asserts, signature.options
         self.finished = False
         self.kernels = 0  # that have been met

@@ -143,6 +143,11 @@ def narrow_of(extent: int) -> int:
     return min(next_power_of_2(extent), MOST_NARROW_ROW)
 
 
+def few_of(extent: int) -> int:
+    """At most how many iterations there are, if they may not fill a machine; else many."""
+    return next((n for n in (1, 4, 8, 16, 32) if extent <= n), MAGNITUDES[-2])
+
+
 WIDE_TILE, NARROW_TILE = 256, 64  # columns
 
 

@@ -40,6 +40,7 @@ from tilec.passes.plain_products import plain_products
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
+from tilec.passes.split_operands import split_operands
 from tilec.passes.unswitch_loops import unswitch_loops
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
@@ -78,6 +79,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
+        together=target.multiprocessors * 3 // 4,  # there are smaller ones of a kind
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
@@ -93,6 +95,8 @@ def trace_variant(
             func = kept[about] = split_at_grid_sync(func)
     if target.kind != "cpu":
         func = narrow_operands(func)
+    if target.kind == "cuda" and target.has("mma"):
+        func = split_operands(func, target)
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):

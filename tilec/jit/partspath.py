@@ -72,7 +72,7 @@ def write_parts_path(
     `made`; it has the globals of `module`, and looks whether `reads` are as they were. None while a
     part has no path, or they are for different kinds of array."""
     paths = [part.path for part in parts]
-    if any(path is None or path.kind != paths[0].kind for path in paths if paths[0]):
+    if None in paths or len({path.kind for path in paths if path is not None}) != 1:
         return None
     writer = _Writer(parts, made, returns, parameters)
     known: dict[Any, Any] = {}

@@ -16,7 +16,7 @@ from tilec.builtins.annotations import dtype_of
 from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
-from tilec.ir.types import magnitude_of, narrow_of, tile_of, unit_of, whole_tiles_of
+from tilec.ir.types import few_of, magnitude_of, narrow_of, tile_of, unit_of, whole_tiles_of
 from tilec.jit.fingerprint import describe
 from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index
 from tilec.runtime.expressions import evaluate, names_in
@@ -259,6 +259,8 @@ def _told(size: int, counts: str) -> tuple[int, int]:
             return narrow_of(size), whole_tiles_of(size)
         case "columns":
             return magnitude_of(size), unit_of(size)
+        case "few":
+            return few_of(size), 1
         case "tiles":
             return tile_of(size)
     return magnitude_of(size), 1

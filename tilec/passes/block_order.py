@@ -70,11 +70,16 @@ def _worth_groups(func: Func) -> bool:
     return plane and (can_persist(func) or by_hand)
 
 
+def meets_others(func: Func) -> bool:
+    """Whether blocks wait for one another, for what each of them has folded: all run at once."""
+    return any(o.everywhere for o in func.body.every(ops.CombineParts))
+
+
 def can_persist(func: Func) -> bool:
     """Whether a launched block may run the body several times: it has a pipelined loop worth
-    keeping busy, and does not walk over blocks by itself."""
-    loops = (o for o in func.body.every(ops.For))
-    return bool(pipelined(func.body)) and not any(o.kind == "persistent" for o in loops)
+    keeping busy, does not walk over blocks by itself, and waits for no others."""
+    walks = any(o.kind == "persistent" for o in func.body.every(ops.For))
+    return bool(pipelined(func.body)) and not walks and not meets_others(func)
 
 
 def growing(func: Func) -> frozenset[int]:

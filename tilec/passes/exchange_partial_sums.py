@@ -20,7 +20,11 @@ it is read).
 `combine_parts` becomes stores to global memory, a counter, and loads by who comes last. The
 function takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits:
 a block counts itself, and the last one that comes brings in the parts of all, its own among them,
-so that the sum does not depend on who that is. The counter is at zero again then."""
+so that the sum does not depend on who that is. The counter is at zero again then.
+
+One that is `everywhere` is waited for by all blocks that share the sum, which bring in the parts
+of all (attribute `cooperative`: they run at once). What they add to their counter makes 2^31, as in
+`expand_grid_sync`; whoever goes last, by a second counter, puts the first at zero."""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.clusters import parts_of, split_of, threads_of
 from tilec.ir.core import Func, Op, Param, Substitution, Value
 from tilec.ir.layout import row_major
-from tilec.ir.types import INT32, INT64, BufferType
+from tilec.ir.types import BOOL, INT32, INT64, BufferType
 from tilec.passes.utils.rings import elected, meeting
 from tilec.target import Target
 
@@ -46,8 +50,9 @@ LEAST, IN_FLIGHT = 16, 128  # which takes so many
 def exchange_partial_sums(func: Func, target: Target) -> Func:
     for o in func.body.every(ops.ClusterSum):
         func = _Gather(func, o, target).expanded()
-    for p in func.body.every(ops.CombineParts):
+    while (p := next(iter(func.body.every(ops.CombineParts)), None)) is not None:
         func = _Sum(func, p, target).expanded()
+        func = func.with_attrs(cooperative=True) if p.everywhere else func
     return func
 
 
@@ -334,13 +339,14 @@ class _Sum(_Exchange):
             name = func.unused(f"{v.name}_parts", taken)
             taken.add(name)
             self.stored.append(_Stored(v, self.threads, self.parts, name))
-        name = func.unused("counters", taken)
-        self.counters = Value(BufferType((1,), INT32, "global", align=4), name)
-        flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
-        self.came = self.top.value(ops.Alloc, flag, name="came_before")
+        name, words = func.unused("counters", taken), 1 + o.everywhere
+        self.counters = Value(BufferType((words,), INT32, "global", align=4), name)
+        if not o.everywhere:
+            flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
+            self.came = self.top.value(ops.Alloc, flag, name="came_before")
         self.params = (
             *(Param(s.buffer, "workspace", s.buffer.name, self._bytes(s)) for s in self.stored),
-            Param(self.counters, "counters", self.counters.name, 4),
+            Param(self.counters, "counters", self.counters.name, 4 * words),
         )
 
     def _bytes(self, s: _Stored) -> int:
@@ -358,6 +364,13 @@ class _Sum(_Exchange):
         if self.each:
             b.emit(ops.DeviceFence)
         b.emit(ops.Barrier, *self.barrier)  # all threads have written theirs
+        if o.everywhere:
+            with b.when(elected(b)) as one:
+                self.meet(one, number, part)
+            b.emit(ops.Barrier, *self.barrier)
+            self.take(b, starts)
+            subst[o.result] = b.const(True, BOOL)
+            return b.ops
         with b.when(elected(b)) as one:
             zero = one.const(0)
             one.emit(ops.DeviceFence)
@@ -367,12 +380,35 @@ class _Sum(_Exchange):
         came = b.value(ops.Load, self.came, (b.const(0),))
         last = b.compare("eq", came, self.parts - 1, name="last")
         with b.when(last) as add:
-            if self.each:
-                add.emit(ops.DeviceFence)
-            for s, start in zip(self.stored, starts):
-                self.add_up(add, s, start)
+            self.take(add, starts)
         subst[o.result] = last
         return b.ops
+
+    def meet(self, b: Builder, number: Value, part: Value) -> None:
+        """Wait for the other blocks of the sum."""
+        first = b.compare("eq", part, b.const(0, INT64))
+        step = b.select(first, b.const((1 << 31) - self.parts + 1), b.const(1))
+        came = b.binary("mul", number, 2)
+        b.emit(ops.DeviceFence)
+        before = b.value(ops.MemAtomic, self.counters, came, step, "add")
+        again, pause = Builder(b.loc), Builder(b.loc)
+        now = again.value(ops.MemAtomic, self.counters, came, again.const(0), "or")
+        changed = again.binary("xor", now, before)
+        again.emit(ops.Yield, (again.compare("ge", changed, 0),))
+        pause.emit(ops.Pause)
+        pause.emit(ops.Yield)
+        b.emit(ops.While, (), again.block(), pause.block())
+        gone = b.binary("add", came, 1)
+        left = b.value(ops.CountUp, self.counters, gone, self.parts - 1)
+        with b.when(b.compare("eq", left, self.parts - 1)) as last:
+            last.value(ops.MemAtomic, self.counters, came, last.const(0), "exchange")
+        b.emit(ops.DeviceFence)
+
+    def take(self, b: Builder, starts: list[Value]) -> None:
+        if self.each:
+            b.emit(ops.DeviceFence)
+        for s, start in zip(self.stored, starts):
+            self.add_up(b, s, start)
 
     def start(self, b: Builder, s: _Stored, number: Value) -> Value:
         """This thread's first vector of the sum's first part."""

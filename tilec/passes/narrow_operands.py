@@ -68,6 +68,12 @@ def narrow_operands(func: Func) -> Func:
     return read_in_place(func.with_body(body), operands - before)
 
 
+def held_narrow(func: Func) -> set[Value]:
+    """The tiles of float32 operands whose numbers are those of a narrow dtype."""
+    held = _Found(func, scaled=False).held
+    return {v for v, dtypes in held.items() if dtypes and v.dtype == FLOAT32}
+
+
 def _copy(o: ops.Parallel) -> list[Op] | None:
     """A loop that only copies a shared tile, as a copy."""
     acts = [x for x in o.body.ops if not x.pure and not isinstance(x, ops.Yield)]
@@ -85,22 +91,24 @@ def _copy(o: ops.Parallel) -> list[Op] | None:
 
 
 class _Found:
-    """The dtypes of buffers that may be as narrow."""
+    """The dtypes of buffers that may be as narrow, `held` as far as their own numbers go; `scaled`:
+    once their factors are left to the product."""
 
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, scaled: bool = True) -> None:
         self.defs = func.body.defs
         self.facts = facts_of(func)
         wide = {o.result for o in func.body.every(ops.Alloc) if o.type.dtype in NARROW}
         products = [o for o in func.body.every(ops.Gemm) if {o.a.buffer, o.b.buffer} <= wide]
         self.dtypes: dict[Value, DType] = {}
+        self.held = {v: {*NARROW[v.dtype]} for v in wide} if products else {}
         if not products:
             return
-        self.factors = Factors(func, {x.buffer for o in products for x in (o.a, o.b)})
-        held = {v: {*NARROW[v.dtype]} for v in wide}
+        operands = {x.buffer for o in products for x in (o.a, o.b)} if scaled else set()
+        self.factors = Factors(func, operands)
         for o in walk(func.body):
             for v in wide.intersection(o.operands):
-                held[v] &= self.allowed(o, v)
-        known = None
+                self.held[v] &= self.allowed(o, v)
+        held, known = {v: {*found} for v, found in self.held.items()}, None
         while known != (known := sum(map(len, held.values()))):
             for o in products:
                 both = held[o.a.buffer] & held[o.b.buffer]

@@ -19,6 +19,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, Load, Parallel, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import Plan, name_of
+from tilec.passes.block_order import meets_others
 from tilec.passes.split_roles import refusal
 from tilec.passes.utils.plans import Wanted, is_mixed, pipelined, waits_for_products
 from tilec.target import Target
@@ -342,6 +343,8 @@ def _sharing(
     """Plans that only the score asks for: neighbours that load for one another, blocks that share
     a sum (the sizes of a launch say how many `parts` there are)."""
     if not has_pipelined_product(func) or func.attrs.get("cluster_dims") is not None:
+        return []
+    if meets_others(func):
         return []
     if not target.has("cluster"):
         return [_plan(parts=PARTS[0], threads=t) for t in choices]

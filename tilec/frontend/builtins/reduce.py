@@ -128,17 +128,19 @@ def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
 # --- between blocks ---
 
 
-def combine_parts(fragments: Any, parts: int, kinds: Any) -> Any:
+def combine_parts(fragments: Any, parts: int, kinds: Any, everywhere: bool = False) -> Any:
     """What `parts` blocks, neighbours along dimension 2 of the grid, have in `fragments` becomes
-    one by the operations `kinds`, in the last of them: there it is true. Programs that tilec writes
-    say it (`whole_loops.tiles`); they have no blocks along dimension 1."""
+    one by the operations `kinds`, in the last of them: there it is true; or `everywhere`, in each.
+    Programs that tilec writes say it (`whole_loops.tiles`); they have no blocks along dimension
+    1."""
 
 
 @builtin(combine_parts)
 def _combine_parts(t: Expressions, c: Call) -> Scalar:
     number, part = (t.emit(BlockIndex, dim).result for dim in (0, 2))
     fragments = tuple(buffer.value for buffer in c["fragments"])
-    return t.emit_scalar(CombineParts, fragments, number, part, c["parts"], (*c["kinds"],))
+    kinds, everywhere = (*c["kinds"],), c.flag("everywhere")
+    return t.emit_scalar(CombineParts, fragments, number, part, c["parts"], kinds, everywhere)
 
 
 # --- running values -------------------------------------------------------------------------------

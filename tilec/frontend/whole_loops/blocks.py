@@ -282,10 +282,13 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
         scan: object,
         inner: Sequence[Inner] = (),
         across: str = "",
+        limits: Sequence[int] = (),
+        together: int = 0,
     ) -> ast.With | None:
         """Tiles of several iterations, if they go along rows or down columns; see `tiles`.
         `combine`: what gives what blocks have together; `scan`: running values; `inner`: the sums
-        of products for which names stand, `across`: the index of columns that these share."""
+        of products for which names stand, `across`: the index of columns that these share;
+        `limits`: how many iterations there are at most, `together`: blocks that run at once."""
         ours = "block", "part", "combined", "scan"
         block, part, combined, scanned = map(self._fresh, ours)
         used = self.used
@@ -294,6 +297,7 @@ with T.Kernel(T.ceildiv({_product(indices)}, {each}), threads={self.asked or _TH
             magnitude=magnitude, dtype_of=dtype_of, block=block, part=part, combined=combined,
             scan=scanned, totals=frozenset(x for i in inner for x in i.names.values()),
             gemms=Inners(self, inner, lambda e: magnitude(e)[0]).gemms, across=across,
+            limits=limits, together=together,
         )  # fmt: skip
         found = writer.tiled()
         if found is None or found.threads != (self.asked or found.threads):

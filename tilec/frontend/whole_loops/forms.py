@@ -46,10 +46,11 @@ _USUAL = 8192  # where nothing is known of a row's length
 
 class WholeLoops(Statements):
     """Chooses the form of a loop over whole tensors, by what its tensors are. `row_lanes`: how many
-    lanes may share one that goes along rows; 0, none may. `magnitudes`: of sizes, by their names,
+    lanes may share one that goes along rows; 0, none may; `together`: how many blocks run at once.
+    `magnitudes`: of sizes, by their names,
     about how large they are, and a power of two that divides them."""
 
-    row_lanes = 0
+    row_lanes = together = 0
 
     def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> Form:
         """A loop over whole tensors as a kernel with a grid, and what names in it stand for that
@@ -245,24 +246,24 @@ class WholeLoops(Statements):
     ) -> ast.With | None:
         """A nest whose loops go along rows or columns of tiles; `inner`: sums that they have,
         `across`: the index of columns that share these."""
+        if not self.row_lanes:
+            return None
 
         def magnitude(extent: ast.expr) -> tuple[int, int]:
             size, unit = self._about(extent)
             return magnitude_of(size) if size else 0, unit
 
-        if not self.row_lanes:
-            return None
+        limits = tuple(map(self._limit, blocks.nest.extents)), self.together
         return blocks.tiles(
-            named,
-            self._static,
-            self.row_lanes,
-            magnitude,
-            self._dtype_of,
-            combine_parts,
-            scan_tile,
-            inner,
-            across,
-        )
+            named, self._static, self.row_lanes, magnitude, self._dtype_of, combine_parts,
+            scan_tile, inner, across, *limits,
+        )  # fmt: skip
+
+    def _limit(self, extent: ast.expr) -> int:
+        """What an extent does not exceed; 0 where nobody knows."""
+        value = self.expression(extent) if self._is_fixed(extent) else None
+        size = self.known_sizes.get(value.value) if isinstance(value, Scalar) else None
+        return size[0] if size else self._static(extent) or 0
 
     def _about(self, extent: ast.expr) -> tuple[int, int]:
         """About how large an extent is that may be written as an expression: no smaller than it, 0

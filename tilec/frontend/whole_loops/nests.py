@@ -25,7 +25,7 @@ from tilec.support.syntax import (
 Named = Callable[[ast.expr], object]
 DtypeOf = Callable[[ast.expr], DType | None]
 Fresh = Callable[[str], str]
-Tells = Literal["loops", "columns", "rows", "tiles"]
+Tells = Literal["loops", "columns", "rows", "tiles", "few"]
 
 MOST_COPIES = 128
 """Statements of loops that are written out, at most."""
@@ -221,8 +221,9 @@ def stored_tensors(*statements: ast.stmt) -> set[str]:
 
 def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     """The extents that the form of a nest follows: those of loops inside, and the iterations'
-    where they are in one another; that of the last index, where elements have it last; and, of
-    other nests, those of rows that may be shorter than a tile."""
+    where they are in one another; that of the last index, where elements have it last; whether
+    there are few iterations; and, of other nests, those of rows that may be shorter than a
+    tile."""
     within = [*every(ast.For, *nest.body)]
     inner = [counted(s.iter, named) or (counted_from(s.iter, named) or [None])[0] for s in within]
     inner += nest.extents * any(s not in nest.body for s in within)
@@ -233,7 +234,7 @@ def telling(nest: Nest, named: Named) -> dict[Tells, tuple[ast.expr, ...]]:
     last = [n.slice.elts[-1] for n in elements if isinstance(n.slice, ast.Tuple) and n.slice.elts]
     columns = any(isinstance(n, ast.Name) and n.id == nest.indices[-1] for n in last)
     loops = tuple(e for e in inner if e is not None)
-    return {"loops": loops, "columns": nest.extents[-1:] if columns else ()}
+    return {"few": nest.extents, "loops": loops, "columns": nest.extents[-1:] if columns else ()}
 
 
 def unravelled(indices: Sequence[str], extents: Sequence[str], number: str) -> str:

@@ -35,6 +35,7 @@ from tilec.frontend.whole_loops.rows import is_pure
 from tilec.frontend.whole_loops.spans import Most, turns_of, weakened
 from tilec.support.syntax import every, names_in, stored_names
 
+_SHORT = 16  # what is added up, of which a thread adds all
 Loops = tuple[tuple[str, ast.expr], ...]
 
 
@@ -140,8 +141,8 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
         return None
     made = _sums(added, asked, ends, inner, nest, named)
     for turn in turns_of([o for _, _, *pair in added for o in pair], dict(inner), nest.indices):
-        if made is None and not alone:
-            extent = dict(inner)[turn.index]
+        extent = dict(inner)[turn.index]
+        if made is None and not alone and not _is_short(extent, named):
             turned = [(x, d, turn.operand(a), turn.operand(b)) for x, d, a, b in added]
             loops_turned = [(x, turn.extent if x == turn.index else e) for x, e in inner]
             inside = [turn.inside(extent), *map(turn.of, ends)]
@@ -167,6 +168,13 @@ def product_of(nest: Nest, named: Named, decided: Decided) -> Product | None:
     return Product(
         nest.indices, rows, columns, inner, sums, begun, epilogue, some, tested, tuple(alone)
     )
+
+
+def _is_short(extent: ast.expr, named: Named) -> bool:
+    """Whether a loop is known to have few iterations: those of the product that goes by the rows of
+    a tensor instead have as many as a tile, most of which add nothing."""
+    count = extent.value if isinstance(extent, ast.Constant) else named(extent)
+    return isinstance(count, int) and count < _SHORT
 
 
 def _guarded(

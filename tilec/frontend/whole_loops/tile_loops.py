@@ -38,6 +38,21 @@ class Step(NamedTuple):
     behind: Sequence[str]
 
 
+class Places(NamedTuple):
+    """What stands before a loop that looks for a place, in a tile that is whole and in one that
+    sticks out, `after` the loop, where it has `found` the place `at`, the first or last of equal
+    ones, and what puts that and what the variables begin with together."""
+
+    before: str
+    whole: str
+    edge: str
+    after: str
+    found: str
+    behind: str
+    at: str
+    of_equal: str
+
+
 @dataclass
 class TileLoops(Across):
     """Writes what a loop folds."""
@@ -71,6 +86,7 @@ class TileLoops(Across):
         """As `_folding`; `running`: the variables that a scan has at each element."""
         loop = chain[-1]
         before, after, last = list[ast.stmt](), list[ast.stmt](), list[ast.stmt]()
+        places = list[Places]()
         whole, edge = list[str](), list[str]()  # what is done in a tile, and in one that sticks out
         names, steps, carried = list[tuple[ast.stmt, str]](), list[Step](), list[str]()
         runs = {name: self.fresh(name) for name in sorted(running)}
@@ -99,10 +115,11 @@ class TileLoops(Across):
                 lines = self._pick_lines(pick, shape, place, loop)
                 if lines is None:
                     return None
-                before += parsed(lines[0], s)
-                whole.append(lines[1])
-                edge.append(lines[2])
-                after += parsed(lines[3], s)
+                before += parsed(lines.before, s)
+                whole.append(lines.whole)
+                edge.append(lines.edge)
+                after += parsed(lines.after, s)
+                places.append(lines)
                 continue
             fold = self._fold(s)
             if fold is None:
@@ -140,7 +157,21 @@ class TileLoops(Across):
             carried += made_of.behind
         steps.append(Step(whole, edge, carried))
         tiles = self._over_tiles(chain, first, steps, summed)
-        return [*before, *tiles, *after], last
+        folded = [*before, *tiles, *after, *self._met(self.shared, self.kinds, loop)]
+        for x in places:
+            folded += parsed(x.found, loop)
+        of_places = [x.at for x in places], [COMBINED.get(x.of_equal, x.of_equal) for x in places]
+        folded += self._met(*of_places, loop)
+        for x in places:
+            folded += parsed(x.behind, loop)
+        return folded, last
+
+    def _met(self, shared: Sequence[str], kinds: Sequence[str], at: ast.stmt) -> list[ast.stmt]:
+        """Blocks that share iterations and wait for one another have what all have folded."""
+        if not self.meets or not shared:
+            return []
+        given = f"[{', '.join(shared)}], {self.parts}, {[*kinds]}, True"
+        return parsed(f"{self.combined}({given})", at)
 
     def _in_parts(
         self, name: str, word: str, value: ast.expr, asked: Pick | None, s: ast.stmt
@@ -240,10 +271,9 @@ class TileLoops(Across):
 
     def _pick_lines(
         self, p: Pick, shape: tuple[int, ...], place: str, loop: ast.For
-    ) -> tuple[str, str, str, str] | None:
-        """What stands before a loop, in a tile that is whole and in one that sticks out, and behind
-        the loop to find the place of an element: each element of a tile has its own, then the first
-        or last of those that are the most is it."""
+    ) -> Places | None:
+        """What finds the place of an element: each element of a tile has its own, then the first or
+        last of those that are the most is it."""
         t, o = self.language, self.o
         most, where, got, at, better = map(self.fresh, ("most", "where", "got", "at", "better"))
         dtypes = [self.sums[x] for x in (p.best, p.at)]
@@ -267,17 +297,21 @@ class TileLoops(Across):
         edge = whole.replace(f"{better} = ", f"{better} = {self.wanted} and ", 1)
         best, kept = self.held[p.best], self.held[p.at]
         found = "" if p.first else f"{at}[{o}] != {none} and "  # what is no number is not the last
-        behind = f"""
-{t}.reduce_{p.word}({most}, {got}, dim={dim})
+        self.shared.append(got)
+        self.kinds.append(COMBINED.get(p.word, p.word))
+        after = f"{t}.reduce_{p.word}({most}, {got}, dim={dim})"
+        last = f"""
 for {place} in {t}.Parallel({", ".join(map(str, shape))}):
     {where}[{place}] = {t}.if_then_else({own} == {got}[{o}], {where}[{place}], {none})
 {t}.reduce_{of_equal}({where}, {at}, dim={dim})
+"""
+        behind = f"""
 for {o} in {t}.Parallel({self.outer}):
     {better} = {found}{got}[{o}] {p.compared} {best}[{o}]
     {kept}[{o}] = {t}.if_then_else({better}, {at}[{o}], {kept}[{o}])
     {best}[{o}] = {t}.if_then_else({better}, {got}[{o}], {best}[{o}])
 """
-        return "\n".join(before), whole, edge, behind
+        return Places("\n".join(before), whole, edge, after, last, behind, at, of_equal)
 
     def _over_tiles(
         self,

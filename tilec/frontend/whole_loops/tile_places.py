@@ -52,6 +52,9 @@ class TilePlaces(Scans):
         [], [], {}, False
     )
     parts: int = 1
+    meets: bool = False  # blocks that share iterations, behind each loop
+    limits: Sequence[int] = ()  # how many iterations there are at most, of each index; 0: unknown
+    together: int = 0  # blocks that run at once
     o: str = ""
     n: str = ""
     step: str = ""
@@ -99,7 +102,7 @@ class TilePlaces(Scans):
     ) -> list[ast.stmt]:
         """An assignment for each of the block's iterations; of a variable, for those beyond the
         last one, too, which have tiles' elements."""
-        guard = f"if {self._inside()}: " * (guarded and self.outer > 1)
+        guard = f"if {self._once()}: " * (guarded and (self.outer > 1 or self.meets))
         text = f"""
 for {self.o} in {self.language}.Parallel({self.outer}):
     {self._places()}
@@ -109,7 +112,7 @@ for {self.o} in {self.language}.Parallel({self.outer}):
 
     def _each_once(self, s: ast.stmt) -> list[ast.stmt]:
         """A statement for each of the block's iterations that there are."""
-        guarded = headed(f"if {self._inside()}:", [self._names().visit(copy.deepcopy(s))], s)
+        guarded = headed(f"if {self._once()}:", [self._names().visit(copy.deepcopy(s))], s)
         head = f"for {self.o} in {self.language}.Parallel({self.outer}):"
         return [headed(head, [*parsed(self._places(), s), guarded], s)]
 
@@ -148,6 +151,10 @@ for {self.o} in {self.language}.Parallel({self.outer}):
         if self.alone:
             return f"{self.nest.indices[-1]} < {total}"
         return "True" if self.outer == 1 else f"{own} * {self.outer} + {self.o} < {total}"
+
+    def _once(self) -> str:
+        """Whether there is such an iteration, in one of the blocks that share it."""
+        return self._inside() + f" and {self.part} == 0" * self.meets
 
     def _is_whole(self) -> str:
         """Whether all iterations of the block are there."""

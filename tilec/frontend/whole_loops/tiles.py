@@ -13,7 +13,9 @@
 So loads are as wide as rows allow, neighbours' in one warp, several on their way, and a long row
 has all threads of a block. Where the iterations go along the last index instead, they are a tile's
 columns; several blocks take turns at the rows of such columns, and the last that comes ends what
-they have begun. A tile's extents follow from about how large the loops are.
+they have begun. So they do at a few long rows; where several loops go along these, or one looks for
+places, the blocks wait for one another behind each, and all of them go on. A tile's extents follow
+from about how large the loops are.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _ROW_TILES = {
     **{n: (1, n, 256) for n in MAGNITUDES if 1024 < n <= 4096},
     **{n: (1, 8192, 512) for n in MAGNITUDES if n > 4096},
 }
-_LONGEST = (1, 16384, 1024)
+_LONGEST, _TILE = (1, 16384, 1024), 8192
 _LONGEST_PARTS = 4  # of such a row, at least: there may be as many rows as a machine runs blocks
 _REGISTERS = 65536  # of a multiprocessor, of which a thread has its share,
 _BESIDE = 40  # and what it needs of these beside the parts;
@@ -50,7 +52,8 @@ _USUAL = 32  # and what a tile has where none of them does
 _ELEMENTS, _THREADS = 2048, 256
 _BLOCKS, _AT_EDGES = 256, 512  # enough for a machine; where loads wait for tests
 _MOST_PARTS = 128  # which the last block reads
-_HUGE = 1 << 20  # an extent beyond all magnitudes
+_LEAST_PARTS = 3  # that are worth a wait
+_HUGE, _VERY_LONG = 1 << 20, 1 << 30  # extents beyond all magnitudes
 _SHORT = 64  # rows that a thread goes down by itself, where iterations fill a machine,
 _MANY = 1 << 16  # as so many do
 _LONE = 8192  # iterations that do not fill a machine with a thread for each
@@ -106,7 +109,7 @@ class Tiles(TileLoops):
             blocks = _AT_EDGES if unit % outer else _BLOCKS
         elif self.totals:
             rows = self.magnitude(self.nest.extents[-1])[0] or _HUGE
-            tile = self._of_sums(rows, length or _HUGE)
+            tile = self._of_sums(rows, length or _HUGE, self._may_meet(loops))
             others = max(1, (self._iterations() or _HUGE) // rows)
             groups, blocks = others * -(-rows // tile[0]), _BLOCKS
         else:
@@ -123,6 +126,13 @@ class Tiles(TileLoops):
         else:
             most = max(_LONGEST_PARTS, most)
         parts = 1 if self.across else self._parts(loops, most)
+        if parts == 1 and self._may_meet(loops):
+            turns = max(self._turns(a, n or _VERY_LONG, min(tile[1], _TILE)) for a, _, n in found)
+            few = self.together // self._groups(columns, tile[0])
+            if (most := min(few, turns // _STEPS, _MOST_PARTS)) >= _LEAST_PARTS:
+                parts, self.meets = most, True
+                if tile[1] > _TILE:
+                    tile = self._fitting_rows(_ROW_TILES[_TILE])
         self.outer, self.inner = tile[:2]
         threads = tile[2]
         if around and self.outer == parts == 1:  # few blocks: each has more on its way
@@ -143,12 +153,12 @@ class Tiles(TileLoops):
             return [*chain[:-1]], [chain[-1]], self._length(chain[-1])
         return super()._levels(chain)
 
-    def _of_sums(self, rows: int, length: int) -> tuple[int, int, int]:
+    def _of_sums(self, rows: int, length: int, shared: bool) -> tuple[int, int, int]:
         """A tile of sums of products: about as many rows and columns as there are, and no more than
-        a thread's registers hold with all that is folded."""
+        a thread's registers hold with all that is folded; `shared`: by several blocks."""
         few = self._folded_at_once() < 2
         large = self.lanes == 32 and not self.across  # warps of 64 have less shared memory
-        many = (self._iterations() or _HUGE) >= 128 * _BLOCKS
+        many = shared or (self._iterations() or _HUGE) >= 128 * _BLOCKS
         outer = max(16, min(128 if large and many else 64, next_power_of_2(rows)))
         inner = max(16, min(128 if large and few else 64, next_power_of_2(length)))
         return outer, inner, 256 if outer == 128 else 128
@@ -172,7 +182,7 @@ class Tiles(TileLoops):
         """How many fragments of a tile the loop has that folds the most: of a place one beside
         what is the most."""
         loops = every(ast.For, *self.nest.body)
-        folds = [[bool(self._kind(x)) or 2 * isinstance(x, ast.If) for x in s.body] for s in loops]
+        folds = [[bool(self._kind(x)) or 3 * isinstance(x, ast.If) for x in s.body] for s in loops]
         return max(map(sum, folds), default=0)
 
     # --- what form it has -------------------------------------------------------------------------
@@ -248,6 +258,30 @@ class Tiles(TileLoops):
             return 1
         return 1 << max(most, 1).bit_length() - 1
 
+    def _may_meet(self, loops: Sequence[ast.For]) -> bool:
+        """Whether blocks that share iterations may wait for one another behind each loop."""
+        if self.across or any(map(self._is_running, loops)):
+            return False
+        read = {
+            nests.tensor_of(e) for e in nests.elements_of(*loops) if isinstance(e.ctx, ast.Load)
+        }
+        known = replace(self, sums=nests.declared(self.nest))
+        folds = [
+            bool(known._fold(x) or known._pick(x, nests.chain_of(s)))
+            for s in loops
+            for x in nests.chain_of(s)[-1].body
+        ]
+        return any(folds) and read.isdisjoint(nests.stored_tensors(*self.nest.body))
+
+    def _groups(self, columns: bool, outer: int) -> int:
+        """How many blocks there are at most that share nothing; as good as all where nobody
+        knows."""
+        if 0 in self.limits:
+            return _HUGE
+        if columns or self.totals:
+            return prod(self.limits[:-1]) * -(-self.limits[-1] // outer)
+        return -(-prod(self.limits) // outer)
+
     def _kind(self, s: ast.stmt) -> str:
         """How a statement of a loop folds, "" where it does not."""
         found = replace(self, sums=nests.declared(self.nest))._fold(s)
@@ -300,7 +334,7 @@ class Tiles(TileLoops):
                     if loop is None:
                         return None
                     new, last = loop
-                    if self.parts > 1:
+                    if self.parts > 1 and not self.meets:
                         made += new
                         behind, new = [], last
                     else:

@@ -217,14 +217,16 @@ class CombineParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
     same in the whole block. There `fragments` hold what all parts make by the binary operations
-    `kinds`, one for each (none: sums), in the order of their numbers. All threads of the scope
-    execute it, once."""
+    `kinds`, one for each (none: sums), in the order of their numbers. `everywhere`: each of them
+    waits for the others, and has that; the result is true. All threads of the scope execute it,
+    once."""
 
     fragments: tuple[Value, ...]
     sum: Value
     part: Value
     parts: int
     kinds: tuple[str, ...] = ()
+    everywhere: bool = False
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
