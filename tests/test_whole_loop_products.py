@@ -11,7 +11,7 @@ from simulated import run
 import tilec
 import tilec.language as T
 
-pytestmark = [pytest.mark.usefixtures("unassembled"), pytest.mark.turns]
+pytestmark = pytest.mark.turns
 
 B, H, M, N, K = T.dynamic("B, H, M, N, K")
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
