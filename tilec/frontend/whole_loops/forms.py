@@ -47,8 +47,7 @@ _USUAL = 8192  # where nothing is known of a row's length
 class WholeLoops(Statements):
     """Chooses the form of a loop over whole tensors, by what its tensors are. `row_lanes`: how many
     lanes may share one that goes along rows; 0, none may; `together`: how many blocks run at once.
-    `magnitudes`: of sizes, by their names,
-    about how large they are, and a power of two that divides them."""
+    `magnitudes`: of sizes by name, about how large they are, and a power of two that divides."""
 
     row_lanes = together = 0
 
