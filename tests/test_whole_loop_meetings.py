@@ -8,6 +8,9 @@ from simulated import run
 
 import tilec
 import tilec.language as T
+from tilec.runtime import devices
+from tilec.runtime.cuda import CudaDriver
+from tilec.target import find_target
 
 M, N, K = T.dynamic("M, N, K")
 f16, f32, i32 = "float16", "float32", "int32"
@@ -125,3 +128,23 @@ def test_who_waits() -> None:
         return meetings(spread, "cuda:sm_90a", x, at, y)
 
     assert [asked(1, 65536), asked(200, 200000), asked(4, 200000)] == [0, 0, 2]
+
+
+def test_a_smaller_gpu_gets_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part of a GPU, say: the blocks of a launch have to run at once."""
+
+    def blocks() -> int:
+        arrays = [tilec.spec(s, d) for s, d in (((1, 1 << 20), f32), ((1, 2), i32))]
+        kernel = tilec.kernel(spread.function)
+        image = kernel.compile(*arrays, arrays[0], target="cuda:sm_90a").image
+        return int(str(image.grid).rpartition(", ")[2].rstrip(")"))
+
+    usual = blocks()
+    driver = object.__new__(CudaDriver)
+    driver.device_count = 2
+    monkeypatch.setattr(driver, "multiprocessors", lambda index: (132, 16)[index])
+    monkeypatch.setitem(devices._drivers, "cuda", driver)
+    monkeypatch.setattr(devices, "device_target", lambda kind, index: "cuda:sm_90a")
+    monkeypatch.setattr(devices, "_fewest", devices._fewest.__wrapped__)
+    assert devices.blocks_at_once("cuda:sm_90a") == 12 >= blocks()
+    assert 12 < usual <= find_target("cuda:sm_90a").multiprocessors * 3 // 4

@@ -42,6 +42,7 @@ from tilec.passes.select_gemm import check_threads
 from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.passes.split_operands import split_operands
 from tilec.passes.unswitch_loops import unswitch_loops
+from tilec.runtime.devices import blocks_at_once
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
@@ -79,7 +80,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
-        together=target.multiprocessors * 3 // 4,  # there are smaller ones of a kind
+        together=blocks_at_once(key.target),
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )

@@ -17,6 +17,7 @@ from tilec.runtime.cache import (
     file_identity,
     hash_parts,
 )
+from tilec.runtime.devices import blocks_at_once
 from tilec.support.lazy import Lazy
 from tilec.support.tools import find_ptxas
 
@@ -44,7 +45,7 @@ def _key(key: SpecialisationKey, root: Path) -> str:
         tool = file_identity(find_ptxas())
     elif kind == "cpu":
         tool = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return hash_parts([_compiler(root), key.text(), tool])
+    return hash_parts([_compiler(root), key.text(), tool, str(blocks_at_once(key.target))])
 
 
 def load_variant(key: SpecialisationKey, stages: Callable[[], Stages]) -> CompiledKernel | None:

@@ -11,6 +11,7 @@ from typing import Any
 from tilec.ir.errors import LaunchError, TargetError, shown
 from tilec.runtime.cuda import CudaDriver
 from tilec.runtime.driver import Driver, DriverError
+from tilec.runtime.gpu import GpuDriver
 from tilec.runtime.hip import HipDriver
 from tilec.support.lazy import Lazy
 from tilec.target import TARGETS, find_target
@@ -40,6 +41,26 @@ def driver(kind: str) -> Driver:
 def device_target(kind: str, index: int) -> str:
     """The target that this device runs; asked of the driver once."""
     return driver(kind).target_of(index)
+
+
+def blocks_at_once(target: str) -> int:
+    """How many blocks that fill a multiprocessor surely run at once: on three quarters of those
+    that the target's GPUs have, as there are smaller ones of a kind, and of those of each GPU of
+    this machine that runs the target, if its driver was asked for before."""
+    kind, most = target.partition(":")[0], find_target(target).multiprocessors
+    return (_fewest(kind, target, most) if kind in _drivers else most) * 3 // 4
+
+
+@functools.cache
+def _fewest(kind: str, target: str, most: int) -> int:
+    found = _drivers[kind]
+    if not isinstance(found, GpuDriver):
+        return most
+    try:
+        here = [i for i in range(found.device_count) if device_target(kind, i) == target]
+        return min([most, *map(found.multiprocessors, here)])
+    except (DriverError, TargetError):  # in a process that was forked, say
+        return most
 
 
 def cuda_device_of(pointer: int) -> int:
