@@ -167,9 +167,9 @@ class RingProgram:
 PROGRAMS = (
     RingProgram("sums", "threads", ring_sums, (16, 256, 256), of=sums_of),
     RingProgram("steps", "threads", ring_steps, (16, 256, 256), of=steps_of),
-    RingProgram("mma", "ldmatrix", product(32, 96, 32, "float16", "float32"), (32, 96, 32)),
+    RingProgram("mma", "ldmatrix", product(32, 32, 32, "float16", "float32"), (32, 32, 32)),
     RingProgram(
-        "mma i8", "ldmatrix", product_nt(32, 96, 64, "int8", "int32"), (32, 96, 64), "int8", "int32"
+        "mma i8", "ldmatrix", product_nt(32, 32, 64, "int8", "int32"), (32, 32, 64), "int8", "int32"
     ),
     RingProgram(
         "mma of 2 warps",

@@ -127,7 +127,7 @@ def test_who_waits() -> None:
         x, at, y = tilec.spec((m, n), f32), tilec.spec((m, 2), i32), tilec.spec((m, n), f32)
         return meetings(spread, "cuda:sm_90a", x, at, y)
 
-    assert [asked(1, 65536), asked(200, 200000), asked(4, 200000)] == [0, 0, 2]
+    assert [asked(1, 8192), asked(200, 200000), asked(4, 200000)] == [0, 0, 2]
 
 
 def test_a_smaller_gpu_gets_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

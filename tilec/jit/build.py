@@ -80,7 +80,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
         row_lanes=0 if target.kind == "cpu" or key.may_alias else target.warp_size,
-        together=blocks_at_once(key.target),
+        together=0 if signature.tiles is None else blocks_at_once(key.target),
         magnitudes={name: (about, unit) for name, about, unit in key.magnitudes},
         asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
