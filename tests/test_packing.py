@@ -235,6 +235,18 @@ def test_what_cannot_be_packed(free: None) -> None:
     assert packed(batched, *three) == ("A", "B"), "R is read once, and by no product"
 
 
+def test_a_large_operand_of_few_rows_is_turned() -> None:
+    """It is read once; as it is, element by element."""
+
+    def packed(turned: bool, n: int = 14336) -> tuple[str, ...]:
+        w = tilec.spec((4096, n), "float16", (1, 4096) if turned else None)
+        args = spec(7, 4096), w, spec(7, n, dtype="float32")
+        found: tuple[str, ...] = shared().key_of(args, "cuda:sm_90a", {}).packed
+        return found
+
+    assert [packed(True), packed(False), packed(True, 16)] == [("B",), (), ()]
+
+
 def test_the_cpu_packs_nothing(free: None) -> None:
     rng = np.random.default_rng(4)
     a, b = rows(rng, (66, 67), "float16", 0, 1), rows(rng, (67, 33), "float16", 2, 1)

@@ -258,9 +258,11 @@ class Choices:
             sizes = copied(names, call)
             if 0 < sum(sizes) <= MOST_BYTES:
                 speeds, packed = find_target(base.target).speeds, replace(base, packed=names)
-                below = packing.left(sizes, plain, speeds)
+                apart = [n for n in names if call.tensors[n].strides[-1] != 1]
+                turned = copied(apart, call)
+                below = packing.left(sizes, turned, plain, speeds)
                 other = self.rank(packed, asked, 0, found.tiles, below)
-                if other and other.best and packing.pays(sizes, plain, other.best, speeds):
+                if other and other.best and packing.pays(sizes, turned, plain, other.best, speeds):
                     return names, other
         return (), found
 

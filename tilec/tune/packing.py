@@ -5,7 +5,8 @@ A product reads each operand as many times as it has tiles along the other side.
 anywhere, each of these reads costs threads their loads, shifts and stores (`utils/realign.py` of
 the passes), about as much time as the memory bus takes for the bytes; a copy costs two times that
 once, and TMA or cp.async bring the tiles from it at twice the rate or more. So what is read three
-times or less had better be read as it is."""
+times or less had better be read as it is; but where the elements of a row are no neighbours,
+threads bring them one by one, which takes longer than all that."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ GAIN = 0.8  # of the time without copies, at most: the predictions are no better
 LOADING = 0.02  # of the time that loads take alone is added: of two tiles that are predicted to
 # take as long, the one that loads less took 12 to 28 % less (1232x10260x10526, 7777x1234x2346)
 READS = 4  # of each byte, on average
+TURNED = 0.08  # of the memory bus, elements of rows that lie apart (H200: 117 MB in 351 us)
 
 
 def operands(func: Func) -> frozenset[str]:
@@ -33,15 +35,20 @@ def operands(func: Func) -> frozenset[str]:
     return frozenset(tensors[v] for v in sources if v in tensors)
 
 
-def pays(sizes: Sequence[int], plain: Estimate, packed: Estimate, speeds: Speeds) -> bool:
+def pays(
+    sizes: Sequence[int], turned: Sequence[int], plain: Estimate, packed: Estimate, speeds: Speeds
+) -> bool:
     """Whether operands of so many bytes had better be copied first: a launch takes as long as
-    `plain` without copies, and as `packed` behind them."""
-    return packed.l2_bytes >= READS * sum(sizes) and packed.seconds <= left(sizes, plain, speeds)
+    `plain` without copies, and as `packed` behind them. `turned`: of those of which the elements of
+    a row lie apart."""
+    read_often = packed.l2_bytes >= READS * sum(sizes)
+    return (read_often or any(turned)) and packed.seconds <= left(sizes, turned, plain, speeds)
 
 
-def left(sizes: Sequence[int], plain: Estimate, speeds: Speeds) -> float:
+def left(sizes: Sequence[int], turned: Sequence[int], plain: Estimate, speeds: Speeds) -> float:
     """Seconds that a launch may take behind copies of so many bytes, if they are to pay."""
-    return GAIN * plain.seconds - copying(sizes, speeds)
+    seconds = max(plain.seconds, sum(turned) / (TURNED * speeds.dram))
+    return GAIN * seconds - copying(sizes, speeds)
 
 
 def copying(sizes: Iterable[int], speeds: Speeds) -> float:
