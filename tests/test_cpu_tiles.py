@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cpu_helper import Compiled, check, machine_for, pack, same, sample
 from cpu_programs import Program
+from machine_speed import slower
 
 from tilec.codegen.cpu_gemm import choose_block
 from tilec.codegen.cpu_machine import machine_of
@@ -530,4 +531,4 @@ def test_ranges_of_blocks_from_several_threads(rng: np.random.Generator) -> None
 def test_a_product_compiles_fast() -> None:
     func = product((128, 128, 32), (t.FLOAT16, t.FLOAT16, t.FLOAT32), t.FLOAT16)
     best = min(sum(Compiled(func).seconds.values()) for _ in range(3))
-    assert best < 0.2  # seconds of this process; about 0.08 on a 4 GHz core
+    assert best < 0.2 * slower()  # seconds of this process; about 0.08 on a 4 GHz core

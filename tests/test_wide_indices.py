@@ -3,6 +3,7 @@ ones are. A loop's index is widened before it is used, and stays the loop's inde
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,11 @@ def test_folds_of_long_rows_stay_in_registers(kernel: Any, dtype: str, target: s
     assert {*large.resources.buffers} == {*small.resources.buffers}
 
 
-def test_folds_of_long_rows(wide: None, rng: np.random.Generator) -> None:
+def test_folds_of_long_rows(
+    wide: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = importlib.import_module("tilec.jit.build")
+    monkeypatch.setattr(build, "blocks_at_once", lambda target: 8)  # they are simulated at once
     x = rng.integers(-9, 9, (2, 70000)).astype(np.float32)
     for target in GPUS:
         y, at = np.zeros(2, np.float32), np.zeros(2, np.int64)
