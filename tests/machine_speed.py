@@ -57,7 +57,8 @@ def opcodes(call: Callable[[], Any]) -> int:
 
 
 def _monitored(call: Callable[[], Any]) -> int:
-    count, tool, monitor = 0, 3, sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    count, tool = 0, 3
+    monitor: Any = vars(sys)["monitoring"]
 
     def one(*_: object) -> None:
         nonlocal count

@@ -37,6 +37,7 @@ from tilec.ir.clusters import parts_of, split_of, threads_of
 from tilec.ir.core import Func, Op, Param, Substitution, Value
 from tilec.ir.layout import row_major
 from tilec.ir.types import BOOL, INT32, INT64, BufferType
+from tilec.passes.utils.building import wait_for_blocks
 from tilec.passes.utils.rings import elected, meeting
 from tilec.target import Target
 
@@ -389,19 +390,15 @@ class _Sum(_Exchange):
         first = b.compare("eq", part, b.const(0, INT64))
         step = b.select(first, b.const((1 << 31) - self.parts + 1), b.const(1))
         came = b.binary("mul", number, 2)
-        b.emit(ops.DeviceFence)
-        before = b.value(ops.MemAtomic, self.counters, came, step, "add")
-        again, pause = Builder(b.loc), Builder(b.loc)
-        now = again.value(ops.MemAtomic, self.counters, came, again.const(0), "or")
-        changed = again.binary("xor", now, before)
-        again.emit(ops.Yield, (again.compare("ge", changed, 0),))
-        pause.emit(ops.Pause)
-        pause.emit(ops.Yield)
-        b.emit(ops.While, (), again.block(), pause.block())
+
+        def atomic(b: Builder, kind: str, value: Value) -> Value:
+            return b.value(ops.MemAtomic, self.counters, came, value, kind)
+
+        wait_for_blocks(b, atomic, step)
         gone = b.binary("add", came, 1)
         left = b.value(ops.CountUp, self.counters, gone, self.parts - 1)
         with b.when(b.compare("eq", left, self.parts - 1)) as last:
-            last.value(ops.MemAtomic, self.counters, came, last.const(0), "exchange")
+            atomic(last, "exchange", last.const(0))
         b.emit(ops.DeviceFence)
 
     def take(self, b: Builder, starts: list[Value]) -> None:

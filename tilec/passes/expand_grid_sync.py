@@ -24,6 +24,7 @@ from tilec.ir.builder import Builder
 from tilec.ir.core import Func, Op, Param, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.types import INT32, BufferType
+from tilec.passes.utils.building import wait_for_blocks
 from tilec.passes.utils.rings import elected
 from tilec.target import Target
 
@@ -71,16 +72,7 @@ class _Meeting:
 
     def met(self, o: Op) -> list[Op]:
         b, one = Builder(o.loc), Builder(o.loc)
-        one.emit(ops.DeviceFence)
-        before = self.atomic(one, 0, "add", self.step)
-        zero = one.const(0)
-        again, pause = Builder(o.loc), Builder(o.loc)
-        now = self.atomic(again, 0, "or", zero)
-        changed = again.binary("xor", now, before)
-        again.emit(ops.Yield, (again.compare("ge", changed, zero),))
-        pause.emit(ops.Pause)
-        pause.emit(ops.Yield)
-        one.emit(ops.While, (), again.block(), pause.block())
+        wait_for_blocks(one, lambda x, kind, v: self.atomic(x, 0, kind, v), self.step)
         one.emit(ops.DeviceFence)
         if self.alone:
             return one.ops

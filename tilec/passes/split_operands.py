@@ -24,8 +24,8 @@ from math import prod
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.clusters import threads_of
-from tilec.ir.core import Func, Op, Region, Value
-from tilec.ir.types import FLOAT32, INT32, UINT32, ScalarType
+from tilec.ir.core import Func, Op, Region
+from tilec.ir.types import FLOAT32, UINT32
 from tilec.passes.narrow_operands import held_narrow
 from tilec.passes.utils.building import beside
 from tilec.target import Target
@@ -85,20 +85,17 @@ def _split(o: ops.Gemm, left: bool) -> list[Op]:
 def _take(b: Builder, source: Region, upper: Region, rest: Region | None, first: bool) -> None:
     """The upper bits of elements, and what is left of these; all of them where there is no `rest`.
     `first`: they may be infinite."""
-    indices = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(source.extents)))
-    inner = Builder(b.loc)
-    at = tuple(inner.fold("add", x, i) for x, i in zip(source.offsets, indices))
-    x = kept = inner.value(ops.Load, source.buffer, at)
-    if rest is not None:
-        bits = inner.value(ops.Bitcast, x, UINT32)
-        kept = inner.binary("and", bits, inner.const(UPPER, UINT32))
-        kept = inner.value(ops.Bitcast, kept, FLOAT32)
-        left = inner.binary("sub", x, kept)
-        if first:
-            magnitude = inner.binary("and", bits, inner.const(MAGNITUDE, UINT32))
-            infinite = inner.compare("eq", magnitude, inner.const(INFINITE, UINT32))
-            left = inner.select(infinite, inner.const(0.0, FLOAT32), left)
-        inner.emit(ops.Store, rest.buffer, indices, left)
-    inner.emit(ops.Store, upper.buffer, indices, kept)
-    inner.emit(ops.Yield)
-    b.emit(ops.Parallel, source.extents, inner.block(indices))
+    with b.each_element(source.extents) as (inner, indices):
+        at = tuple(inner.fold("add", x, i) for x, i in zip(source.offsets, indices))
+        x = kept = inner.value(ops.Load, source.buffer, at)
+        if rest is not None:
+            bits = inner.value(ops.Bitcast, x, UINT32)
+            kept = inner.binary("and", bits, inner.const(UPPER, UINT32))
+            kept = inner.value(ops.Bitcast, kept, FLOAT32)
+            left = inner.binary("sub", x, kept)
+            if first:
+                magnitude = inner.binary("and", bits, inner.const(MAGNITUDE, UINT32))
+                infinite = inner.compare("eq", magnitude, inner.const(INFINITE, UINT32))
+                left = inner.select(infinite, inner.const(0.0, FLOAT32), left)
+            inner.emit(ops.Store, rest.buffer, indices, left)
+        inner.emit(ops.Store, upper.buffer, indices, kept)

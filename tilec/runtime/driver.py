@@ -179,7 +179,7 @@ def check_together(image: Image, grid: Grid, most: int) -> None:
     blocks = math.prod(grid)
     if blocks > most:
         raise LaunchError(
-            f"{image.name}: its {blocks} blocks wait for one another at T.sync_grid, and "
+            f"{image.name}: its {blocks} blocks wait for one another while they run, and "
             f"{image.target} runs {most} of them at once",
             hint="let each block do more, or take less shared memory or fewer threads",
         )

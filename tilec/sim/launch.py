@@ -59,7 +59,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     for a run that would take too long."""
     chosen = choose_clusters(launch, wishes.blocks)
     if launch.func.attrs.get("cooperative") and wishes.blocks is not None:
-        message = f"{launch.name}: its blocks wait for one another at T.sync_grid: all of them run"
+        message = f"{launch.name}: its blocks wait for one another: all of them run"
         raise LaunchError(message, hint="leave blocks= out")
     per_cluster = math.prod(launch.cluster)
     x, y, z = launch.grid

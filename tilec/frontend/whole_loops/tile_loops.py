@@ -157,14 +157,15 @@ class TileLoops(Across):
             carried += made_of.behind
         steps.append(Step(whole, edge, carried))
         tiles = self._over_tiles(chain, first, steps, summed)
-        folded = [*before, *tiles, *after, *self._met(self.shared, self.kinds, loop)]
-        for x in places:
-            folded += parsed(x.found, loop)
-        of_places = [x.at for x in places], [COMBINED.get(x.of_equal, x.of_equal) for x in places]
-        folded += self._met(*of_places, loop)
-        for x in places:
-            folded += parsed(x.behind, loop)
-        return folded, last
+        met = self._met(self.shared, self.kinds, loop)
+        return [*before, *tiles, *after, *met, *self._found(places, loop)], last
+
+    def _found(self, places: Sequence[Places], loop: ast.For) -> list[ast.stmt]:
+        """What finds places behind their loop, once it is known what is the most."""
+        made = [s for x in places for s in parsed(x.found, loop)]
+        kinds = [COMBINED.get(x.of_equal, x.of_equal) for x in places]
+        made += self._met([x.at for x in places], kinds, loop)
+        return made + [s for x in places for s in parsed(x.behind, loop)]
 
     def _met(self, shared: Sequence[str], kinds: Sequence[str], at: ast.stmt) -> list[ast.stmt]:
         """Blocks that share iterations and wait for one another have what all have folded."""

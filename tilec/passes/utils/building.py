@@ -11,13 +11,16 @@ from tilec.ir.core import AnyOp, Block, Op, Region, Substitution, Value, altered
 from tilec.ir.ops import (
     Alloc,
     Copy,
+    DeviceFence,
     Extract,
     For,
     If,
     MemLoad,
     Pack,
+    Pause,
     RegRead,
     RegWrite,
+    While,
     Yield,
     yielded,
 )
@@ -126,3 +129,19 @@ def load_registers(
     for q in range(width):
         value = b.cast(loaded if width == 1 else b.value(Extract, loaded, q), fragment.dtype)
         b.emit(RegWrite, fragment, b.fold("add", first, q), value)
+
+
+def wait_for_blocks(
+    b: Builder, atomic: Callable[[Builder, str, Value], Value], step: Value
+) -> None:
+    """Let one thread wait until all blocks have come: the steps that they add to a word make 2^31,
+    so that its sign changes. `atomic`: an operation on that word. What is read of theirs stands
+    behind a fence."""
+    b.emit(DeviceFence)
+    before = atomic(b, "add", step)
+    zero, again, pause = b.const(0), Builder(b.loc), Builder(b.loc)
+    changed = again.binary("xor", atomic(again, "or", zero), before)
+    again.emit(Yield, (again.compare("ge", changed, zero),))
+    pause.emit(Pause)
+    pause.emit(Yield)
+    b.emit(While, (), again.block(), pause.block())
