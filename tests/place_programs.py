@@ -52,6 +52,24 @@ def before_mixed(A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tens
 
 
 @tilec.kernel
+def through_one(A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tensor((M, 64), F32)):
+    """A comes through a buffer of the loop behind it; the sum of 2 A times every 64 rows of B."""
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
+        a, b, again = (T.alloc_shared((64, 64), F16) for _ in range(3))
+        total = T.alloc_fragment((64, 64), F32)
+        T.copy(A[bx * 64, 0], b)
+        for i, j in T.Parallel(64, 64):
+            a[i, j] = b[i, j] + 0.0
+        T.clear(total)
+        for k in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+            T.copy(B[k * 64, 0], b)
+            T.copy(B[k * 64, 0], again)
+            T.gemm(a, b, total, transpose_B=True)
+            T.gemm(a, again, total, transpose_B=True)
+        T.copy(total, C[bx * 64, 0])
+
+
+@tilec.kernel
 def under_mask(
     A: T.Tensor((M, K), F16),
     B: T.Tensor((K, 64), F16),
@@ -168,6 +186,11 @@ def _before(blocks: int, trips: int) -> tuple[Arrays, np.ndarray]:
     return {"A": a, "B": b, "C": output(64 * blocks)}, want + output(64 * blocks) * 0
 
 
+def _through(blocks: int, trips: int) -> tuple[Arrays, np.ndarray]:
+    held, want = _before(blocks, trips)
+    return held, 2 * want
+
+
 def _mixed(blocks: int, trips: int) -> tuple[Arrays, np.ndarray]:
     held, want = _before(blocks, trips)
     first = held["B"][:64].astype(F32) if trips else np.zeros((64, 64), F32)
@@ -216,6 +239,7 @@ def _while(blocks: int, trips: int) -> tuple[Arrays, np.ndarray]:
 PLACES = (
     Place("before", before_loop, _before),
     Place("before mixed", before_mixed, _mixed),
+    Place("through one", through_one, _through),
     Place("masked", under_mask, _masked),
     Place("two loops", two_loops, _two),
     Place("nested", nested, _nested),

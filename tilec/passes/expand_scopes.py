@@ -286,6 +286,9 @@ class _Consumers:
                 b.ops += Block((), tuple(made)).substituted(subst).ops
             for r in ending:
                 r.free(b, self.positions[r], *stages[r])
+            for r, spans in here.items():
+                if any(i == last for _, last in spans):  # what follows may have stages of its own
+                    subst = {v: s for v, s in subst.items() if v not in r.buffers}
         return b.block(block.args)
 
     def pipeline(self, loop: ops.For) -> SoftwarePipeline:
