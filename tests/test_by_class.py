@@ -95,6 +95,7 @@ REASONS = {
     "passes/utils/rings.py": LOWERING,
     "passes/utils/role_cut.py": SELECTION,
     "passes/utils/schedule_program.py": VALUES,
+    "passes/utils/several_stores.py": VALUES,
     "passes/utils/operand_factors.py": VALUES,
     "passes/utils/tile_ends.py": VALUES,
     "passes/utils/consumer_groups.py": SELECTION,

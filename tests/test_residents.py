@@ -137,3 +137,35 @@ def test_what_such_blocks_compute(guarded: bool, rng: np.random.Generator) -> No
     assert report.ok, report
     p = np.exp2(q.astype(float) @ k.astype(float).T)
     np.testing.assert_allclose(o, p @ v / p.sum(1, keepdims=True), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("threads", [32, 64])
+def test_blocks_of_few_threads_share(threads: int, rng: np.random.Generator) -> None:
+    """One warp has one of four tensor cores: alone on a multiprocessor, with rings of eight stages
+    in its shared memory, it left three idle."""
+    M, N, K = T.dynamic("M, N, K")
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ) -> None:
+        with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=threads) as (bx, by):
+            a = T.alloc_shared((32, 32), "float16")
+            b = T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                T.copy(A[by * 32, k * 32], a)
+                T.copy(B[k * 32, bx * 32], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[by * 32, bx * 32])
+
+    made = product.compile(*[tilec.spec((4096, 4096), "float16")] * 3, target=SM90)
+    assert made.plan.residents * threads >= 128
+    assert made.plan.residents <= made.resources.blocks_per_sm and not made.resources.spilled_bytes
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((40, 72), (72, 96)))
+    c = np.empty((40, 96), np.float16)
+    assert tilec.simulate(product, a, b, c, target=SM90).ok
+    np.testing.assert_allclose(c, a.astype(float) @ b.astype(float), rtol=2e-3, atol=2e-2)

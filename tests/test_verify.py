@@ -158,14 +158,6 @@ def test_ops_out_of_their_contract() -> None:
         verify(func_of("parallel (4) body(%i: i32) { yield }"), "LOWERED")
 
 
-def test_a_stage_is_no_ring() -> None:
-    """As a loop would have it whose ring another one in front of it has renamed to its stage."""
-    ring = "%r = alloc shared<64xf16, stages=4, layout=row_major(64)> %s = ring_stage %r, %n"
-    verify(func_of(f"{ring} %t = ring_stage %r, %n"), "SCHEDULED")
-    with pytest.raises(InternalError, match="%s: .* is a stage of a ring already"):
-        verify(func_of(f"{ring} %t = ring_stage %s, %n"), "SCHEDULED")
-
-
 def test_tile_has_no_layouts_and_the_others_have() -> None:
     bare = func_of("%f = alloc fragment<16x8xf32> %s = alloc local<4xf32>")
     verify(bare, "TILE")

@@ -237,15 +237,6 @@ def rows_chosen(func: Func) -> None:
             raise _breach(o, "no instruction was selected for this gemm")
 
 
-def stages_of_rings(func: Func) -> None:
-    """SCHEDULED: a ring's stage is no ring."""
-    stages = [*func.body.every(ops.RingStage)]
-    found = {o.result for o in stages}
-    for o in stages:
-        if o.root in found:
-            raise _breach(o, f"{o.root} is a stage of a ring already")
-
-
 def uniform_tile_ops(func: Func) -> None:
     """A tile op or barrier stands under conditions that are the same for all threads of its
     scope.
@@ -399,6 +390,6 @@ def only_local_elements(func: Func) -> None:
 RULES: dict[str, tuple[Callable[[Func], None], ...]] = {
     "TILE": (no_layouts, uniform_tile_ops),
     "LAID_OUT": (all_laid_out, rows_chosen, uniform_tile_ops),
-    "SCHEDULED": (all_laid_out, rows_chosen, stages_of_rings),
+    "SCHEDULED": (all_laid_out, rows_chosen),
     "LOWERED": (all_laid_out, only_local_elements),
 }

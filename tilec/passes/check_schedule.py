@@ -253,6 +253,8 @@ class _Thread:
             case ops.Store() if o.dest.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
             case ops.RingStage():
+                if o.root in self.place:
+                    raise _fault(o, f"takes a stage of {o.root.name}, which is one itself")
                 self.place[o.result] = (o.root, env[o.stage])
             case ops.MbarrierExpect():
                 self.machine.stage(o.barrier, env[o.stage]).bytes += o.bytes
@@ -317,6 +319,9 @@ class _Thread:
         """What an op does to rings and to fragments."""
         by_copy = isinstance(o, ops.Copy) and o.engine == "cp_async"
         held: set[Stage] = set()
+        # What threads read and write in one op, each its own elements, is for those behind it.
+        read: set[Stage] = set()
+        written: set[Stage] = set()
         chained = o.c if isinstance(o, ops.Gemm) and o.is_asynchronous else None
         for x, e in effects_in(o):
             if e.region is None or e.private:
@@ -331,9 +336,12 @@ class _Thread:
                 self._read(x, stage)
                 held.add(stage)
                 if not waited_by_all(x, self.program.threads):
-                    self.read.add(stage)
+                    read.add(stage)
             if e.writes:
-                self._write(x, stage, by_copy)
+                self._write(x, stage)
+                written.add(stage)
+        self.read |= read
+        (self.started if by_copy else self.hidden).update(written)
         if chained is not None:
             assert isinstance(o, ops.Gemm)
             self.products = [*self.products, o] if o.asynchronous else []
@@ -354,13 +362,12 @@ class _Thread:
         if stage in self.hidden:
             raise _fault(o, f"reads stage {number} of {name} before other threads' parts are there")
 
-    def _write(self, o: Op, stage: Stage, by_copy: bool) -> None:
+    def _write(self, o: Op, stage: Stage) -> None:
         name, number = stage[0].name, stage[1]
         if stage in self.read:
             raise _fault(o, f"fills stage {number} of {name}, which threads may still read")
         if any(stage in held for held in self.reading):
             raise _fault(o, f"fills stage {number} of {name} while a product reads it")
-        (self.started if by_copy else self.hidden).add(stage)
 
     def end(self) -> None:
         """The scope's last op has been done."""

@@ -26,7 +26,15 @@ from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.dependence import LiveRange, Unclear, live_ranges, runs
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
-from tilec.passes.utils.rings import Position, Ring, TensorMaps, elected, is_brought, tma_boxes
+from tilec.passes.utils.rings import (
+    Position,
+    Ring,
+    TensorMaps,
+    elected,
+    fills_tile,
+    is_brought,
+    tma_boxes,
+)
 from tilec.passes.utils.slicing import Slice
 from tilec.passes.utils.software_pipeline import (
     SoftwarePipeline,
@@ -117,7 +125,8 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
     copies = [o for o in walk(func.body) if is_brought(o)]
     groups: dict[tuple[object, ...], list[Value]] = {}
     found: dict[Value, list[LiveRange]] = {}
-    for v, ranges in live_ranges(func.body, {o.dest.buffer: o for o in copies}).items():
+    tiles = {o.dest.buffer for o in copies}
+    for v, ranges in live_ranges(func.body, tiles, fills_tile).items():
         assert not isinstance(ranges, Unclear)
         key = (v.buffer.stages, *((r.block, r.span) for r in ranges))
         found[v] = ranges
@@ -271,8 +280,8 @@ class _Consumers:
                 assert loop is not None
                 late = {r: at for r, at in stages.items() if r.release_every == 4}
                 self._free_before(b, loop, late, products, others)
-            ending = [r for r, spans in here.items() if any(i == last for _, last in spans)]
-            ending = [r for r in ending if not (products and r.release_every == 4)]
+            over = [r for r, spans in here.items() if any(i == last for _, last in spans)]
+            ending = [r for r in over if not (products and r.release_every == 4)]
             if isinstance(o, ops.For) and o.order:
                 pipeline = self.pipeline(o)
                 early = [r for r in ending if not pipeline.reads_late(r)]
@@ -286,9 +295,8 @@ class _Consumers:
                 b.ops += Block((), tuple(made)).substituted(subst).ops
             for r in ending:
                 r.free(b, self.positions[r], *stages[r])
-            for r, spans in here.items():
-                if any(i == last for _, last in spans):  # what follows may have stages of its own
-                    subst = {v: s for v, s in subst.items() if v not in r.buffers}
+            for v in (v for r in over for v in r.buffers):
+                del subst[v]  # a loop behind may fill the buffer again
         return b.block(block.args)
 
     def pipeline(self, loop: ops.For) -> SoftwarePipeline:

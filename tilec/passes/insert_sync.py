@@ -9,18 +9,18 @@ does in a ring's stage and TMA's next write there, is also a proxy fence.
 The pass walks each scope, keeping what has been read and written since the last barrier; a loop's
 body is walked until its end brings nothing new to its beginning, and behind the loop counts also
 what was so before it, unless it is known to run. A barrier that only its first iteration needs
-stands in front of the loop. Where threads part (a condition
-that is not the same for all of them) no barrier may stand: what is inside counts as one access,
-and what its threads exchange among themselves there is the user's to order. Two shared buffers
-conflict where their bytes overlap (`plan_shared` comes first; on the CPU, whose thread-level code
-is cut at these barriers, each has bytes of its own). A group of threads that the author parted off
-(a scope) has barriers of its own for what it exchanges inside of itself. What one branch has left
-for the threads of another all meet for, in front of that, unless the author has barriers between
-groups: then it is his to order, but for the proxy fence before he lets others know of it
-(`mbarrier_arrive`). Accesses inside a pipelined loop to
-its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
-them. Where the whole scope is the one group of threads that executes an asynchronous product, the
-wait for the product tells each of them that all have read the operands."""
+stands in front of the loop. Where threads part (a condition that is not the same for all of them)
+no barrier may stand: what is inside counts as one access, and what its threads exchange among
+themselves there is the user's to order. Two shared buffers conflict where their bytes overlap
+(`plan_shared` comes first; on the CPU, whose thread-level code is cut at these barriers, each has
+bytes of its own). A group of threads that the author parted off (a scope) has barriers of its own
+for what it exchanges inside of itself. What one branch has left for the threads of another all meet
+for, in front of that, unless the author has barriers between groups: then it is his to order, but
+for the proxy fence before he lets others know of it (`mbarrier_arrive`). Accesses inside a
+pipelined loop to its own rings are skipped, but where threads change what TMA has brought:
+`expand_pipeline` ordered them; the loop as a whole reads and writes them. Where the whole scope is
+the one group of threads that executes an asynchronous product, its wait tells each that all have
+read the operands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tilec.passes.utils.branch_parts import always_at, in_parts
 from tilec.passes.utils.dependence import runs
 from tilec.passes.utils.groups import GroupBarriers
 from tilec.passes.utils.own_elements import is_unordered, own_elements, own_places
-from tilec.passes.utils.rings import waited_by_all
+from tilec.passes.utils.rings import changed_rings, waited_by_all
 from tilec.passes.utils.sync_state import (
     ALL,
     Effects,
@@ -105,7 +105,6 @@ class _Placer:
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
         self.refilled: set[Value] = set()  # rings that TMA writes to
-        self.sent: set[Value] = set()  # buffers that other blocks fill by asynchronous copies
         self.numbers = ops.constants(func.body)
         self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[Effects, Known]] = {}
         read = set(buffers_read(e for _, e in effects_in(func.body)))
@@ -128,9 +127,10 @@ class _Placer:
                 self.refilled.add(self.root.get(o.dest, o.dest))
             if isinstance(o, ops.TmaCopy):
                 self.refilled.add(o.dest.buffer)
-            if isinstance(o, ops.ClusterCopy) and o.engine == "tma":
-                self.refilled.add(o.dest.buffer)
-                self.sent.add(o.dest.buffer)
+        # Buffers that other blocks fill by asynchronous copies.
+        self.sent = {o.dest.buffer for o in func.body.every(ops.ClusterCopy) if o.engine == "tma"}
+        self.refilled |= self.sent
+        self.changed = changed_rings(func.body)
         tensors, overlapping = changing_tensors(func), bool(func.attrs.get("passed_twice"))
         if not overlapping:
             tensors &= read
@@ -404,7 +404,7 @@ class _Placer:
     def _loop(self, o: ops.For, state: State, statements: list[Op]) -> ops.For:
         rings = set()
         if o.kind == "pipelined":
-            rings = {x.root for x in o.body.every(ops.RingStage)} - self.own_rings
+            rings = {x.root for x in o.body.every(ops.RingStage)} - self.own_rings - self.changed
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         filled = kept - self.refilled  # what TMA fills its readers wait for by themselves

@@ -41,9 +41,11 @@ def mem2reg(func: Func, target: Target) -> Func:
 
 
 def _promotable(func: Func) -> set[Value]:
-    made, uniformity = func.body.defs, uniformity_of(func)
     single = [o for o in func.body.every(Alloc) if o.type.size == 1]
     found = {o.result for o in single if o.type.space in ("local", "fragment")}
+    if not found:
+        return found
+    made, uniformity = func.body.defs, uniformity_of(func)
 
     def zeros(indices: Iterable[Value]) -> bool:
         ops = (made.get(v) for v in indices)

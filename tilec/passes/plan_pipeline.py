@@ -114,11 +114,12 @@ NO_LIMIT = 1 << 30
 class Filled:
     """A shared buffer that copies fill: `ranges`, what they leave; `loops`, for each the loop with
     stages that it may run ahead in, None for one that only producer warps can bring; `by_tma`,
-    whether they may bring all."""
+    whether they may bring all; `changed`, whether threads change what has come, where it lies."""
 
     ranges: list[LiveRange]
     loops: list[For | None]
     by_tma: bool = False
+    changed: bool = False
 
     @property
     def copies(self) -> list[Copy]:
@@ -139,8 +140,16 @@ class Rings:
 
     def chosen(self, boxes: bool, groups: int) -> dict[Value, Filled]:
         """Those under a plan with producer warps (`boxes`) or without, for so many groups."""
-        found = {v: x for v, x in self.buffers.items() if None not in x.loops}
+        found = {v: x for v, x in self.buffers.items() if None not in x.loops and not x.changed}
+        found |= self.changed if boxes else {}
         return found | self._by_producers(found) if boxes and groups == 1 else found
+
+    @property
+    def changed(self) -> dict[Value, Filled]:
+        """Those that threads change where they lie: only producer warps fill another stage then."""
+        return {
+            v: x for v, x in self.buffers.items() if x.changed and x.by_tma and None not in x.loops
+        }
 
     def depths(self, chosen: Mapping[Value, Filled], boxes: bool) -> dict[Value, list[Depth]]:
         """For each of the chosen buffers the loops whose stages it follows."""
@@ -181,7 +190,7 @@ class Rings:
         copies = [o for o in walk(self.func.body) if fills_tile(o)]
         found: dict[Value, Filled] = {}
         wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.homes}
-        for v, ranges in live_ranges(self.func.body, wanted).items():
+        for v, ranges in live_ranges(self.func.body, wanted, fills_tile).items():
             if isinstance(ranges, Unclear):
                 self.refused[v] = f"line {ranges.op.loc.line} {ranges.why}"
                 continue
@@ -194,6 +203,9 @@ class Rings:
                 loops = [None] * len(loops)
             x = found[v] = Filled(ranges, loops)
             x.by_tma = all(self.engines.of(o, True) == "tma" for o in x.copies)
+            x.changed = any(r.changed for r in ranges)
+            if x.changed:
+                self.refused[v] = "threads change it where it lies"
         return found
 
     def _refusal(self, fill: Op) -> str | None:

@@ -20,6 +20,7 @@ from tilec.passes.plan_pipeline import has_stages
 from tilec.passes.utils.addressing import clone_expression
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES, Mask, MemoryFacts, masked_loads
 from tilec.passes.utils.raster_groups import reciprocal
+from tilec.passes.utils.several_stores import with_parts
 from tilec.target import Target
 
 
@@ -31,6 +32,7 @@ def recognise_gathers(func: Func, target: Target) -> Func:
     def visit(o: ops.For) -> list[Op] | None:
         if not has_stages(o):
             return None
+        o = replace(o, body=_one_by_one(o, known))
         loops = [x for x in o.body.ops if isinstance(x, ops.Parallel)]
         found = {x: _Tile(_without_branch(x, known), o, known) for x in loops}
         copies = {x: tile.ops() for x, tile in found.items() if tile.width()}
@@ -44,6 +46,19 @@ def recognise_gathers(func: Func, target: Target) -> Func:
         return [*before, replace(o, body=body)]
 
     return func.rewrite(ops.For, visit)
+
+
+def _one_by_one(loop: ops.For, known: MemoryFacts) -> Block:
+    """The loop's body, where those that fill several tiles that copies may bring are several."""
+
+    def brought(p: ops.Parallel) -> list[Op] | None:
+        return [p] if _Tile(_without_branch(p, known), loop, known).width() else None
+
+    statements: list[Op] = []
+    for x in loop.body.ops:
+        parts = with_parts(x, brought) if isinstance(x, ops.Parallel) else None
+        statements += parts or [x]
+    return loop.body.with_ops(statements)
 
 
 class _Tile:

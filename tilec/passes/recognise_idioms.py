@@ -4,10 +4,13 @@ know how to move.
 
 from __future__ import annotations
 
+from tilec.ir.copy_engines import same_order
 from tilec.ir.core import Func, Op, Region
 from tilec.ir.ops import Assume, Cast, Copy, Fill, Load, Parallel, Select, Store, Yield
 from tilec.passes.utils.memory_access import MemoryFacts, masked_loads
 from tilec.passes.utils.regions import LoopRegions, Walked
+from tilec.passes.utils.rings import fills_tile
+from tilec.passes.utils.several_stores import with_parts
 from tilec.target import Target
 
 
@@ -18,12 +21,20 @@ def recognise_idioms(func: Func, target: Target) -> Func:
 
     The regions must be boxes with unit strides, walked in the same order on both sides: `dst[i +
     a, j + b] = src[c, i + d, j]`. An access out of a global tensor's bounds means the same in both
-    forms, also where the loop asks for them itself. Every other loop is left alone.
+    forms, also where the loop asks for them itself. A loop that brings several tiles to shared
+    memory is a copy of each. Every other loop is left alone.
     """
     known = MemoryFacts(func)
 
     def visit(o: Parallel) -> list[Op] | None:
-        return _Loop(o, known).idiom() if o.layout is None and 0 not in o.extents else None
+        if o.layout is not None or 0 in o.extents:
+            return None
+        made = _Loop(o, known).idiom()
+        return made if made or func.attrs.get("may_alias") else with_parts(o, brought)
+
+    def brought(o: Parallel) -> list[Op] | None:
+        made = _Loop(o, known).idiom() or []
+        return made if any(fills_tile(x) and same_order(x) for x in made) else None
 
     return func.rewrite(Parallel, visit)
 

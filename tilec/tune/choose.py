@@ -18,6 +18,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.join_branches import as_taken
+from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.split_tiles import split_tiles
@@ -336,7 +337,9 @@ class Chooser:
         if found is None:
             constants = dict(zip(self._open, at))
             try:
-                func = recognise_idioms(self._trace(constants), self._target)
+                # What stands in variables may say where copies come from.
+                func = mem2reg(self._trace(constants), self._target)
+                func = recognise_idioms(func, self._target)
                 func = split_tiles(func, self._target)
                 func = pad_tiles(func, self._target)
                 func = as_taken(expand_sparse(func, self._target), self._target)

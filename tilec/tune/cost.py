@@ -244,7 +244,7 @@ def _loop(
     s = target.speeds
     flops, (from_l2, outside) = _flops(n), n.loaded_in(plan.cluster)
     matrix = sum(
-        p.flops * times / _rate(instr, threads, target) * made.repeated
+        p.flops * times / _rate(instr, threads * plan.residents, target) * made.repeated
         for (p, times), instr in zip(n.products, made.instrs)
     )
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0

@@ -171,7 +171,7 @@ class Footprint:
 
 
 def _deepest(ring: Ring, stages: Mapping[Value, int]) -> int:
-    return max(stages[v] for v in ring.buffers)
+    return max(stages.get(v, 1) for v in ring.buffers)
 
 
 def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footprint:
@@ -193,6 +193,8 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
     engines = CopyEngines(func, target, facts) if loops else None
     planned = Rings(func, engines) if engines is not None else None
     found = {} if planned is None else planned.chosen(False, 1)
+    if planned is not None and target.has("tma"):
+        found |= planned.changed
     rings: list[Ring] = []
     for loop in loops:
         here = {v: x for v, x in found.items() if loop in x.loops}

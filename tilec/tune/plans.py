@@ -26,6 +26,7 @@ from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
 
 RESIDENTS = (2, 3)  # blocks of a multiprocessor, of a group and its producers each
+OF_FEW_THREADS = (2, 3, 4, 6, 8)  # of less than a group: it takes several to keep the units busy
 ALONE = (4, 3, 2)  # of a group that brings its own tiles
 GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 ROLE_THREADS = 384  # of the roles that products have: three warpgroups
@@ -306,15 +307,16 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         ]
     overlaps, waits = may_overlap(func), _waits_for_products(func)
     t = GROUP_THREADS if func.attrs.get("threads") is None else None
-    if has_pipelined_product(func) and _may_share(func, t) and (overlaps or waits):
+    few = _few_threads(func, t)
+    if has_pipelined_product(func) and _may_share(func, t) and (overlaps or waits or few):
         # Persistent, staged, overlapped. Where all products are waited for, conditions and tiles of
         # the next tile are there as this one ends: up to 14 % faster, and no slower.
         ways = [(False, False, True)] if overlaps else []  # first of those as fast
         alone = [(False, True, False), (not overlaps, False, False)]
-        ways += alone if waits else [(True, False, True)]
+        ways += alone if waits or few else [(True, False, True)]
         made += [
             _plan(specialise=True, persistent=p, residents=n, threads=t, staged_store=s, overlap=o)
-            for n in RESIDENTS
+            for n in _residents(func, t)
             for p, s, o in ways
         ]
         if not space.brings:
@@ -372,16 +374,24 @@ def _cluster_ways(func: Func, threads: int | None) -> list[dict[str, Any]]:
         # Of tiles that the author has chosen (128x64: 363 to 286 us). tilec takes larger ones.
         ways += [{"consumer_groups": 2, "staged_store": s} for s in (True, False)]
     if may_overlap(func):
-        blocks = (1, *RESIDENTS) if _may_share(func, threads) else (1,)
+        blocks = (1, *_residents(func, threads)) if _may_share(func, threads) else (1,)
         ways += [{"overlap": True, "residents": n} for n in blocks]
     return ways
 
 
 def _may_share(func: Func, threads: int | None) -> bool:
     """Whether several blocks of so many threads (None: the author's) may share a multiprocessor:
-    they have one group each, and he has not said how many there are."""
+    they have one group each, or less, and he has not said how many there are."""
     own = func.attrs.get("threads") if threads is None else threads
-    return own == GROUP_THREADS and not func.attrs.get("min_blocks")
+    return own is not None and own <= GROUP_THREADS and not func.attrs.get("min_blocks")
+
+
+def _few_threads(func: Func, threads: int | None) -> bool:
+    return threads is None and threads_of(func) < GROUP_THREADS
+
+
+def _residents(func: Func, threads: int | None) -> tuple[int, ...]:
+    return OF_FEW_THREADS if _few_threads(func, threads) else RESIDENTS
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,11 +25,13 @@ Path = tuple[tuple[Block, int], ...]  # the blocks around an op, from outside, a
 @dataclass(frozen=True, eq=False, slots=True)
 class LiveRange:
     """What `fill` leaves in a buffer. `path` leads to it; `readers` are the places, in the same
-    block, of the ops behind it that read it or hold an op that does."""
+    block, of the ops behind it that read it, or change it, or hold an op that does; `changed`:
+    whether one does."""
 
     fill: Op
     path: Path
     readers: tuple[int, ...]
+    changed: bool = False
 
     @property
     def block(self) -> Block:
@@ -54,13 +56,17 @@ class Unclear:
     why: str
 
 
-def live_ranges(body: Block, buffers: Container[Value]) -> dict[Value, list[LiveRange] | Unclear]:
+def live_ranges(
+    body: Block, buffers: Container[Value], begins: Callable[[Op], bool] | None = None
+) -> dict[Value, list[LiveRange] | Unclear]:
     """The live ranges of each of the `buffers` that `body` accesses, in the order of the program;
-    or the first op that keeps it from having such."""
+    or the first op that keeps it from having such. Where only some ops begin ranges, what threads
+    write besides changes what is in them."""
     accesses: dict[Value, _Accesses] = {}
     for path, o, e in _accesses(body, buffers, ()):
         assert e.buffer is not None
-        accesses.setdefault(e.buffer, _Accesses()).add(path, o, e)
+        changes = begins is not None and not begins(o) and e.engine == "threads"
+        accesses.setdefault(e.buffer, _Accesses()).add(path, o, e, changes)
     return {v: found.ranges() for v, found in accesses.items()}
 
 
@@ -131,12 +137,15 @@ class _Accesses:
     fills: list[tuple[Path, Op]] = field(default_factory=list)
     reads: list[tuple[Path, Op]] = field(default_factory=list)
     partial: Op | None = None  # writes it, or some of it, and may leave the rest
+    changes: set[Op] = field(default_factory=set)
 
-    def add(self, path: Path, o: Op, e: Effect) -> None:
+    def add(self, path: Path, o: Op, e: Effect, changes: bool) -> None:
         assert e.region is not None
-        if e.reads:
+        if e.reads or (e.writes and changes):
             self.reads.append((path, o))
-        if e.kind == "write" and e.region.is_whole:
+        if e.writes and changes:
+            self.changes.add(o)
+        elif e.kind == "write" and e.region.is_whole:
             self.fills.append((path, o))
         elif e.writes and self.partial is None:
             self.partial = o
@@ -151,15 +160,18 @@ class _Accesses:
                 holding.setdefault(block, []).append(i)
             starts.setdefault(path[-1][0], []).append(path[-1][1])
         readers: dict[tuple[Block, int], list[int]] = {}
+        changed = set[tuple[Block, int]]()
         for path, o in self.reads:
             found = _source(path, starts, holding)
             if found is None:
                 return Unclear(o, "may read what another iteration or branch has left there")
             readers.setdefault(found, []).append(dict(path)[found[0]])
+            if o in self.changes:
+                changed.add(found)
         made = []
         for path, o in self.fills:
             places = sorted(set(readers.get(path[-1], ())))
-            made.append(LiveRange(o, path, tuple(places)))
+            made.append(LiveRange(o, path, tuple(places), path[-1] in changed))
         return made
 
 

@@ -49,7 +49,8 @@ def budget(threads: int, specialised: bool, target: Target, blocks: int = 1) -> 
     if not specialised:
         return at_launch(threads, target) - RESERVED
     consumer, _ = register_split(warps, target, blocks=blocks)
-    return (consumer or at_launch(threads + producer_warps(warps) * 32, target)) - RESERVED
+    launched = threads + producer_warps(warps) * 32
+    return (consumer or at_launch(launched * blocks, target)) - RESERVED
 
 
 def widest_wgmma(threads: int, specialised: bool, target: Target, blocks: int = 1) -> int:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, TypeGuard
 from tilec.ir import ops
 from tilec.ir.builder import Builder
 from tilec.ir.core import Block, Func, Op, Param, Region, Substitution, Value
+from tilec.ir.effects import effects_in
 from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType, Type
 from tilec.passes.utils.addressing import narrow
-from tilec.passes.utils.dependence import once
+from tilec.passes.utils.dependence import live_ranges, once
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
 
@@ -45,6 +46,14 @@ def fills_tile(o: Op) -> TypeGuard[ops.Copy]:
 def is_brought(o: Op) -> TypeGuard[ops.Copy]:
     """Whether producer warps bring the tile that an op fills."""
     return isinstance(o, ops.Copy) and o.engine == "tma"
+
+
+def changed_rings(body: Block) -> set[Value]:
+    """Rings in whose stages threads change what TMA has brought."""
+    root = {o.result: o.root for o in body.every(ops.RingStage)}
+    brought = {root[o.dest] for o in body.every(ops.TmaLoad) if o.dest in root}
+    written = (e.buffer for _, e in effects_in(body) if e.writes and e.engine == "threads")
+    return brought & {root[v] for v in written if v in root}
 
 
 def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
@@ -88,7 +97,9 @@ def _without_stray(func: Func) -> Func:
             if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
         }
     ahead = [o for o in func.body.every(ops.Copy) if o.ahead and o.engine != "tma"]
-    stray = {o.dest.buffer for o in ahead if o not in fine}
+    ranges = live_ranges(func.body, {o.dest.buffer for o in ahead}, fills_tile)
+    changed = {v for v, x in ranges.items() if isinstance(x, list) and any(r.changed for r in x)}
+    stray = {o.dest.buffer for o in ahead if o not in fine or o.dest.buffer in changed}
     return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
 
